@@ -58,7 +58,7 @@ def run(nacks: Nacks, order: list[int], bits: int) -> Times:
     width_ms = 1 << bits  # added to each delay, so that nothing is due at once
     times: Times = {name: array("q") for name in ("add", "discard", "add again", "pop")}
     for message_id, now_ms, delay_ms in zip(*nacks, strict=True):
-        while schedule.earliest <= now_ms:
+        while schedule.buckets.earliest <= now_ms:
             timed_pop(times["pop"], schedule, now_ms)
         timed(times["add"], schedule.add, message_id, now_ms, delay_ms + width_ms)
     for at in order[: len(order) * 7 // 10]:

@@ -18,8 +18,8 @@ from _timing import best, no_collector, thread_ns
 from pyroaring import BitMap
 
 from pulsar_nack import MessageId, NackSchedule
-from pulsar_nack.index._sealed import seal, unseal
-from pulsar_nack.index._store import BucketStore
+from pulsar_nack.index._chunks import seal, unseal
+from pulsar_nack.index._sealer import Sealer
 
 FAR = 1 << 50
 _MASK = -1 << BITS
@@ -383,9 +383,9 @@ def fold_all(stream: str, count: int) -> tuple[Counter[str], float, float]:
     def measure() -> tuple[Counter[str], float, float]:
         watch = _FoldWatch()
         with watch, no_collector():
-            store = filled(nacks)._store
-            for start in list(store.open):
-                store.fold(start)
+            buckets = filled(nacks).buckets
+            for start in list(buckets._store.open):
+                buckets._sealer.fold(start)
         for chunk in watch.chunks:
             watch.sealed[chr(chunk[0])] += len(unseal(chunk))
         total = sum(watch.sealed.values())
@@ -396,37 +396,37 @@ def fold_all(stream: str, count: int) -> tuple[Counter[str], float, float]:
 
 
 class _FoldWatch:
-    """Times every fold of every store while it is entered, and counts entries by what they were sealed as."""
+    """Times every fold of every sealer while it is entered, and counts entries by what they were sealed as."""
 
     def __init__(self) -> None:
         self.took = 0
         self.entries = 0
         self.sealed: Counter[str] = Counter()
         self.chunks: list[bytes] = []
-        self._originals = {name: getattr(BucketStore, name) for name in ("fold", "_add_window", "_append_chunk")}
+        self._originals = {name: getattr(Sealer, name) for name in ("fold", "_try_range", "_add_chunk")}
 
     def __enter__(self) -> None:
-        fold, add_window, append_chunk = self._originals.values()
+        fold, try_range, add_chunk = self._originals.values()
         watch = self
 
-        def timed_fold(store: BucketStore, start: int) -> None:
-            watch.entries += len(store.open[start])
+        def timed_fold(sealer: Sealer, start: int) -> None:
+            watch.entries += len(sealer._store.open[start])
             began = thread_ns()
-            fold(store, start)
+            fold(sealer, start)
             watch.took += thread_ns() - began
 
-        def counted_window(store: BucketStore, start: int, low: int, high: int, count: int) -> bool:
-            is_window: bool = add_window(store, start, low, high, count)
-            watch.sealed["window"] += count if is_window else 0
-            return is_window
+        def counted_range(sealer: Sealer, start: int, low: int, high: int, count: int) -> bool:
+            is_range: bool = try_range(sealer, start, low, high, count)
+            watch.sealed["id range"] += count if is_range else 0
+            return is_range
 
-        def kept_chunk(store: BucketStore, start: int, chunk: bytes) -> None:
-            append_chunk(store, start, chunk)
+        def kept_chunk(sealer: Sealer, start: int, chunk: bytes) -> None:
+            add_chunk(sealer, start, chunk)
             watch.chunks.append(chunk)
 
-        for name, wrapper in zip(self._originals, (timed_fold, counted_window, kept_chunk), strict=True):
-            setattr(BucketStore, name, wrapper)
+        for name, wrapper in zip(self._originals, (timed_fold, counted_range, kept_chunk), strict=True):
+            setattr(Sealer, name, wrapper)
 
     def __exit__(self, *_: object) -> None:
         for name, original in self._originals.items():
-            setattr(BucketStore, name, original)
+            setattr(Sealer, name, original)

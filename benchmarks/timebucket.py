@@ -26,7 +26,7 @@ interpreter has left, so below half a MB the figure is uncertain by 0.1 to 0.3 M
 growth of what glibc's malloc has given out (mallinfo2) in a process in which Python's own allocator is off: exact, but
 small objects take a few bytes more there. *Java* is used heap after collections, for ids alone: it can neither cancel
 an id nor tell that it is pending without a search. Free pages are given back to the system before both looks. Sealing
-is the encoding alone; folding is all that becomes of a full list: a set, windows looked for, sealing, joining. Where an
+is the encoding alone; folding is all that becomes of a full list: a set, id ranges tried, sealing, joining. Where an
 encoding takes a byte an entry or more, it has packed each entry by itself. Times are those of the thread's own work,
 the best of several rounds (20 for bulk adds and in Java), without the threads of Java's collector and compiler; Java
 drains numbers by `forEach`, objects by an iterator. *Limit* and *bound* are the entropy of the stream."""

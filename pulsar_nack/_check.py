@@ -1,11 +1,13 @@
-"""Checks of arguments. Each raises InvalidArgumentError, which names the field and the value."""
+"""Checks of arguments. Each raises InvalidArgumentError, which has the name and the value of the argument."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import re
+from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
@@ -13,21 +15,24 @@ from .clock import Clock, WallClock
 from .errors import InvalidArgumentError
 
 _T = TypeVar("_T", bound=BaseModel)
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+INT64_MAX: Final = 2**63 - 1
 
 
 def check_kind(field: str, value: object, kind: type[Any], expected: str) -> None:
-    """Raise unless ``value`` is None or an instance of ``kind``, a class or protocol; a class itself is refused."""
+    """Raise unless ``value`` is None or an instance of ``kind``, a class or protocol."""
     if value is not None and (isinstance(value, type) or not isinstance(value, kind)):
         raise InvalidArgumentError(field, value, expected)
 
 
 def check_config(config: object, kind: type[Any], field: str = "config") -> None:
-    """Raise unless ``config`` is None or settings of this class: another class may lack the names that are read."""
+    """Raise unless ``config`` is None or settings of class ``kind``."""
     check_kind(field, config, kind, f"a {kind.__name__} or None")
 
 
 def config_of(config: object, kind: type[_T], field: str = "config") -> _T:
-    """Return the settings after a check; for None the defaults."""
+    """Check settings and return them; return the defaults for None."""
     check_config(config, kind, field)
     return config if isinstance(config, kind) else kind()
 
@@ -38,7 +43,7 @@ def check_clock(clock: object, field: str = "clock") -> None:
 
 
 def clock_of(clock: object) -> Clock:
-    """Return the clock after a check; for None the wall clock."""
+    """Check a clock and return it; return the wall clock for None."""
     check_clock(clock)
     return clock if isinstance(clock, Clock) else WallClock()
 
@@ -50,7 +55,7 @@ def check_callable(field: str, value: object, expected: str) -> None:
 
 
 def check_has(field: str, value: object, names: tuple[str, ...], expected: str) -> None:
-    """Raise unless ``value`` has all these attributes: a sample of a protocol that has many."""
+    """Raise unless ``value`` has the attributes ``names``, which stand for a protocol with more."""
     if isinstance(value, type) or not all(hasattr(value, name) for name in names):
         raise InvalidArgumentError(field, value, expected)
 
@@ -67,13 +72,48 @@ def check_flag(field: str, value: object) -> None:
         raise InvalidArgumentError(field, value, "True or False")
 
 
+def check_integer(field: str, value: object, lowest: int, highest: int | None = None) -> int:
+    """Return ``value``; raise unless it is an int, and no bool, from ``lowest`` to ``highest``."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < lowest
+        or (highest is not None and value > highest)
+    ):
+        bounds = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise InvalidArgumentError(field, value, f"an integer {bounds}")
+    return value
+
+
+def check_one_of(field: str, value: object, known: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of the strings ``known``."""
+    if not isinstance(value, str) or value not in known:
+        raise InvalidArgumentError(field, value, f"one of {', '.join(known)}")
+
+
 def path_of(value: object) -> Path | None:
-    """Return what was given as a path; None for what is none, or an empty one."""
+    """Return ``value`` as a path, None if it is not a path or is empty."""
     text = fspath(value) if isinstance(value, str | PathLike) else None
     return Path(text) if isinstance(text, str) and text else None
+
+
+def as_folder(field: str, value: object) -> Path:
+    """Return the path of a folder; raise for anything else, and for a URL, which would become a folder's name."""
+    path = path_of(value)
+    if path is None:
+        raise InvalidArgumentError(field, value, "the path of a folder")
+    if _URL.match(fspath(value)):  # type: ignore[call-overload]
+        raise InvalidArgumentError(field, value, "the path of a folder; for object storage ObjectLogStore.from_url")
+    return path
 
 
 def check_text(field: str, value: object) -> None:
     """Raise unless ``value`` is a str."""
     if not isinstance(value, str):
         raise InvalidArgumentError(field, value, "a str")
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str:
+    """Return what was expected in place of an unknown setting, with the known name that is nearest to it."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"the name of a setting{f' ({near[0]}?)' if near else ''}"

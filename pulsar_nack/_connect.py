@@ -1,4 +1,4 @@
-"""The way in to a broker without the official client; what that needs is imported when it is called."""
+"""``connect``: a native client, without the official one. Its dependencies are imported when it is called."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def connect(url: str, *, freeze_gc: bool = False, **options: Any) -> Client:
-    """Return a client of a broker that speaks the broker's own protocol; the official client is not needed.
+    """Return a native client of a broker, which does not use the official client.
 
-    Nothing is sent yet: connections are made when they are needed, shared, and made again when they break.
+    Nothing is sent yet. Connections are made when needed, shared, and made again when they break.
 
-    :param url: ``pulsar://host:6650``, or ``pulsar+ssl://host:6651``, with several hosts parted by commas
+    :param url: ``pulsar://host:6650``, or ``pulsar+ssl://host:6651``, with several hosts separated by commas
     :param freeze_gc: collect garbage once, and exempt all present objects from later collections (:func:`gc.freeze`). A
-        full collection stops the event loop, for longer the more objects there are. This affects the whole process:
-        use it when everything is imported, before the work begins
+        full collection stops the event loop, for longer the more objects there are. This affects the whole process, so
+        use it after all imports and before the work begins
     :param options: the fields of :class:`~pulsar_nack.wire.ClientOptions`: ``authentication``, ``tls``, timeouts
     :raises InvalidArgumentError: names the argument
     :raises MissingExtraError: protobuf or google-crc32c is not installed

@@ -1,4 +1,4 @@
-"""One place that turns what users give as a delay, or as a time of publishing, into whole milliseconds."""
+"""Converts delays and publish times, as users give them, to whole milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Delay = float | timedelta
 """Seconds as a number, or a timedelta."""
 
 MAX_DELAY_MS: Final = 100 * 366 * 86_400_000
-"""A century: more is a mistake of units."""
+"""A century: a longer delay is a mistake of units."""
 
 FIRST_PUBLISH_MS: Final = 978_307_200_000
 """The year 2001: an earlier time other than 0 is a mistake of units."""
@@ -24,19 +24,19 @@ _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_DELAY_S: Final = MAX_DELAY_MS // 1000
 MAX_NUMBER_S: Final = 366 * 86_400
-"""A year of seconds: a larger number is most likely meant as ms."""
+"""A year in seconds: a larger number is most likely meant as ms."""
 _FLOAT_ERROR: Final = 1e-15
 _EXPECTED: Final = "seconds as a finite number from 0 to a year, or a timedelta of at most a century"
 _AS_MS: Final = "seconds, at most a year as a number: this is most likely meant as ms (if not, use a timedelta)"
 
 
 def delay_ms(value: object, field: str = "delay") -> int:
-    """Return ``value`` in whole ms, rounded up: whoever comes back early by less than a bucket is not to be earlier.
+    """Return ``value`` in whole ms, rounded up so that a redelivery is not earlier than by less than a bucket.
 
-    What is above a whole ms by no more than the error of a float counts as that ms.
+    A value that exceeds a whole ms by no more than the error of a float counts as that ms.
 
-    Raises :class:`InvalidArgumentError` naming ``field`` for a bool, a str, NaN, an infinite, negative or huge value,
-    and for a number of more than a year of seconds, which is most likely meant as ms.
+    :raises InvalidArgumentError: names ``field``; for a bool, a str, NaN, an infinite, negative or huge value, and for
+        a number above a year of seconds, which is most likely meant as ms
     """
     most = MAX_NUMBER_S
     if type(value) is float or type(value) is int:
@@ -44,7 +44,7 @@ def delay_ms(value: object, field: str = "delay") -> int:
     elif isinstance(value, timedelta):
         seconds, most = value.total_seconds(), _MAX_DELAY_S
     elif isinstance(value, float):
-        seconds = float(value)  # what numpy's gives when it is rounded is no int
+        seconds = float(value)  # rounding a numpy float does not return an int
     elif isinstance(value, int) and not isinstance(value, bool):
         seconds = int(value)
     else:
@@ -57,7 +57,7 @@ def delay_ms(value: object, field: str = "delay") -> int:
 
 
 def delay_seconds(value: object, field: str = "delay") -> float:
-    """Return ``value`` in seconds, not rounded, at most a year; raises what :func:`delay_ms` raises."""
+    """Return ``value`` in seconds, not rounded; at most a year, otherwise like :func:`delay_ms`."""
     delay_ms(value, field)
     if isinstance(value, timedelta):
         if value.total_seconds() > MAX_NUMBER_S:
@@ -68,10 +68,10 @@ def delay_seconds(value: object, field: str = "delay") -> float:
 
 
 def seek_position(value: object, *, earliest_ms: int = FIRST_PUBLISH_MS) -> MessageId | int:
-    """Return where to seek to: a message, or a publish time in epoch ms, which may be given as a datetime.
+    """Return the target of a seek: a message, or a publish time in epoch ms, for which a datetime is accepted too.
 
-    :param earliest_ms: an earlier time is refused, but for 0, which is before all messages
-    :raises InvalidArgumentError: seconds, microseconds or nanoseconds instead of ms, or another type
+    :param earliest_ms: an earlier time is refused, except 0, which is before all messages
+    :raises InvalidArgumentError: seconds, microseconds or nanoseconds instead of ms, or a wrong type
     """
     if isinstance(value, MessageId):
         return value

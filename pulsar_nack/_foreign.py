@@ -1,6 +1,6 @@
-"""Makes foreign text (words of brokers and issuers, metadata, file names) safe for errors, logs and terminals.
+"""Makes text from outside (from brokers and issuers, metadata, file names) safe for errors, logs and terminals.
 
-All such text goes through here before it is shown: it is cut to 200 characters, and control characters are escaped.
+It is cut to 200 characters, and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CREDENTIALS: Final = re.compile(r"(?<=//).*@|(?<=[?#]).+", re.DOTALL)
 
 
 def shown(text: str | bytes) -> str:
-    """Return foreign text cut to 200 characters, with control characters escaped."""
+    """Return text from outside, cut to 200 characters, with control characters escaped."""
     if isinstance(text, bytes):
         text = text[: 4 * MOST_SHOWN + 1].decode("utf-8", "backslashreplace")
     if len(text) <= MOST_SHOWN and text.isprintable():
@@ -24,7 +24,7 @@ def shown(text: str | bytes) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a short repr; never fails, even for an int of 10 000 digits or a broken ``__repr__``."""
+    """Return a short repr. Never fails, even for an int of 10 000 digits or a broken ``__repr__``."""
     text = f"{type(value).__name__} that cannot be shown"
     with suppress(Exception):
         text = repr(value)
@@ -34,7 +34,7 @@ def quoted(value: object) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL with its possible secrets replaced: user and password, and everything after ``?`` or ``#``."""
+    """Return a URL without possible secrets: user and password, and everything after ``?`` or ``#``."""
     return _CREDENTIALS.sub("***", url)
 
 

@@ -1,17 +1,16 @@
 """``MessageIdData`` of Pulsar's binary protocol: seven numeric fields, read and written without a protobuf runtime.
 
-The core has no protobuf dependency, and this one message needs only varints and one nested message.
-Field numbers: ledgerId 1, entryId 2, partition 3, batch_index 4, ack_set 5 (skipped), batch_size 6,
-first_chunk_message_id 7. Negative int32 values take ten bytes, as protobuf writes them; read, they are cut to their
-lowest 32 bits, as protobuf reads them. A first chunk that is chunked itself is refused, so that no input can nest.
+The core does not depend on protobuf, and this one message needs only varints and one nested message. Field numbers:
+ledgerId 1, entryId 2, partition 3, batch_index 4, ack_set 5 (skipped), batch_size 6, first_chunk_message_id 7. Negative
+int32 values take ten bytes, as protobuf writes them; when read they are cut to their lowest 32 bits, as protobuf reads
+them. A first chunk that is chunked itself is refused, so that no input can nest.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from .errors import InvalidArgumentError
-from .ids import MessageId
 
 _LEDGER: Final = 1
 _ENTRY: Final = 2
@@ -26,55 +25,58 @@ _FIXED32: Final = 5
 _MASK64: Final = 2**64 - 1
 
 
-def encode_message_id(message_id: MessageId) -> bytes:
-    """Return the wire form; the optional fields stay out while they hold their defaults."""
+class IdFields(NamedTuple):
+    """The numeric fields of a message id."""
+
+    ledger: int
+    entry: int
+    partition: int
+    batch_index: int
+    batch_size: int
+
+
+def encode_id(fields: IdFields, first_chunk: bytes | None) -> bytes:
+    """Return the wire form, without fields that have their defaults; ``first_chunk`` is the one of the first chunk."""
     out = bytearray()
-    _put(out, _LEDGER, message_id.ledger)
-    _put(out, _ENTRY, message_id.entry)
-    if message_id.partition != -1:
-        _put(out, _PARTITION, message_id.partition)
-    if message_id.batch_index != -1:
-        _put(out, _BATCH_INDEX, message_id.batch_index)
-    if message_id.batch_size:
-        _put(out, _BATCH_SIZE, message_id.batch_size)
-    if message_id.first_chunk is not None:
-        nested = encode_message_id(message_id.first_chunk)
-        out += _varint(_FIRST_CHUNK << 3 | _BYTES) + _varint(len(nested)) + nested
+    _put(out, _LEDGER, fields.ledger)
+    _put(out, _ENTRY, fields.entry)
+    if fields.partition != -1:
+        _put(out, _PARTITION, fields.partition)
+    if fields.batch_index != -1:
+        _put(out, _BATCH_INDEX, fields.batch_index)
+    if fields.batch_size:
+        _put(out, _BATCH_SIZE, fields.batch_size)
+    if first_chunk is not None:
+        out += _varint(_FIRST_CHUNK << 3 | _BYTES) + _varint(len(first_chunk)) + first_chunk
     return bytes(out)
 
 
-def decode_message_id(data: bytes | bytearray | memoryview, topic: str | None = None) -> MessageId:
-    """Read the wire form; unknown fields are skipped.
+def decode_id(data: object) -> tuple[IdFields, IdFields | None]:
+    """Read the wire form; return the fields of the message and of its first chunk. Unknown fields are skipped.
 
-    :raises InvalidArgumentError: truncated bytes, a missing ledger or entry, or a value out of range
+    :raises InvalidArgumentError: truncated bytes, a missing ledger or entry, or a first chunk that is chunked
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidArgumentError("data", data, "the bytes of a message id")
     data = bytes(data)
     numbers, first = _fields(data)
-    if topic is not None and not isinstance(topic, str):
-        raise InvalidArgumentError("topic", topic, "a str or None")
-    return _from_fields(data, numbers, topic, None if first is None else _decode_first(first, topic))
-
-
-def _decode_first(data: bytes, topic: str | None) -> MessageId:
-    numbers, nested = _fields(data)
+    if first is None:
+        return _id_fields(data, numbers), None
+    first_numbers, nested = _fields(first)
     if nested is not None:
-        raise InvalidArgumentError("data", data, "a first chunk that is not chunked itself")
-    return _from_fields(data, numbers, topic, None)
+        raise InvalidArgumentError("data", first, "a first chunk that is not chunked itself")
+    return _id_fields(data, numbers), _id_fields(first, first_numbers)
 
 
-def _from_fields(data: bytes, numbers: dict[int, int], topic: str | None, first: MessageId | None) -> MessageId:
+def _id_fields(data: bytes, numbers: dict[int, int]) -> IdFields:
     if _LEDGER not in numbers or _ENTRY not in numbers:
         raise InvalidArgumentError("data", data, "a message id with a ledger and an entry")
-    return MessageId(
+    return IdFields(
         numbers[_LEDGER],
         numbers[_ENTRY],
         _int32(numbers.get(_PARTITION, -1)),
         _int32(numbers.get(_BATCH_INDEX, -1)),
-        batch_size=max(_int32(numbers.get(_BATCH_SIZE, 0)), 0),
-        topic=topic,
-        first_chunk=first,
+        max(_int32(numbers.get(_BATCH_SIZE, 0)), 0),
     )
 
 

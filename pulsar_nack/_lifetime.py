@@ -1,9 +1,9 @@
 """Lifetime rules: an object is used in one event loop only, and closes itself if it is dropped without being closed.
 
 An open consumer cannot notice that its user dropped it: its tasks, timers and the callbacks in connections keep it
-alive. So there are two objects of one class that share one ``__dict__``: users have the *outer* one, and everything
-internal that outlives a call has the *inner* one. When the user's last reference goes, the outer object is collected,
-which warns and closes the inner one. Calls cost nothing extra.
+alive. So there are two objects of one class that share one ``__dict__``. Users have the *outer* one; everything
+internal that outlives a call has the *inner* one. When the last reference of the user goes, the outer object is
+collected, which warns and closes the inner one. Calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .errors import WrongLoopError
 
 _LOG: Final = logging.getLogger("pulsar_nack.lifetime")
 running_loop = asyncio._get_running_loop
-"""Returns the loop that runs in this thread, or None. Too slow for the hottest calls: see :func:`home_of`."""
+"""Returns the loop that runs in this thread, or None. Too slow for the hottest calls: see :func:`loop_thread_of`."""
 
 
-class Home(Protocol):
-    """Where hot calls need no further check: in the thread with this id, while the object's loop runs there."""
+class LoopThread(Protocol):
+    """The thread in which hot calls need no further check: its id, while the loop of the object runs there."""
 
     @property
     def _thread_id(self) -> int | None: ...
 
 
-NOWHERE: Final[Home] = SimpleNamespace(_thread_id=None)
-"""The home of an object that is closed, or not open yet."""
+NO_THREAD: Final[LoopThread] = SimpleNamespace(_thread_id=None)
+"""For an object that is closed, or not open yet."""
 
 
-class _ForeignLoop:
-    """The home of an object whose loop does not show its thread, as uvloop's."""
+class _OtherLoop:
+    """For an object whose loop does not show its thread, such as that of uvloop."""
 
     __slots__ = ("_is_running", "_thread")
 
@@ -47,12 +47,12 @@ class _ForeignLoop:
         return self._thread if self._is_running() else None
 
 
-def home_of(loop: asyncio.AbstractEventLoop | None) -> Home:
-    """Return the home of an object that belongs to a loop, which runs here; without a loop, to this thread for now."""
+def loop_thread_of(loop: asyncio.AbstractEventLoop | None) -> LoopThread:
+    """Return the thread of an object that belongs to a loop, which runs here; without a loop, the present thread."""
     if loop is None:
         return SimpleNamespace(_thread_id=get_ident())
-    home: Any = loop if hasattr(loop, "_thread_id") else _ForeignLoop(loop)
-    return home  # type: ignore[no-any-return]
+    thread: Any = loop if hasattr(loop, "_thread_id") else _OtherLoop(loop)
+    return thread  # type: ignore[no-any-return]
 
 
 def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
@@ -62,15 +62,15 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
 
 
 class NotCopied:
-    """Base class of objects that cannot be copied: the copy would share all they have, and close it when dropped."""
+    """Base class of objects that cannot be copied, because a dropped copy would close the parts it shares."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse to be copied or pickled."""
+        """Raise, because the object cannot be copied or pickled."""
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: pass it on as it is")
 
 
-class OfOneLoop:
-    """Base class of objects that belong to the event loop in which they are made, or first used."""
+class LoopBound:
+    """Base class of objects that belong to the event loop in which they are made or first used."""
 
     _loop: asyncio.AbstractEventLoop | None
 
@@ -106,10 +106,10 @@ class ClosesWhenDropped(NotCopied):
 
     _inner: Any = None
     _keeps: object = None
-    """An object that has to live as long as this one, such as the client of a consumer."""
+    """An object that must live as long as this one, such as the client of a consumer."""
 
     def _twin(self) -> Self:
-        """Return a second object with the same ``__dict__``, for use as the inner one."""
+        """Return a second object with the same ``__dict__``, to be the inner one."""
         twin = object.__new__(type(self))
         twin.__dict__ = self.__dict__
         return twin
@@ -119,7 +119,7 @@ class ClosesWhenDropped(NotCopied):
         raise NotImplementedError
 
     def _begin_close(self) -> object:
-        """Start closing, without waiting for the end."""
+        """Begin to close, without waiting for the end."""
         raise NotImplementedError
 
     def _close_dropped(self) -> None:

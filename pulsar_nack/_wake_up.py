@@ -1,6 +1,6 @@
-"""Cheap reading of clocks, and one timer that works on any clock.
+"""Fast reading of clocks, and a timer that works with any clock.
 
-A *ticker* returns nanoseconds, so that on a real loop it can be the C function itself; its user divides. How a
+A *ticker* returns nanoseconds, so that for a real loop it can be the C function itself; its caller divides. How a
 :class:`WakeUp` waits depends on the clock:
 
 - a clock that is moved by hand (:class:`~pulsar_nack.AlarmClock`) calls back itself;
@@ -26,7 +26,7 @@ from .clock import AlarmClock, Clock, LoopClock, MonotonicClock
 from .errors import InvalidArgumentError
 
 NS_PER_MS: Final = 1_000_000
-LOOK_EACH_MS: Final = 1_000
+CLOCK_READ_INTERVAL_MS: Final = 1_000
 """How often a clock that may be set is read while a wake-up is pending."""
 
 _EXPECTED: Final = "an AlarmClock, or a running event loop, so that on_due can be called"
@@ -34,7 +34,7 @@ Ticker = Callable[[], int]
 
 
 def ticker_of(clock: Clock, loop: asyncio.AbstractEventLoop) -> Ticker:
-    """Return a function that returns ``clock``'s time in ns."""
+    """Return a function that returns the time of ``clock`` in ns."""
     if isinstance(clock, MonotonicClock) or (isinstance(clock, LoopClock) and _is_monotonic(loop)):
         return time.monotonic_ns
     now_ms = clock.now_ms
@@ -58,84 +58,84 @@ def _is_monotonic(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class WakeUp:
-    """One timer: calls ``call(at_ms)`` once when ``at_ms`` is reached; ``at_ms`` is None while none is set.
+    """A timer: calls ``call(at_ms)`` once when ``at_ms`` is reached; ``at_ms`` is None while it is not set.
 
-    :param ahead: seconds by which to call before the time; works on the loop's own clock only, because other clocks
-        count whole ms. :attr:`ahead_ns` is the value in effect
+    :param lead_time: seconds by which to call before the time; works on the loop's own clock only, because other clocks
+        count whole ms. :attr:`lead_time_ns` is the value in effect
     :raises InvalidArgumentError: no loop runs and the clock is not an AlarmClock, so nothing could call back
     """
 
     __slots__ = (
-        "_ahead",
         "_alarm_clock",
         "_call",
         "_cancel",
         "_context",
         "_is_loop_clock",
+        "_lead_time",
         "_longest_ms",
         "_now_ms",
-        "_number",
-        "ahead_ns",
+        "_set_count",
         "at_ms",
         "early",
+        "lead_time_ns",
         "loop",
     )
 
-    def __init__(self, clock: Clock, call: Callable[[int], None], ahead: float = 0.0) -> None:
+    def __init__(self, clock: Clock, call: Callable[[int], None], lead_time: float = 0.0) -> None:
         self._now_ms = clock.now_ms
         self._call = call
         self._alarm_clock = clock if isinstance(clock, AlarmClock) else None
         self._is_loop_clock = isinstance(clock, LoopClock)
-        self._longest_ms = MAX_DELAY_MS if is_steady(clock) else LOOK_EACH_MS
+        self._longest_ms = MAX_DELAY_MS if is_steady(clock) else CLOCK_READ_INTERVAL_MS
         self.loop = None if self._alarm_clock else _running_loop(clock)
-        self.ahead_ns = 0
+        self.lead_time_ns = 0
         if self.loop is not None and self._is_loop_clock and _is_monotonic(self.loop):
-            self.ahead_ns = round(ahead * 1e9)
-            self._now_ms = lambda: (time.monotonic_ns() + self.ahead_ns) // NS_PER_MS
-        self._ahead = self.ahead_ns / 1e9
+            self.lead_time_ns = round(lead_time * 1e9)
+            self._now_ms = lambda: (time.monotonic_ns() + self.lead_time_ns) // NS_PER_MS
+        self._lead_time = self.lead_time_ns / 1e9
         self._context = contextvars.copy_context()
         self._cancel: Callable[[], object] | None = None
-        self._number = 0
+        self._set_count = 0
         self.at_ms: int | None = None
         self.early = 0
         """How often the loop called too early, apart from the regular reads of a clock that may be set."""
 
     def set(self, at_ms: int, now_ms: int) -> None:
-        """Set the timer to ``at_ms`` instead of its present time; a past time fires at once."""
+        """Set the timer to ``at_ms`` instead of its present time; for a past time it fires at once."""
         if at_ms == self.at_ms:
             return
         self.cancel()
         self.at_ms = at_ms
-        self._ask(at_ms, now_ms)
+        self._schedule(at_ms, now_ms)
 
     def cancel(self) -> None:
         """Cancel the timer; a callback that the loop has already scheduled does nothing."""
         self.at_ms = None
-        self._number += 1
+        self._set_count += 1
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
 
-    def _ask(self, at_ms: int, now_ms: int, *, is_retry: bool = False) -> None:
+    def _schedule(self, at_ms: int, now_ms: int, *, is_retry: bool = False) -> None:
         if self._alarm_clock is not None:
-            self._cancel = self._alarm_clock.call_at(at_ms, partial(self._run, self._number))
+            self._cancel = self._alarm_clock.call_at(at_ms, partial(self._run, self._set_count))
             return
         assert self.loop is not None
         delay = min(max(at_ms - now_ms, 0), self._longest_ms)
-        run = partial(self._run, self._number, is_look=at_ms - now_ms > delay)
+        run = partial(self._run, self._set_count, is_clock_read=at_ms - now_ms > delay)
         if self._is_loop_clock and not is_retry and delay < MAX_DELAY_MS:
-            self._cancel = self.loop.call_at(at_ms / 1000 - self._ahead, run, context=self._context).cancel
+            self._cancel = self.loop.call_at(at_ms / 1000 - self._lead_time, run, context=self._context).cancel
         else:
             self._cancel = self.loop.call_later(delay / 1000, run, context=self._context).cancel
 
-    def _run(self, number: int, *, is_look: bool = False) -> None:
+    def _run(self, set_count: int, *, is_clock_read: bool = False) -> None:
         at_ms = self.at_ms
-        if number != self._number or at_ms is None:
+        if set_count != self._set_count or at_ms is None:
             return
         now_ms = self._now_ms()
         if now_ms < at_ms:
-            self.early += not is_look
-            self._ask(at_ms, now_ms, is_retry=True)
+            self.early += not is_clock_read
+            self._schedule(at_ms, now_ms, is_retry=True)
             return
         self.cancel()
         self._call(at_ms)

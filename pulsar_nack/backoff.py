@@ -1,4 +1,4 @@
-"""Pure strategies: from the redelivery count (0 for the first nack) to a delay.
+"""Backoffs: functions from the redelivery count (0 for the first nack) to a delay.
 
 Any ``Callable[[int], float | timedelta]`` is one; floats are seconds.
 """
@@ -20,7 +20,7 @@ __all__ = ["Backoff", "Exponential", "Fixed", "Multiplier", "Steps", "as_backoff
 _MAX_COUNT: Final = 2**32 - 1  # Pulsar counts redeliveries in 32 bits
 
 Backoff = Callable[[int], float | timedelta]
-"""What every strategy is: redelivery count in, delay out."""
+"""Takes a redelivery count and returns a delay."""
 
 
 class Fixed:
@@ -58,7 +58,7 @@ class Multiplier:
 
 
 class Exponential:
-    """``base * 2 ** count`` up to ``maximum``; with ``jitter`` a random share between half of that and all of it."""
+    """``base * 2 ** count`` up to ``maximum``; with ``jitter`` a random share of this, from half to all."""
 
     def __init__(
         self, base: Delay, maximum: Delay, jitter: bool = True, *, random: Callable[[], float] = random.random
@@ -80,7 +80,7 @@ class Exponential:
 
 
 class Steps:
-    """The delays of a list in turn, the last one from then on."""
+    """The delays of a list in order, then always the last one."""
 
     def __init__(self, delays: Iterable[Delay]) -> None:
         check_list("delays", delays, "a list of delays")
@@ -97,9 +97,9 @@ class Steps:
 
 
 def as_backoff(value: object) -> Backoff:
-    """Return ``value`` as a strategy: a callable as it is, a delay as ``Fixed``, a list or the like as ``Steps``.
+    """Return ``value`` as a backoff: a callable as it is, a delay as ``Fixed``, a sequence as ``Steps``.
 
-    :raises InvalidArgumentError: none of these
+    :raises InvalidArgumentError: ``value`` is none of these
     """
     if callable(value):
         return value

@@ -1,4 +1,4 @@
-"""Where time comes from: monotonic milliseconds as integers, injected everywhere."""
+"""Clocks: sources of time in whole milliseconds, which all parts take as an argument."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["AlarmClock", "Clock", "LoopClock", "MonotonicClock", "WallClock"]
 
 @runtime_checkable
 class Clock(Protocol):
-    """Tells the time in whole milliseconds; never goes back."""
+    """A source of time in whole milliseconds that never goes back."""
 
     def now_ms(self) -> int:
-        """Return the present time in ms; the origin is the clock's own."""
+        """Return the present time in ms since an origin that depends on the clock."""
         ...
 
 
 @runtime_checkable
 class AlarmClock(Clock, Protocol):
-    """A clock that is moved by hand and so has to wake those who wait for a time.
+    """A clock that is moved by hand, so it has to call back at the times that are waited for.
 
-    :class:`pulsar_nack.testing.ManualClock` is one. For any other clock the waiting is done by the event loop.
+    :class:`pulsar_nack.testing.ManualClock` is one. With all other clocks the event loop waits.
     """
 
     def call_at(self, at_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` once when the time reaches ``at_ms``; return a function that cancels this."""
+        """Call ``callback`` once when the time reaches ``at_ms``; return a function that cancels the call."""
         ...
 
 
 class MonotonicClock:
-    """The machine's monotonic clock; a change of the wall clock does not touch it."""
+    """The machine's monotonic clock, which does not change when the wall clock is set."""
 
     def now_ms(self) -> int:
         """Return ms since an arbitrary origin."""
@@ -40,15 +40,12 @@ class MonotonicClock:
 
 
 class LoopClock:
-    """The running event loop's own clock, so that a virtual loop moves its users too.
-
-    Made inside a running loop. On a loop that is not virtual it agrees with the monotonic clock.
-    """
+    """The clock of the running event loop, which may be virtual; otherwise it agrees with the monotonic clock."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         is_plain = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
-        self._time: Callable[[], float] = time.monotonic if is_plain else loop.time  # without a call in between
+        self._time: Callable[[], float] = time.monotonic if is_plain else loop.time  # saves a call
 
     def now_ms(self) -> int:
         """Return the loop's time in ms, rounded down."""
@@ -56,7 +53,7 @@ class LoopClock:
 
 
 class WallClock:
-    """Milliseconds since the epoch: only where an epoch time is the contract (``deliver_at``)."""
+    """Milliseconds since the epoch, only for times that are defined as epoch times (``deliver_at``)."""
 
     def now_ms(self) -> int:
         """Return the wall clock's time in epoch ms."""

@@ -1,4 +1,4 @@
-"""Frozen settings; every field is also accepted under its Pulsar name, unknown keys are refused."""
+"""Frozen settings. Every field is also accepted under its Pulsar name; unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class _Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_name(cls, data: Any) -> Any:
-        """Refuse a setting that is given under both of its names."""
+        """Raise if a setting is given under both of its names."""
         for name in cls.model_fields if isinstance(data, dict) else ():
             alias = _camel(name)
             if alias != name and name in data and alias in data:
@@ -96,27 +96,27 @@ class _Settings(BaseModel):
 class NackConfig(_Settings):
     """How negative acknowledgements are kept (PIP-393).
 
-    Delays are seconds as a number, or a timedelta. A bucket of time is ``2 ** negative_ack_precision_bit_cnt`` ms wide,
-    and never wider than ``precision_ratio`` of the delay; deadlines are rounded down to the start of their bucket, so a
-    message may come back early by less than a bucket and is never asked for late.
+    Delays are seconds as a number, or a timedelta. A time bucket is ``2 ** negative_ack_precision_bit_cnt`` ms wide,
+    and never wider than ``precision_ratio`` of the delay. Deadlines are rounded down to the start of their bucket, so a
+    redelivery may be requested early by less than a bucket, and never late.
     """
 
     negative_ack_redelivery_delay: DelayField = timedelta(seconds=60)
-    """Delay of a nack that names none, as every Pulsar client has it. Also ``negative_ack_redelivery_delay_ms``."""
+    """Delay of nacks without one; the default is that of Pulsar clients. Also ``negative_ack_redelivery_delay_ms``."""
     negative_ack_precision_bit_cnt: int = Field(default=8, ge=0, le=MAX_PRECISION_BITS)
     """Buckets are 2**n ms wide, 0 to 62."""
     precision_ratio: Annotated[float | None, BeforeValidator(_as_ratio)] = 0.125
-    """A bucket is never wider than this share of the delay, 0 < r <= 1; None: as the proposal has it."""
+    """A bucket is never wider than this share of the delay, 0 < r <= 1; None: no such limit, as in the proposal."""
     max_held: int | None = Field(default=100_000_000, ge=1)
-    """Most ids that are pending at once; None: no bound."""
+    """Most ids that are held at once; None: no limit."""
     max_batch: int = Field(default=1_000, ge=1, le=1_000_000)
     """Most ids in one call of the redelivery callback."""
     max_in_flight: int = Field(default=4, ge=1, le=10_000)
-    """Most redelivery callbacks that run at once."""
+    """Most calls of the redelivery callback that run at once."""
     close_timeout: DelayField = timedelta(seconds=5)
-    """How long closing waits for callbacks that are under way."""
+    """How long closing waits for calls in flight."""
 
-    if TYPE_CHECKING:  # delays as numbers and Pulsar's names are good too, which a type checker cannot derive
+    if TYPE_CHECKING:  # a type checker cannot derive that numbers and Pulsar's names are accepted
 
         def __init__(self, **settings: Any) -> None: ...
 
@@ -146,62 +146,63 @@ class NackConfig(_Settings):
 
 
 class DelayedDeliveryConfig(_Settings):
-    """How delayed messages are held back until they may be dispatched; all times are whole ms, as in Pulsar."""
+    """How delayed messages are held back until they may be dispatched; all times are in whole ms, as in Pulsar."""
 
     delayed_delivery_tick_time_millis: int = Field(default=1_000, ge=0, le=MAX_DELAY_MS)
-    """The tick: no two wake-ups are closer, and in memory a bucket of time is ``2**floor(log2(tick))`` ms wide."""
+    """The tick: the least time between two wake-ups; in memory a time bucket is ``2**floor(log2(tick))`` ms wide."""
     is_delayed_delivery_deliver_at_time_strict: bool = False
     """True: no message is dispatched before its time. False: it may be, by up to a tick."""
     delayed_delivery_fixed_delay_detection_lookahead: int = Field(default=50_000, ge=0)
-    """Deliveries pause when so many messages wait and all have the same delay; 0: never."""
+    """Deliveries pause if at least this many messages are delayed and all have the same delay; 0: never."""
     delayed_delivery_max_delay_in_millis: int = Field(default=0, ge=0)
-    """Longest delay that may be published; 0: no bound. Trackers do not look at it, see :meth:`exceeds_max_delay`."""
+    """Longest delay that may be published; 0: no limit. Trackers ignore it, see :meth:`exceeds_max_delay`."""
 
     if TYPE_CHECKING:  # as above
 
         def __init__(self, **settings: Any) -> None: ...
 
     def exceeds_max_delay(self, deliver_at: int, publish_at: int) -> bool:
-        """Return whether a message must be refused when it is published at ``publish_at`` (both epoch ms).
+        """Return whether a message that is published at ``publish_at`` must be refused (both in epoch ms).
 
-        This is the publisher's check, as in Pulsar: once stored, a message is held back for as long as it asks for.
+        This is a check for publishers, as in Pulsar: a stored message is held back for its whole delay.
         """
         longest = self.delayed_delivery_max_delay_in_millis
         return 0 < longest < deliver_at - publish_at
 
 
 class BucketConfig(DelayedDeliveryConfig):
-    """Which tracker there is, and how the bucket tracker (PIP-195) cuts its index; also what all trackers have.
+    """The choice of a tracker, and how the bucket tracker (PIP-195) cuts its index, beside the settings of all
+    trackers.
 
-    The first three are for a :class:`~pulsar_nack.DelayedDeliveryTrackerFactory`; a tracker does not look at them.
+    The first three are for a :class:`~pulsar_nack.DelayedDeliveryTrackerFactory`; trackers ignore them.
     """
 
     delayed_delivery_enabled: bool = True
-    """False: nothing is held back."""
+    """False: no message is held back."""
     delayed_delivery_tracker_factory_class_name: Annotated[str, BeforeValidator(_as_factory)] = IN_MEMORY_FACTORY
-    """Pulsar's class name of the factory, whole or its last part; also ``memory``, ``bucket``, ``none``."""
+    """Pulsar's class name of the factory, or its last part; also ``memory``, ``bucket``, ``none``."""
     delayed_delivery_shared_index_enabled: bool = False
     """True: the subscriptions of a topic share one bucket index."""
     delayed_delivery_min_index_count_per_bucket: int = Field(default=50_000, ge=1)
-    """A bucket is sealed when a new ledger begins, or it is old, and it has so many indexes."""
+    """A bucket with at least this many indexes is sealed when a new ledger begins, or when the bucket is old."""
     delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds: float = Field(default=300, gt=0, le=_DAY_S)
-    """The times of a segment are less than this apart; a thousandth is the least."""
+    """The times of a segment are less than this apart, at least a thousandth of a second."""
     delayed_delivery_max_indexes_per_bucket_snapshot_segment: int = Field(default=5_000, ge=-1)
-    """Most indexes in a segment; -1: no bound."""
+    """Most indexes in a segment; -1: no limit."""
     delayed_delivery_max_num_buckets: int = Field(default=-1, ge=-1)
-    """More sealed buckets than this are merged; -1: no bound."""
+    """If there are more sealed buckets, some are merged; -1: no limit."""
     max_indexes_per_bucket: int | None = Field(default=None, ge=1)
-    """A bucket is sealed at this size whatever its ledgers; None: at twice the least that seals one."""
+    """A bucket is always sealed at this size; None: at twice the minimum that is required for sealing."""
     max_unsealed_age: DelayField = timedelta(minutes=5)
-    """A bucket that has enough indexes is sealed when its first is older than this."""
+    """A bucket with enough indexes is sealed when its first one is older than this."""
     max_unsealed_indexes: int = Field(default=1_000_000, ge=1)
-    """Deliveries pause while more indexes than this are on no storage."""
+    """Deliveries pause while more indexes than this are not stored yet."""
     prefetch: DelayField = timedelta(seconds=2)
     """How long before its first message a segment is loaded."""
     recovery_timeout: DelayField = timedelta(seconds=10)
-    """How long a factory waits for storage, and for all snapshots to be tried, before it falls back to memory."""
+    """How long a factory waits for the storage and for all snapshots before it falls back to memory."""
     close_timeout: DelayField = timedelta(seconds=10)
-    """How long closing a tracker that has its storage with it waits for that."""
+    """How long closing a tracker waits for the storage that belongs to it."""
 
     if TYPE_CHECKING:  # as above
 
@@ -230,7 +231,7 @@ class BucketConfig(DelayedDeliveryConfig):
 
     @property
     def largest_bucket(self) -> int:
-        """Return the size at which a bucket is sealed whatever its ledgers."""
+        """Return the size at which a bucket is always sealed."""
         least = self.delayed_delivery_min_index_count_per_bucket
         return 2 * least if self.max_indexes_per_bucket is None else max(self.max_indexes_per_bucket, least)
 
@@ -246,27 +247,27 @@ _LEAST_METADATA_LIMIT: Final = 1_024
 
 
 class CursorConfig(_Settings):
-    """How a subscription's acknowledgement state is kept (PIP-81), and when it is too large (PIP-299)."""
+    """How the acknowledgement state of a subscription is stored (PIP-81), and when it is too large (PIP-299)."""
 
     enable_lru_cache_max_unacked_ranges: bool = True
-    """True: an entry for each ledger and a marker, and a bounded cache. False: all in one entry, the old form."""
+    """True: an entry for each ledger and a marker, and a bounded cache. False: one entry for all, the old format."""
     max_individual_ack_cache_bytes_per_cursor: int = Field(default=3 << 20, ge=0)
-    """Ledgers are put out of memory above this; at least one stays in it."""
+    """Above this, ledgers are evicted from memory; at least one stays."""
     managed_ledger_max_unacked_ranges_to_persist: int = Field(default=10_000, ge=0)
-    """Most ranges that the old form writes; what is more is written by no flush, and comes again after a restart."""
+    """Most ranges that the old format stores. Messages of further ranges are redelivered after a restart."""
     max_per_cursor_metadata_size_in_bytes: int = 5_242_880
-    """Dispatch stops before the state is larger, in bytes; at least 1,024, below 1: no limit.
+    """Dispatch stops before the state is larger than this, in bytes; at least 1,024, below 1: no limit.
 
     Also ``maxUnPersistAckRecordsBytesPerSubscription``.
     """
     max_entry_bytes: int = Field(default=5 << 20, ge=1 << 10, le=15 << 20)
-    """Largest record; the state of a ledger that takes more is cut into parts."""
+    """Largest record; a larger state of a ledger is cut into parts."""
     managed_ledger_cursor_max_entries_per_ledger: int = Field(default=50_000, ge=2)
-    """From so many records on the cursor goes on in a new log, when most of them do not count any more."""
+    """The cursor changes to a new log when it has this many records and most of them are obsolete."""
     rollover_bytes: int = Field(default=16 << 20, ge=0)
-    """From this size on the cursor goes on in a new log, when most of it does not count any more."""
+    """The cursor changes to a new log when it has this size and most of it is obsolete."""
     flush_interval: DelayField = timedelta(seconds=1)
-    """How long after a change the state is written, unless :meth:`~pulsar_nack.Cursor.flush` is called before."""
+    """How long after a change the state is written, unless :meth:`~pulsar_nack.Cursor.flush` is called earlier."""
     close_timeout: DelayField = timedelta(seconds=10)
     """How long closing waits for the last write."""
 
@@ -277,7 +278,7 @@ class CursorConfig(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _one_limit(cls, data: Any) -> Any:
-        """Take the limit under each of its names, and refuse one that is on but too low to be of use."""
+        """Accept the limit under each of its names, and raise if it is too low to be useful."""
         if not isinstance(data, dict):
             return data
         given = [name for name in _METADATA_LIMIT_ALIASES if name in data]
@@ -293,22 +294,22 @@ class CursorConfig(_Settings):
 
 
 class TopicConfig(_Settings):
-    """When a local topic goes on in a new ledger, and how its subscriptions keep what is acknowledged."""
+    """When a local topic begins a new ledger, and how its subscriptions store acknowledgements."""
 
     max_entries_per_ledger: int = Field(default=50_000, ge=1)
-    """A ledger is full with so many entries."""
+    """A ledger is full when it has this many entries."""
     max_ledger_bytes: int = Field(default=256 << 20, ge=1)
-    """A ledger is full when it takes so many bytes."""
+    """A ledger is full when it has this many bytes."""
     max_ledger_age: DelayField = timedelta(hours=4)
-    """A ledger that has an entry is not used for longer than this."""
+    """A ledger that is not empty is used for at most this long."""
     max_entry_bytes: int = Field(default=5 << 20, ge=1, le=15 << 20)
-    """Largest entry, a batch with all its messages."""
+    """Largest entry, including all messages of a batch."""
     cache_bytes: int = Field(default=16 << 20, ge=0)
-    """How much of what was published last is kept in memory, for consumers who keep up."""
+    """How many bytes of the latest messages are kept in memory, for consumers that keep up."""
     hold_due_delayed: bool = False
-    """While the gate holds new messages, whether delayed ones that come due wait too, also those that fill holes."""
+    """Whether delayed messages that are due wait while the gate holds new messages, even those that fill holes."""
     cursor: CursorConfig = Field(default_factory=CursorConfig)
-    """How acknowledgements are kept, and how much of them."""
+    """How acknowledgements are stored, and how many."""
 
     if TYPE_CHECKING:  # as above
 
@@ -326,15 +327,15 @@ class TraceConfig(_Settings):
     """Where a trace is written, and how much of it is in one file and in memory."""
 
     folder: Annotated[Path, BeforeValidator(_as_folder)]
-    """Made when the first event is written; other files in it are not touched."""
+    """Created with the first event; other files in it are ignored."""
     max_file_bytes: int = Field(default=64 << 20, ge=1_024)
-    """A file is closed before it is larger, in bytes; up to 500 lines are written at once."""
+    """A file is closed before it is larger than this, in bytes; up to 500 lines are written at once."""
     max_file_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """A file is closed when it was opened so many seconds ago."""
+    """A file is closed this many seconds after it was opened."""
     max_buffered_events: int = Field(default=100_000, ge=1)
-    """Most events in memory, some 300 bytes each; what comes when it is full is dropped and counted."""
+    """Most events in memory, some 300 bytes each; further ones are dropped and counted."""
     flush_seconds: float = Field(default=0.5, gt=0, le=3_600, allow_inf_nan=False)
-    """How long an event is in memory only."""
+    """How long an event stays in memory before it is written."""
 
     if TYPE_CHECKING:  # as above
 

@@ -3,47 +3,47 @@
 ::
 
     PulsarNackError
-    ├── InvalidArgumentError  (ValueError)   a value that was refused before anything changed
-    ├── ClosedError                          you closed it, or its consumer
-    ├── AlreadyEnteredError                  it was entered with ``async with`` and not left
-    ├── NotOpenError                         it has to be entered with ``async with`` first
-    ├── WrongLoopError                       it was opened in another event loop than the one that runs
-    ├── WouldBlockError                      a ``*_nowait`` call found no room
+    ├── InvalidArgumentError  (ValueError)   an argument was refused before anything changed
+    ├── ClosedError                          the object, or its consumer, was closed
+    ├── AlreadyEnteredError                  the object was entered with ``async with`` and not left
+    ├── NotOpenError                         the object must be entered with ``async with`` first
+    ├── WrongLoopError                       the object was opened in another event loop than the running one
+    ├── WouldBlockError                      a ``*_nowait`` call would have to wait for capacity
     ├── MissingExtraError     (ImportError)  an optional dependency is not installed
-    ├── RedeliveryError                      a port could not ask for a redelivery; the ids stay pending
-    ├── BrokerError                          the broker or its client refused or lost something
-    │   ├── BrokerRefusedError               the broker said no; has its code and its words
-    │   │   └── TopicNotFoundError           the topic is not there, or not any more, and may not be created
-    │   ├── ConnectionLostError              a connection broke, or none could be had
-    │   ├── ProtocolError                    bytes came in that are not the protocol
+    ├── RedeliveryError                      a port could not request a redelivery; the ids stay pending
+    ├── BrokerError                          the broker or its client refused or lost an operation
+    │   ├── BrokerRefusedError               the broker refused a request; has its code and text
+    │   │   └── TopicNotFoundError           the topic does not exist, or was deleted, and may not be created
+    │   ├── ConnectionLostError              a connection broke, or could not be made
+    │   ├── ProtocolError                    the broker sent bytes that are not the protocol
     │   ├── RequestTimeoutError (TimeoutError)   no answer in time
-    │   └── UndecodableMessageError          a message that cannot be read: encrypted, damaged, of an unknown kind
-    ├── SnapshotError                        a snapshot of a bucket could not be read or written
-    │   ├── SnapshotNotFoundError            there is none of this id
+    │   └── UndecodableMessageError          a message cannot be read: encrypted, damaged, of an unknown kind
+    ├── SnapshotError                        a bucket snapshot could not be read or written
+    │   ├── SnapshotNotFoundError            no snapshot has this id
     │   └── SnapshotFormatError  (ValueError)   its bytes are corrupt, truncated or something else
     ├── CursorFormatError     (ValueError)   a record of acknowledgement state is corrupt, truncated or something else
     ├── TopicFormatError      (ValueError)   an entry of a local topic is corrupt, truncated or something else
-    ├── InjectedError                        a test asked for it
-    ├── VirtualDeadlockError                 a virtual loop would have slept for ever
+    ├── InjectedError                        a fault that a test has injected
+    ├── VirtualDeadlockError                 a virtual event loop would have waited forever
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
-    ├── NotDurableError                      a nack holds in this process, but not over a restart
-    ├── NoDeadLetterError                    there is no dead-letter topic that a message could be sent to
+    ├── NotDurableError                      a nack is in effect, but will not survive a restart
+    ├── NoDeadLetterError                    the consumer has no dead letter topic
     └── LedgerError                          anything about the append-only logs on storage
-        ├── LogNotFoundError                 there is no log of this name
-        ├── LogExistsError                   there is one already
-        ├── LogLockedError                   somebody else writes to it
-        ├── LogFencedError                   somebody else took it over, on object storage
-        ├── LogSealedError                   it was sealed: nothing can be added any more
+        ├── LogNotFoundError                 no log has this name
+        ├── LogExistsError                   a log of this name exists
+        ├── LogLockedError                   another writer has the log open
+        ├── LogFencedError                   another writer took the log over, on object storage
+        ├── LogSealedError                   the log is sealed: nothing can be added
         ├── LogCorruptedError                damage that no crash explains; names file, offset and reason
-        ├── LogVersionError                  a later release wrote it
-        ├── LogForeignFilesError             its folder holds files that are not its own
+        ├── LogVersionError                  a later release wrote the log
+        ├── LogForeignFilesError             the folder of the log has other files in it
         └── LogStorageError                  the operating system or the store refused: full, no rights, broken
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._foreign import quoted, shown
 
@@ -86,22 +86,16 @@ __all__ = [
     "WrongLoopError",
 ]
 
-if TYPE_CHECKING:
-    from .ids import MessageId
-
 
 class PulsarNackError(Exception):
-    """The base of every error that this library raises on purpose. All of them can be pickled and copied."""
+    """The base of all errors that this library raises on purpose. They can be pickled and copied."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args), self.__dict__
 
 
 class InvalidArgumentError(PulsarNackError, ValueError):
-    """A value was refused; nothing has changed.
-
-    ``field`` names the argument and ``value`` is what was given.
-    """
+    """An argument was refused; nothing has changed. ``field`` is its name, ``value`` the given value."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
         self.field = field
@@ -111,7 +105,7 @@ class InvalidArgumentError(PulsarNackError, ValueError):
 
 
 class ClosedError(PulsarNackError):
-    """The object was closed by its owner, so the call cannot be carried out."""
+    """The object is closed."""
 
     def __init__(self, what: str = "this object") -> None:
         self.what = what
@@ -119,11 +113,11 @@ class ClosedError(PulsarNackError):
 
 
 class AlreadyEnteredError(PulsarNackError):
-    """The object was entered before and not left yet; it has room for one consumer or producer at a time."""
+    """The object was entered and not left; it stands for one consumer or producer at a time."""
 
     def __init__(self, what: str = "this object") -> None:
         self.what = what
-        super().__init__(f"{what} was entered already: each 'async with' needs a call of its own")
+        super().__init__(f"{what} was entered already: make a new one for each 'async with'")
 
 
 class NotOpenError(PulsarNackError):
@@ -135,7 +129,7 @@ class NotOpenError(PulsarNackError):
 
 
 class WrongLoopError(PulsarNackError):
-    """The object belongs to the event loop that it was opened in, and another one is running."""
+    """The object belongs to the event loop in which it was opened, and another one is running."""
 
     def __init__(self, what: str = "this object") -> None:
         self.what = what
@@ -143,7 +137,7 @@ class WrongLoopError(PulsarNackError):
 
 
 class WouldBlockError(PulsarNackError):
-    """A call that must not wait found no room for ``wanted`` more; ``room`` were free."""
+    """A call that must not wait had capacity for ``room`` more, and ``wanted`` were given; nothing was added."""
 
     def __init__(self, what: str, *, wanted: int, room: int) -> None:
         self.what = what
@@ -153,7 +147,7 @@ class WouldBlockError(PulsarNackError):
 
 
 class MissingExtraError(PulsarNackError, ImportError):
-    """An optional dependency is missing; the message says which extra brings it."""
+    """An optional dependency is missing; the message names the extra that installs it."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
         self.extra = extra
@@ -164,12 +158,9 @@ class MissingExtraError(PulsarNackError, ImportError):
 
 
 class RedeliveryError(PulsarNackError):
-    """A redelivery could not be asked for; the ids stay pending and are tried again.
+    """A redelivery could not be requested; the ids in ``failed``, without it all of the call, are retried."""
 
-    A redelivery callback that raises it with ``failed`` says which ids to try again; without, all of the command are.
-    """
-
-    def __init__(self, *args: object, failed: Iterable[MessageId] | None = None) -> None:
+    def __init__(self, *args: object, failed: Iterable[Any] | None = None) -> None:
         self.failed = None if failed is None else tuple(failed)
         super().__init__(*args)
 
@@ -179,7 +170,7 @@ class BrokerError(PulsarNackError):
 
 
 class BrokerRefusedError(BrokerError):
-    """The broker refused a request: ``code`` is the protocol's name of the reason, ``text`` the broker's words, cut."""
+    """The broker refused a request; ``code`` is the protocol's name of the reason, ``text`` the broker's text, cut."""
 
     def __init__(self, code: str, text: str) -> None:
         self.code = code
@@ -188,30 +179,29 @@ class BrokerRefusedError(BrokerError):
 
 
 class TopicNotFoundError(BrokerRefusedError):
-    """The topic does not exist and may not be created; a consumer of a topic that was deleted raises it in ``receive``.
+    """The topic does not exist and may not be created; ``receive`` raises it when the topic of a consumer is deleted.
 
-    The consumer goes on trying: once the topic is created again, so is its subscription, from the first message on.
+    The consumer keeps trying: when the topic is created again, so is its subscription, from the first message on.
     """
 
 
 class ConnectionLostError(BrokerError):
-    """The connection to a broker broke, or none could be had; what was not confirmed may have happened or not."""
+    """The connection to a broker broke or could not be made; an unconfirmed operation may have happened or not."""
 
 
 class ProtocolError(BrokerError):
-    """Bytes came in that are not Pulsar's protocol."""
+    """The broker sent bytes that are not Pulsar's protocol."""
 
 
 class RequestTimeoutError(BrokerError, TimeoutError):
-    """The broker did not answer in time; what was asked for may have happened or not."""
+    """The broker did not answer in time; the operation may have happened or not."""
 
 
 class UndecodableMessageError(BrokerError):
     """A message cannot be read: it is encrypted, damaged, too large, or of an unknown kind.
 
-    ``batch_size`` is how many messages its entry holds, as far as that can be told, 0 if it is not a batch.
-    ``is_local`` is true if another program may be able to read it: one that has the key, knows the codec, or takes
-    messages of that size.
+    ``batch_size`` is the number of messages in its entry as far as it can be read, 0 if it is not a batch. ``is_local``
+    is true if another program may be able to read it: one that has the key or the codec, or accepts such a size.
     """
 
     def __init__(self, *args: object, batch_size: int = 0, is_local: bool = False) -> None:
@@ -221,7 +211,7 @@ class UndecodableMessageError(BrokerError):
 
 
 class AlreadySettledError(PulsarNackError):
-    """A message was acknowledged or negatively acknowledged before, and this call lost the race."""
+    """The message was settled before this call: acknowledged, negatively acknowledged, or dead-lettered."""
 
     def __init__(self, message_id: object, state: str) -> None:
         self.message_id = message_id
@@ -230,17 +220,17 @@ class AlreadySettledError(PulsarNackError):
 
 
 class InjectedError(PulsarNackError):
-    """A test asked for this fault; ``call`` names what failed."""
+    """A fault that a test has injected; ``call`` is the call that fails."""
 
     def __init__(self, call: str) -> None:
         self.call = call
-        super().__init__(f"{call} fails because a test wants it to")
+        super().__init__(f"{call} fails by an injected fault")
 
 
 class NotDurableError(PulsarNackError):
-    """What was asked for could not be written to the consumer's durable state; the cause tells why.
+    """An operation could not be written to the durable state of the consumer; ``__cause__`` is the reason.
 
-    A nack is in effect all the same: the message comes back in time, as long as this consumer lives.
+    A nack is in effect nevertheless: the message is redelivered in time while this consumer lives.
     """
 
     def __init__(self, what: str, error: BaseException) -> None:
@@ -249,52 +239,49 @@ class NotDurableError(PulsarNackError):
 
 
 class NoDeadLetterError(PulsarNackError):
-    """The consumer has no dead-letter topic, so a message cannot be sent there; nothing has changed."""
+    """The consumer has no dead letter topic; nothing has changed."""
 
     def __init__(self, message_id: object) -> None:
         self.message_id = message_id
         super().__init__(
-            f"{message_id!r} cannot be sent to a dead-letter topic, for its consumer has none:"
+            f"{message_id!r} cannot be dead-lettered, because its consumer has no dead letter topic:"
             " give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
         )
 
 
 class VirtualDeadlockError(PulsarNackError):
-    """A virtual loop would have waited for ever; ``waiting`` describes the tasks that it held."""
+    """A virtual event loop would have waited forever; ``waiting`` describes its tasks."""
 
     def __init__(self, reason: str, at: float, waiting: Sequence[str]) -> None:
         self.waiting = tuple(waiting)
         tasks = "".join(f"\n  {line}" for line in sorted(waiting))
-        super().__init__(f"at virtual second {at:.6g}: {reason}; tasks that wait:{tasks or ' none'}")
+        super().__init__(f"at virtual second {at:.6g}: {reason}; waiting tasks:{tasks or ' none'}")
 
 
 class LedgerError(PulsarNackError):
-    """Something about an append-only log; ``log`` is its name, or its path."""
+    """A problem with an append-only log; ``log`` is its name or path."""
 
-    def __init__(self, log: str, problem: str) -> None:
+    _problem = ""
+
+    def __init__(self, log: str, problem: str | None = None) -> None:
         self.log = log
-        super().__init__(f"log {log}: {problem}")
+        super().__init__(f"log {log}: {self._problem if problem is None else problem}")
 
 
 class LogNotFoundError(LedgerError):
-    """There is no log of this name, or it was deleted."""
+    """No log has this name, or it was deleted."""
 
-    def __init__(self, log: str) -> None:
-        super().__init__(log, "does not exist")
+    _problem = "does not exist"
 
 
 class LogExistsError(LedgerError):
     """A log of this name exists already; nothing has changed."""
 
-    def __init__(self, log: str) -> None:
-        super().__init__(log, "exists already")
+    _problem = "exists already"
 
 
 class LogLockedError(LedgerError):
-    """Another writer, in this process or another, has the log open; a log has one writer at a time.
-
-    ``folder`` is the log's folder, and ``owner`` the id of the process that has it open; None if not known.
-    """
+    """Another writer has the log open; ``folder`` is the log's, ``owner`` the writer's process id, None if unknown."""
 
     def __init__(
         self,
@@ -311,32 +298,24 @@ class LogLockedError(LedgerError):
         super().__init__(log, f"{problem}{who}{where}")
 
     def because(self, problem: str) -> LogLockedError:
-        """Return this error in other words, which say what the log is for."""
+        """Return this error with another text, which names the purpose of the log."""
         return LogLockedError(self.log, problem, folder=self.folder, owner=self.owner)
 
 
 class LogFencedError(LedgerError):
-    """Another writer took the log over, or it was deleted: on object storage the one who opened it last writes to it.
+    """Another writer took the log over or deleted it, on object storage; nothing was written. Reopen it to own it."""
 
-    Nothing of the call counts. The log is of no use here any more but for reading; open it again to take it back.
-    """
-
-    def __init__(self, log: str) -> None:
-        super().__init__(log, "another writer opened it later, or it was deleted; nothing was changed here")
+    _problem = "another writer opened it later, or it was deleted; nothing was changed here"
 
 
 class LogSealedError(LedgerError):
-    """The log was sealed; nothing was added."""
+    """The log is sealed; nothing was added."""
 
-    def __init__(self, log: str) -> None:
-        super().__init__(log, "is sealed; nothing can be added")
+    _problem = "is sealed; nothing can be added"
 
 
 class LogCorruptedError(LedgerError):
-    """What lies on storage is damaged in a way that a crash does not explain.
-
-    ``file`` and ``offset`` (bytes) tell where, ``reason`` what was expected. Nothing was changed or dropped.
-    """
+    """``file`` is damaged at byte ``offset`` in a way that no crash explains; nothing was changed or dropped."""
 
     def __init__(self, log: str, file: str, offset: int, reason: str) -> None:
         self.file = file
@@ -346,7 +325,7 @@ class LogCorruptedError(LedgerError):
 
 
 class LogVersionError(LedgerError):
-    """A later release of this library wrote the log, in a form that this one cannot read."""
+    """A later release of this library wrote the log, in a format that this one cannot read."""
 
     def __init__(self, log: str, file: str, version: int) -> None:
         self.file = file
@@ -355,20 +334,18 @@ class LogVersionError(LedgerError):
 
 
 class LogForeignFilesError(LedgerError):
-    """The log cannot be deleted because its folder holds files that are not its own; nothing has changed."""
+    """The log cannot be deleted because its folder has other files in it; nothing has changed."""
 
     def __init__(self, log: str, files: Sequence[str]) -> None:
         self.files = tuple(files)
-        super().__init__(
-            log, f"its folder holds files that are not its own: {quoted(list(files))}; move them away first"
-        )
+        super().__init__(log, f"its folder has files that are not its own: {quoted(list(files))}; move them away first")
 
 
 class LogStorageError(LedgerError):
-    """The operating system or the store refused an operation; the cause is its own error.
+    """The operating system or the store refused an operation; ``__cause__`` is its error.
 
-    A log that could not append stays usable: the next append tries anew. The records of the failed one are not in the
-    log, but for one case: if the process ends before another append succeeded, they may be found after a restart.
+    After a failed append the log stays usable, and its records are not in the log. There is one exception: if the
+    process ends before another append succeeds, they may be there after a restart.
     """
 
     def __init__(self, log: str, action: str, reason: str, *, folder: str | None = None) -> None:
@@ -380,11 +357,11 @@ class LogStorageError(LedgerError):
 
 
 class SnapshotError(PulsarNackError):
-    """A snapshot of a bucket of delayed messages could not be read or written; a storage may raise its own errors."""
+    """A bucket snapshot could not be read or written; a storage may raise other errors too."""
 
 
 class SnapshotNotFoundError(SnapshotError):
-    """There is no snapshot of this id, or it was deleted."""
+    """No snapshot has this id, or it was deleted."""
 
     def __init__(self, snapshot_id: int) -> None:
         self.snapshot_id = snapshot_id
@@ -392,7 +369,7 @@ class SnapshotNotFoundError(SnapshotError):
 
 
 class SnapshotFormatError(SnapshotError, ValueError):
-    """The bytes of a snapshot are corrupt, truncated or something else; ``part`` says which part of it."""
+    """The bytes of a snapshot are corrupt, truncated or something else; ``part`` names the damaged part."""
 
     def __init__(self, part: str, reason: str) -> None:
         self.part = part
@@ -401,7 +378,7 @@ class SnapshotFormatError(SnapshotError, ValueError):
 
 
 class CursorFormatError(PulsarNackError, ValueError):
-    """A record of acknowledgement state is corrupt, truncated or something else; ``part`` says which part of it."""
+    """A record of acknowledgement state is corrupt, truncated or something else; ``part`` names the damaged part."""
 
     def __init__(self, part: str, reason: str) -> None:
         self.part = part
@@ -410,7 +387,7 @@ class CursorFormatError(PulsarNackError, ValueError):
 
 
 class TopicFormatError(PulsarNackError, ValueError):
-    """An entry of a local topic is corrupt, truncated or something else; ``part`` says which part of it."""
+    """An entry of a local topic is corrupt, truncated or something else; ``part`` names the damaged part."""
 
     def __init__(self, part: str, reason: str) -> None:
         self.part = part
@@ -419,5 +396,5 @@ class TopicFormatError(PulsarNackError, ValueError):
 
 
 def _rebuild(kind: type[PulsarNackError], args: tuple[object, ...]) -> PulsarNackError:
-    """Make an error from its message: the constructors take other arguments than the message that they build."""
+    """Make an error from its message, because constructors take other arguments than the message."""
     return kind.__new__(kind, *args)

@@ -1,21 +1,22 @@
-"""The names of messages: ``Position`` inside a topic, ``MessageId`` as a client sees it."""
+"""Ids of messages: ``Position`` within a topic, ``MessageId`` as clients have it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeGuard, cast
 
+from ._check import INT64_MAX
+from ._id_codec import IdFields, decode_id, encode_id
 from .errors import InvalidArgumentError
 
 __all__ = ["MessageId", "Position"]
 
-_INT64_MAX: Final = 2**63 - 1
 _INT32_MAX: Final = 2**31 - 1
 _MAX_CHUNKS: Final = 1_000_000
 
 
 class Position(NamedTuple):
-    """An entry of a ledger; ordered as the broker stores it. Entry -1 is before the first entry."""
+    """An entry of a ledger, ordered as the broker stores them. Entry -1 is before the first entry."""
 
     ledger: int
     entry: int
@@ -31,18 +32,18 @@ class _Identity(NamedTuple):
 class MessageId(_Identity):
     """The id of one message: frozen; equality, hash and order by its first four fields.
 
-    It is a tuple of these four, so that sets and dicts of ids run at the speed of tuples. What a transport needs
-    beside them (``batch_size``, ``topic``, the parts of a chunked message) is carried along and not compared.
+    It is a tuple of these four, so that sets and dicts of ids are as fast as those of tuples. The other fields, which a
+    transport needs (``batch_size``, ``topic``, the parts of a chunked message), are not compared.
 
     :param ledger: ledger id, -1 only for "earliest"
     :param entry: entry id in the ledger
     :param partition: partition of the topic, -1 for a topic without partitions
     :param batch_index: index in the entry's batch, -1 for an entry that is one message
-    :param batch_size: number of messages in the batch, 0 when not known
-    :param topic: full topic name, None when not known
+    :param batch_size: number of messages in the batch, 0 if not known
+    :param topic: full topic name, None if not known
     :param first_chunk: id of the first part of a chunked message (the id itself is that of the last)
-    :param chunks: positions of all parts, when the transport knows them
-    :raises InvalidArgumentError: names the field that is not an integer, out of range or of another type
+    :param chunks: positions of all parts, if the transport knows them
+    :raises InvalidArgumentError: names the field that is not an integer, out of range or of a wrong type
     """
 
     batch_size: int = 0
@@ -62,9 +63,9 @@ class MessageId(_Identity):
         first_chunk: MessageId | None = None,
         chunks: Sequence[tuple[int, int]] = (),
     ) -> Self:
-        """Check every field, then make the id."""
-        _check("ledger", ledger, -1, _INT64_MAX)
-        _check("entry", entry, -1, _INT64_MAX)
+        """Check every field, and make the id."""
+        _check("ledger", ledger, -1, INT64_MAX)
+        _check("entry", entry, -1, INT64_MAX)
         _check("partition", partition, -1, _INT32_MAX)
         _check("batch_index", batch_index, -1, _INT32_MAX)
         _check("batch_size", batch_size, 0, _INT32_MAX)
@@ -91,7 +92,7 @@ class MessageId(_Identity):
 
     @property
     def position(self) -> Position:
-        """Return the entry that holds the message."""
+        """Return the position of the entry that holds the message."""
         return Position(self.ledger, self.entry)
 
     @property
@@ -103,7 +104,7 @@ class MessageId(_Identity):
     def parts(self) -> tuple[Position, ...]:
         """Return the positions of all parts: one for a plain message, every chunk of a chunked one.
 
-        Where only the first part is known, those between it and the last are taken to be consecutive.
+        If only the first part is known, the entries from it to the last are assumed to be the parts.
         """
         if self.chunks:
             return self.chunks
@@ -116,9 +117,8 @@ class MessageId(_Identity):
 
     def to_bytes(self) -> bytes:
         """Return the id in Pulsar's ``MessageIdData`` form, as the official clients serialize it (no topic)."""
-        from ._id_codec import encode_message_id
-
-        return encode_message_id(self)
+        first = self.first_chunk
+        return encode_id(IdFields(*self, self.batch_size), None if first is None else first.to_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, topic: str | None = None) -> MessageId:
@@ -126,9 +126,9 @@ class MessageId(_Identity):
 
         :raises InvalidArgumentError: the bytes are not a message id
         """
-        from ._id_codec import decode_message_id
-
-        return decode_message_id(data, topic)
+        fields, first = decode_id(data)
+        first_chunk = None if first is None else MessageId(*first[:4], batch_size=first.batch_size, topic=topic)
+        return MessageId(*fields[:4], batch_size=fields.batch_size, topic=topic, first_chunk=first_chunk)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"MessageId is frozen: cannot set {name}")
@@ -140,13 +140,13 @@ class MessageId(_Identity):
         return _rebuild, (self._maker(), tuple(self), self.__dict__)
 
     def _replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed, checked as a new one is; what is not named is kept."""
+        """Return a copy with some fields changed, and check it like a new id."""
         return self._maker()(**{**self._asdict(), **self.__dict__, **changes})
 
     __replace__ = _replace
 
     def _maker(self) -> type[Self]:
-        """Return the class to make copies with: the public one, which chooses among those below itself."""
+        """Return the class that makes copies: the public one, which chooses the private one to use."""
         return type(self)
 
     def __repr__(self) -> str:
@@ -162,14 +162,14 @@ class MessageId(_Identity):
 
 
 class _ChunkedId(MessageId):
-    """The id of a chunked message: a class of its own, so that one look at the type tells that it cannot be rebuilt."""
+    """The id of a chunked message; its type shows that four numbers do not suffice to rebuild it."""
 
     def _maker(self) -> type[MessageId]:  # type: ignore[override]
         return MessageId
 
 
 class _TopicId(MessageId):
-    """An id that names its topic: a class of its own for the same reason. Made by :class:`MessageId`."""
+    """An id that has a topic; its type shows that four numbers do not suffice to rebuild it."""
 
     def _maker(self) -> type[MessageId]:  # type: ignore[override]
         return MessageId
@@ -179,34 +179,34 @@ _share_extras: Callable[[MessageId, dict[str, Any]], None] = MessageId.__dict__[
 
 
 def _delivered_id(identity: tuple[int, int, int, int], extras: dict[str, Any]) -> MessageId:
-    """Make the id of a message that a broker sent, in a third of the time: what cannot be wrong there is not checked.
+    """Make the id of a message from a broker in a third of the time, without checks of what cannot be wrong.
 
-    :param identity: ledger, entry, partition, batch index; the first two not below 0, as all numbers of the protocol
-    :param extras: its topic, and the batch size if that is known; kept, and shared by all ids that it is given for,
-        which makes them three times smaller
+    :param identity: ledger, entry, partition, batch index; the first two not negative, like all numbers of the protocol
+    :param extras: the topic, and the batch size if known; all ids that get the same dict share it, which makes them
+        three times smaller
     """
     if (identity[0] | identity[1]) >> 63:
-        return MessageId(*identity, **extras)  # which refuses it, and names it
+        return MessageId(*identity, **extras)  # raises, and names the field
     made = tuple.__new__(_TopicId, identity)
     _share_extras(made, extras)
     return made
 
 
-def _fuller(one: MessageId, other: MessageId) -> MessageId:
-    """Return one of two equal ids, with the chunks, topic and batch size that either of them has."""
+def _merge_ids(one: MessageId, other: MessageId) -> MessageId:
+    """Merge two equal ids: return one with the chunks, topic and batch size that either of them has."""
     best = max(one, other, key=lambda known: (len(known.chunks), known.first_chunk is not None))
     extras = {name: value for known in (other, one) for name, value in known.__dict__.items()}
     missing = {name: extras[name] for name in ("topic", "batch_size") if extras.get(name) != best.__dict__.get(name)}
     return best._replace(**missing) if missing else best
 
 
-def _names_message(position: object) -> TypeGuard[MessageId]:
-    """Return whether this is the id of a message, not the id of the earliest or latest end of a topic, nor a time."""
-    return isinstance(position, MessageId) and 0 <= position.entry < _INT64_MAX
+def _is_message_id(position: object) -> TypeGuard[MessageId]:
+    """Return whether this is the id of a message, rather than of an end of a topic (earliest, latest) or a time."""
+    return isinstance(position, MessageId) and 0 <= position.entry < INT64_MAX
 
 
 def _check_stored(value: object, field: str) -> None:
-    """Refuse what is not the id of a stored message."""
+    """Raise unless ``value`` is the id of a stored message."""
     if not isinstance(value, MessageId):
         raise InvalidArgumentError(field, value, "a MessageId")
     if value.ledger < 0 or value.entry < 0:
@@ -240,8 +240,8 @@ def _as_positions(chunks: object) -> tuple[Position, ...]:
 def _as_position(value: object, field: str) -> Position:
     if not isinstance(value, tuple | list) or len(value) < len(Position._fields):
         raise InvalidArgumentError(field, value, "a ledger and an entry")
-    _check(field, value[0], 0, _INT64_MAX)
-    _check(field, value[1], 0, _INT64_MAX)
+    _check(field, value[0], 0, INT64_MAX)
+    _check(field, value[1], 0, INT64_MAX)
     return Position(value[0], value[1])
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from pulsar_nack import ClosedError, Delivery, MessageId, Position
 from pulsar_nack.consumer._inbox import Inbox
-from pulsar_nack.consumer._local_inbox import LocalInbox
-from pulsar_nack.testing._fake_inbox import Inbox as FakeInbox
-from pulsar_nack.testing._fake_topic import FakeEntry, FakeMessage
+from pulsar_nack.testing._fake_delivery import FakeEntry, FakeInbox, FakeMessage
+from pulsar_nack.topic._inbox import LocalInbox
 from pulsar_nack.wire._consumer._inbox import WireInbox
 from tests.wire.stand_ins import FakeMember
 
@@ -28,9 +27,9 @@ class Box:
     def __init__(self, kind: str) -> None:
         self.is_closed = False
         if kind == "consumer":
-            of_consumer = Inbox(lambda _: True)
-            self.put = lambda number: of_consumer.put(cast("Any", delivery(number)))
-            self.receive = cast("Any", of_consumer.get)
+            of_consumer: Inbox[Any] = Inbox()
+            self.put = lambda number: of_consumer.put(delivery(number))
+            self.receive = of_consumer.get
             self.wake_all = lambda: of_consumer.close(ClosedError("the inbox"))
         elif kind == "local":
             local = LocalInbox()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -110,10 +111,13 @@ def test_prediction_beside_a_tracker(per_ms: int, bits: int) -> None:
     tracker = InMemoryDelayedDeliveryTracker(
         DelayedDeliveryConfig(delayed_delivery_tick_time_millis=1 << bits), clock=ManualClock()
     )
+    usages = []  # it rises and falls as open buckets grow and are sealed
     for sequence in range(count):
         tracker.add_message(*divmod(sequence, 50_000), 4_096 + sequence // per_ms)
+        if sequence >= count * 3 // 4 and sequence % 100 == 0:
+            usages.append(tracker.buffer_memory_usage)
     assert tracker.number_of_delayed_messages == workload.pending
-    assert predicted_bytes(workload, bits) == pytest.approx(tracker.buffer_memory_usage, rel=TOLERANCE, abs=8_192)
+    assert predicted_bytes(workload, bits) == pytest.approx(fmean(usages), rel=TOLERANCE, abs=8_192)
 
 
 def test_plan_has_a_row_for_each_width() -> None:

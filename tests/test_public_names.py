@@ -27,6 +27,7 @@ PUBLIC = {
     "pulsar_nack.config",
     "pulsar_nack.consumer",
     "pulsar_nack.consumer.durable",
+    "pulsar_nack.consumer.transport",
     "pulsar_nack.cursor",
     "pulsar_nack.cursor.format",
     "pulsar_nack.delayed",
@@ -38,7 +39,13 @@ PUBLIC = {
     "pulsar_nack.ids",
     "pulsar_nack.index",
     "pulsar_nack.inspection",
+    "pulsar_nack.inspection.folders",
     "pulsar_nack.ledger",
+    "pulsar_nack.ledger.faults",
+    "pulsar_nack.ledger.files",
+    "pulsar_nack.ledger.format",
+    "pulsar_nack.ledger.memory",
+    "pulsar_nack.ledger.ownership",
     "pulsar_nack.nack",
     "pulsar_nack.observe",
     "pulsar_nack.pipeline",
@@ -70,15 +77,15 @@ LAYERS = {
 }
 """From below to above; the foundation is every other module of the top package, ``names`` its ``__init__``."""
 ANYWHERE = ("",)
-OFFICIAL = ("consumer/_official", "consumer/_handles", "consumer/_subscribe")
+OFFICIAL = ("consumer/_official", "consumer/_native_ids", "consumer/_subscribe")
 CONFINED: dict[str, tuple[str, ...]] = {
     "anyio": ANYWHERE,
     "pydantic": ANYWHERE,
     "pyroaring": ("index/",),
     "sortedcontainers": ("index/",),
-    "pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
-    "_pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
-    "pulsar_lite": ("cli/", "testing/_lite"),
+    "pulsar": (*OFFICIAL, "cli/", "testing/_embedded_broker"),
+    "_pulsar": (*OFFICIAL, "cli/", "testing/_embedded_broker"),
+    "pulsar_lite": ("cli/", "testing/_embedded_broker"),
     "google": ("delayed/format/", "cursor/", "topic/", "wire/"),
     "google_crc32c": ("wire/",),
     "cramjam": ("wire/",),
@@ -86,7 +93,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pyspark": ("pipeline/", "cli/_pipeline"),
     "pyarrow": ("pipeline/",),
     "pandas": ("pipeline/",),
-    "obstore": ("ledger/_object_",),
+    "obstore": ("ledger/_object_", "ledger/faults"),
     "prometheus_client": ("observe/_cursor_", "observe/_delayed_"),
     "structlog": ("observe/_log_hooks",),
     "typer": ("cli/",),
@@ -254,7 +261,7 @@ def test_the_reader_of_imports_sees_them(all_imports: list[tuple[Path, Import]])
     """The checks above look at something: relative, absolute and late imports are all found, with full names."""
     seen = {(each.importer, each.imported) for _, each in all_imports}
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
-    assert ("pulsar_nack.ids", "pulsar_nack._id_codec.encode_message_id") in seen
-    assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen
+    assert ("pulsar_nack._connect", "pulsar_nack.wire._client.connect") in seen
+    assert ("pulsar_nack.testing._fake_port", "pulsar_nack.consumer.Delivery") in seen
     assert ("pulsar_nack.observe._log_hooks", "structlog") in seen
-    assert layer_of("pulsar_nack.nack.X") > layer_of("pulsar_nack.index._slots.Y") > layer_of("pulsar_nack.ids.Z")
+    assert layer_of("pulsar_nack.nack.X") > layer_of("pulsar_nack.index._store.Y") > layer_of("pulsar_nack.ids.Z")

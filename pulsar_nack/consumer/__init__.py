@@ -1,7 +1,7 @@
-"""Consumers: a port in front of a transport, and what the user holds in the hand."""
+"""The Consumer and Message API, and the transport port beneath it."""
 
 from ._consumer import Consumer
-from ._dead_letter import DeadLetterPolicy
+from ._dead_letter_rules import DeadLetterPolicy
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -22,14 +22,16 @@ from ._port import (
     SupportsSessions,
     SupportsUnsubscribe,
 )
+from ._redelivery_router import Redelivery
+from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
 from ._tracing import ConsumerTrace, TraceNote
-from ._ways import Redelivery
 
 __all__ = [
     "AcksDone",
     "Consumer",
+    "ConsumerOptions",
     "ConsumerPort",
     "ConsumerStatistics",
     "ConsumerTrace",

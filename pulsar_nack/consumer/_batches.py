@@ -25,12 +25,12 @@ def entry_key(message_id: MessageId) -> EntryKey:
 
 
 def is_member(message_id: MessageId) -> bool:
-    """Return whether an id names one of several messages in its entry, as far as it tells."""
+    """Return whether an id names one of several messages in its entry; an unknown batch size counts as several."""
     return message_id.batch_index >= 0 and message_id.batch_size != 1
 
 
 def is_same_topic(message_id: MessageId, other: MessageId) -> bool:
-    """Return whether two ids are of one partition of one topic, as far as they tell."""
+    """Return whether two ids are of one partition of one topic; an id without a topic matches every topic."""
     return message_id.partition == other.partition and (
         message_id.topic is None or other.topic is None or message_id.topic == other.topic
     )
@@ -54,15 +54,15 @@ class _Entry:
     """Of the last acknowledgement."""
 
 
-class Batches:
+class BatchEntries:
     """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first.
 
-    :param is_forgotten: says whether an acknowledgement no longer counts; None: all count
+    :param is_forgotten: returns whether an acknowledgement no longer counts; None: all count
     """
 
     def __init__(self, is_forgotten: Callable[[Stamp, Place], bool] | None = None, most: int = _MOST_ENTRIES) -> None:
         self.stamp: Stamp = (0, 0)
-        """What is acknowledged from now on is stamped so."""
+        """The stamp of acknowledgements that are noted from now on."""
         self._forgets = is_forgotten
         self._most = most
         self.entries: dict[EntryKey, _Entry] = {}
@@ -72,7 +72,7 @@ class Batches:
         return len(self.entries)
 
     def seen(self, message_id: MessageId) -> None:
-        """Note a delivered member; ids that are no members are passed over."""
+        """Note a delivered member; other ids are ignored."""
         if is_member(message_id) and message_id.batch_size > 1:
             self._known(message_id)
 
@@ -93,7 +93,7 @@ class Batches:
         return self._forgets is not None and self._forgets(entry.stamp, place_of(message_id))
 
     def acked(self, message_id: MessageId) -> bool:
-        """Note an acknowledged message; True when its entry is done with, as it always is where it holds no other."""
+        """Note an acknowledged message; True when its whole entry is acknowledged."""
         if message_id.batch_index < 0 and not self.entries:
             return True
         key = entry_key(message_id)
@@ -113,20 +113,20 @@ class Batches:
         self.entries[entry_key(message_id)] = _Entry(message_id.topic, message_id.batch_size, acked)
 
     def is_acked(self, message_id: MessageId) -> bool:
-        """Return whether this member of an entry that is not done with is acknowledged."""
+        """Return whether this member of an entry with unacknowledged members is acknowledged."""
         entry = self.entries.get(entry_key(message_id))
         if entry is None or message_id.batch_index < 0 or not entry.acked >> message_id.batch_index & 1:
             return False
         return not self._is_forgotten(entry, message_id)
 
     def requested(self, message_id: MessageId, change: int) -> None:
-        """Count a member whose redelivery was asked for (1), or no longer is (-1)."""
+        """Count a member whose redelivery was requested (1), or no longer is (-1)."""
         entry = self.entries.get(entry_key(message_id))
         if entry is not None:
             entry.requested = max(entry.requested + change, 0)
 
-    def has_busy_mates(self, message_id: MessageId, due: int) -> bool:
-        """Return whether members other than the ``due`` ones, asked for ones and acknowledged ones are left."""
+    def has_busy_members(self, message_id: MessageId, due: int) -> bool:
+        """Return whether members are left that are not acknowledged, not requested, and not among the ``due`` ones."""
         if not is_member(message_id):
             return False
         entry = self.entries.get(entry_key(message_id))
@@ -151,5 +151,5 @@ class Batches:
                 del self.entries[key]
 
     def clear(self) -> None:
-        """Drop all."""
+        """Forget all entries."""
         self.entries.clear()

@@ -1,38 +1,42 @@
-"""Messages that are ready for the user, and the calls that wait for one."""
+"""A queue that hands messages, or deliveries, directly to the calls that wait for one; and calls to be woken."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from ._message import Message
+Item = TypeVar("Item")
 
 
-class Inbox:
+class Inbox(Generic[Item]):
     """First in, first out, on both sides; a cancelled call gives its message to the next one.
 
-    :param is_current: whether a message that waited here is still to be shown (it may have been settled by its id)
-    :param kept: called with a message that nobody waits for
+    :param is_current: whether a message that waited here is still to be delivered (it may have been settled by its id);
+        None: always
+    :param kept: called with a message that no call waits for
     """
 
-    def __init__(self, is_current: Callable[[Message], bool], kept: Callable[[Message], None] | None = None) -> None:
+    def __init__(
+        self, is_current: Callable[[Item], bool] | None = None, kept: Callable[[Item], None] | None = None
+    ) -> None:
         self.wanted = asyncio.Event()
-        """Set while somebody waits."""
+        """Set while a call waits."""
         self.is_paused = False
-        """While it is, messages are kept and calls wait."""
+        """While this is true, messages are kept and calls wait."""
         self._is_current = is_current
         self._kept = kept
-        self.ready: deque[Message] = deque()
-        """What nobody has taken yet; not all of it need be current."""
-        self.waiters: deque[asyncio.Future[Message]] = deque()
-        """Calls that wait, not all of them still."""
+        self.ready: deque[Item] = deque()
+        """Messages that no call has taken yet; some may not be current."""
+        self.waiters: deque[asyncio.Future[Item]] = deque()
+        """Calls that wait; some may have ended."""
         self._closed_by: Exception | None = None
 
     def __len__(self) -> int:
         return len(self.ready)
 
-    def put(self, message: Message, *, first: bool = False) -> None:
+    def put(self, message: Item, *, first: bool = False) -> None:
         """Give a message to the call that waits longest, or keep it for the next one."""
         waiters = self.waiters
         while waiters and not self.is_paused:
@@ -55,7 +59,7 @@ class Inbox:
         self.wanted.clear()
 
     def resume(self) -> None:
-        """Hand out what was kept, first come, first served."""
+        """Hand out the kept messages, first come, first served."""
         self.is_paused = False
         ready, self.ready = self.ready, deque()
         for message in ready:
@@ -63,15 +67,15 @@ class Inbox:
         if self.waiters:
             self.wanted.set()
 
-    def get_nowait(self) -> Message | None:
+    def get_nowait(self) -> Item | None:
         """Return a message that is ready, None if none is."""
         while self.ready and not self.is_paused:
             message = self.ready.popleft()
-            if self._is_current(message):
+            if self._is_current is None or self._is_current(message):
                 return message
         return None
 
-    async def get(self) -> Message:
+    async def get(self) -> Item:
         """Wait for a message."""
         while True:
             if self._closed_by is not None:
@@ -79,7 +83,7 @@ class Inbox:
             if self.ready and not self.is_paused:
                 message = self.ready.popleft()
             else:
-                waiter: asyncio.Future[Message] = asyncio.Future()
+                waiter: asyncio.Future[Item] = asyncio.Future()
                 self.waiters.append(waiter)
                 if not self.is_paused:
                     self.wanted.set()
@@ -88,11 +92,11 @@ class Inbox:
                 except asyncio.CancelledError:
                     self._leave(waiter)
                     raise
-            if self._is_current(message):
+            if self._is_current is None or self._is_current(message):
                 return message
 
-    def _leave(self, waiter: asyncio.Future[Message]) -> None:
-        """Do without a call that was cancelled: what it got is for the next one."""
+    def _leave(self, waiter: asyncio.Future[Item]) -> None:
+        """Take a cancelled call out of the line; the next one gets its message."""
         if not waiter.cancelled() and waiter.exception() is None:
             self.put(waiter.result(), first=True)
         elif waiter in self.waiters:
@@ -116,8 +120,8 @@ class Inbox:
         self.ready.clear()
         self.fail(self._closed_by)
 
-    def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
-        """Drop some of what is ready, and return it."""
+    def drop(self, is_gone: Callable[[Item], bool]) -> list[Item]:
+        """Drop some of the ready messages, and return them."""
         gone = [message for message in self.ready if is_gone(message)]
         if gone:
             kept = [message for message in self.ready if not is_gone(message)]
@@ -126,5 +130,35 @@ class Inbox:
         return gone
 
     def clear(self) -> None:
-        """Drop what is ready."""
+        """Drop the ready messages."""
         self.ready.clear()
+
+
+class WaitingCalls(deque["asyncio.Future[None]"]):
+    """The calls that wait for a queue without hand-over, in their order: a call that is woken checks the queue."""
+
+    async def wait(self, has_items: Callable[[], int]) -> None:
+        """Wait until woken; a call that is cancelled then, while the queue has items, wakes the next one."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled() and has_items():
+                self.wake_one()
+            raise
+        finally:
+            self.remove(waiter)
+
+    def wake_one(self) -> None:
+        """Let the call that waits longest check the queue."""
+        for waiter in self:
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def wake_all(self) -> None:
+        """Let all waiting calls check the queue."""
+        for waiter in self:
+            if not waiter.done():
+                waiter.set_result(None)

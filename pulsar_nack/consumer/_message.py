@@ -1,22 +1,20 @@
-"""What the user holds in the hand."""
+"""The message that a user receives, and its verbs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .._delays import Delay
 from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._port import Delivery
-
-if TYPE_CHECKING:
-    from ._consumer import Consumer
+from ._settler import Settler
 
 ACKED = "acknowledged"
 NACKED = "negatively acknowledged"
-GIVEN_UP = "sent to the dead-letter topic"
+DEAD_LETTERED = "sent to the dead-letter topic"
 
 
 MaybeNone: TypeAlias = Any
@@ -24,25 +22,27 @@ MaybeNone: TypeAlias = Any
 
 
 class Message:
-    """A message, one of the times that it is shown.
+    """One attempt to handle a message.
 
     It is acknowledged or negatively acknowledged: of two calls that race one wins, and the other raises
     :class:`~pulsar_nack.AlreadySettledError`. Doing the same again is harmless. An ``ack`` after a ``nack`` that has
-    returned cancels it, as long as the message has not been shown again; an ``ack`` is final.
+    returned cancels it, unless the message has been redelivered; an ``ack`` is final.
     """
 
-    __slots__ = ("_consumer", "_delivery", "_nacking", "_redelivery_count", "_settled_as")
+    __slots__ = ("_delivery", "_keeps", "_nacking", "_redelivery_count", "_settled_as", "_settler")
 
-    def __init__(self, consumer: Consumer, delivery: Delivery, redelivery_count: int) -> None:
-        self._consumer = consumer
+    def __init__(self, settler: Settler, delivery: Delivery, redelivery_count: int) -> None:
+        self._settler = settler
         self._delivery = delivery
         self._redelivery_count = redelivery_count
         self._settled_as: str | None = None
         self._nacking: asyncio.Task[Any] | None = None
+        self._keeps: object = None
+        """The consumer, once a call has received the message; see ``_lifetime``."""
 
     @property
     def id(self) -> MessageId:
-        """Return its id."""
+        """Return the message id."""
         return self._delivery.id
 
     @property
@@ -62,7 +62,7 @@ class Message:
         return self._delivery.error
 
     def value(self) -> Any:
-        """Return the payload decoded by the subscription's schema, where there is one; else as :attr:`data`.
+        """Return the payload decoded by the subscription's schema; without a schema, as :attr:`data`.
 
         :raises UndecodableMessageError: as :attr:`data`
         """
@@ -76,12 +76,12 @@ class Message:
 
     @property
     def key(self) -> str | None:
-        """Return the partition key, None if there is none."""
+        """Return the partition key, None without one."""
         return self._delivery.key
 
     @property
     def ordering_key(self) -> str | None:
-        """Return the ordering key, None if there is none."""
+        """Return the ordering key, None without one."""
         return self._delivery.ordering_key
 
     @property
@@ -91,17 +91,17 @@ class Message:
 
     @property
     def publish_time_ms(self) -> int:
-        """Return when it was published, epoch ms."""
+        """Return the publish time, epoch ms."""
         return self._delivery.publish_time_ms
 
     @property
     def event_time_ms(self) -> int:
-        """Return the producer's event time, epoch ms, 0 if there is none."""
+        """Return the producer's event time, epoch ms, 0 without one."""
         return self._delivery.event_time_ms
 
     @property
     def producer_name(self) -> str | None:
-        """Return the name of its producer; None on local topics."""
+        """Return the name of the producer; None on local topics."""
         return self._delivery.producer_name
 
     @property
@@ -111,22 +111,22 @@ class Message:
 
     @property
     def schema_version(self) -> bytes | None:
-        """Return the version of the topic's schema that it was written with; None: it was sent without one."""
+        """Return the version of the topic's schema that the message was sent with; None: without one."""
         return self._delivery.schema_version
 
     @property
     def replicated_from(self) -> str | None:
-        """Return the cluster it was replicated from; None: it was not, or it came over the official client."""
+        """Return the cluster the message was replicated from; None if not replicated, or over the official client."""
         return self._delivery.replicated_from
 
     @property
     def is_replicated(self) -> bool:
-        """Return whether it came from another cluster."""
+        """Return whether the message came from another cluster."""
         return self._delivery.replicated_from is not None
 
     @property
     def redelivery_count(self) -> int:
-        """Return how often it was shown before: by this consumer's count, or the broker's where that is higher."""
+        """Return how often the message was delivered before: this consumer's count, or the broker's if higher."""
         return self._redelivery_count
 
     @property
@@ -140,14 +140,15 @@ class Message:
         return self._delivery.native
 
     async def ack(self) -> None:
-        """Acknowledge it; a nack that waits for its time is cancelled. A failed call leaves it as it was.
+        """Acknowledge the message; a nack of it that is not due is cancelled. A failed call changes nothing.
 
-        A call that is cancelled goes on. If that fails the message is shown again, as if it had been nacked.
+        Cancelling the call does not stop it. If it then fails, the message is redelivered as if it had been nacked.
 
-        On a durable consumer this returns once it is durable: from then on the message is not shown again, also if the
-        process ends before the broker has heard of it.
+        On a durable consumer this returns once it is durable: from then on the message is not redelivered, even if the
+        process ends before the broker has received the acknowledgement.
 
-        :raises AlreadySettledError: another task's ``nack`` came first just now, or it was nacked and is shown again
+        :raises AlreadySettledError: another task's ``nack`` came first just now, or the message was nacked and is
+            redelivered
         :raises BrokerError: the acknowledgement failed
         :raises ClosedError: the consumer is closed
         """
@@ -157,30 +158,30 @@ class Message:
         else:
             before = self._begin_ack()
         try:
-            await self._consumer._acknowledge(self._delivery.id)
+            await self._settler.acknowledge(self._delivery.id)
         except BaseException:
             self._settled_as = before
             raise
         self._settled_as = ACKED
 
     def ack_soon(self) -> None:
-        """Acknowledge it without waiting for the outcome: one task alone is many times as fast so.
+        """Acknowledge the message without waiting for the outcome, which makes a single task many times as fast.
 
-        For work that may be done twice: if the process ends at once the message comes again. Closing the consumer
-        waits for the outcome; where the acknowledgement fails the message is shown again, as if it had been nacked.
+        For work that may be repeated: if the process ends at once the message is redelivered. Closing the consumer
+        waits for the outcome; if the acknowledgement fails the message is redelivered, as if it had been nacked.
 
         :raises AlreadySettledError: as :meth:`ack` raises it
         :raises ClosedError: the consumer is closed
         """
         before = self._begin_ack()
         try:
-            self._consumer._acknowledge_soon(self._delivery.id)
+            self._settler.acknowledge_soon(self._delivery.id)
         except BaseException:
             self._settled_as = before
             raise
 
     def _begin_ack(self) -> str | None:
-        """Note an acknowledgement; return what was before, for the case that it fails."""
+        """Note an acknowledgement; return what to restore if it fails."""
         before = self._settled_as
         if before is not None and before != ACKED:
             self._check_nacked(before)
@@ -188,25 +189,22 @@ class Message:
         return before if before == NACKED else None
 
     def _check_nacked(self, before: str) -> None:
-        """Raise unless what was done before is a nack that can still be taken back."""
-        if before == GIVEN_UP:
-            raise AlreadySettledError(self.id, GIVEN_UP)
-        self._check_uncontested()
-        self._consumer._check_attempt(self)
-
-    def _check_uncontested(self) -> None:
-        """Tell a task that lost the race: another one's nack is under way, or came in this turn of the loop."""
+        """Raise unless the message was nacked, and that can still be taken back."""
+        if before == DEAD_LETTERED:
+            raise AlreadySettledError(self.id, DEAD_LETTERED)
         if self._nacking is not None and self._nacking is not asyncio.current_task():
-            raise AlreadySettledError(self.id, NACKED)
+            raise AlreadySettledError(self.id, NACKED)  # by another task, just now or in this turn of the loop
+        self._settler.check_attempt(self._delivery.id, self._redelivery_count)
 
     async def nack(self, delay: Delay | None = None, *, reason: str = "") -> None:
-        """Have it shown again after ``delay`` (seconds or a timedelta), None: after what the backoff says.
+        """Ask for redelivery after ``delay`` (seconds or a timedelta), None: after what the backoff says.
 
-        Again before that time: the earlier of both times counts. On a durable consumer this returns once it is durable.
-        Lets other tasks run if they have not for 5 ms. After the last attempt that the ``dead_letter`` setting allows,
-        the message goes to the dead-letter topic instead; the consumer finishes this after the call has returned.
+        If this is called again before that time, the earlier of both times counts. On a durable consumer this returns
+        once it is durable. Lets other tasks run if they have not for 5 ms. After the last attempt that the
+        ``dead_letter`` setting allows, the message goes to the dead-letter topic instead; the consumer finishes this
+        after the call has returned.
 
-        :param reason: is traced, and written with the dead letter; up to 1 000 letters
+        :param reason: is traced, and written with the dead letter; up to 1 000 characters
         :raises AlreadySettledError: it was acknowledged, or an acknowledgement is under way
         :raises InvalidArgumentError: the delay or the reason
         :raises NotDurableError: the consumer is durable and this could not be written; the nack is in effect
@@ -216,43 +214,46 @@ class Message:
         if before is not None and before != NACKED:
             raise AlreadySettledError(self.id, before)
         self._settled_as = NACKED
-        loop, consumer, message_id = asyncio.get_running_loop(), self._consumer, self._delivery.id
-        self._nacking = asyncio.current_task(loop)
+        settler, delivery = self._settler, self._delivery
+        self._nacking = asyncio.current_task()
         try:
-            written = await consumer._negative_acknowledge(message_id, delay, self, reason=reason)
+            written = await settler.nack(delivery.id, delay, delivery, self._redelivery_count, reason=reason)
             self._settled_as = before = NACKED
             if written is not None:
-                await consumer._until_durable(message_id, written)
-            elif consumer._is_turn_long():
+                await settler.until_durable(delivery.id, written)
+            elif settler.turn.is_long():
                 await asyncio.sleep(0)
         except BaseException:
             self._settled_as = before
             raise
         finally:
-            consumer._note_nacking(self, loop)
+            settler.turn.call_at_end(self._forget_nacking)
+
+    def _forget_nacking(self) -> None:
+        self._nacking = None
 
     async def dead_letter(self, reason: str = "") -> None:
-        """Send it to the dead-letter topic at once, whatever attempt this is; a nack that waits is cancelled.
+        """Send the message to the dead-letter topic now, whatever attempt this is; a nack of it is cancelled.
 
-        Returns when it is published there and acknowledged here. What fails is tried again until it succeeds; a call
-        that is cancelled leaves it to go on. Again meanwhile: waits for the same.
+        Returns when it is published there and acknowledged here. Failed steps are repeated until they succeed;
+        cancelling the call does not stop them. A second call waits for the same outcome.
 
-        :param reason: is written there, up to 1 000 letters
+        :param reason: is written there, up to 1 000 characters
         :raises NoDeadLetterError: the consumer has no ``dead_letter`` setting; nothing changed
-        :raises AlreadySettledError: it was acknowledged, another task's ``nack`` came first just now, or it is shown
-            again
-        :raises ClosedError: the consumer is closed; the message comes again, and may have been published
+        :raises AlreadySettledError: it was acknowledged, another task's ``nack`` came first just now, or it is
+            redelivered
+        :raises ClosedError: the consumer is closed; the message is redelivered, and may have been published
         """
         before = self._settled_as
         if before == ACKED:
             raise AlreadySettledError(self.id, ACKED)
         if before == NACKED:
             self._check_nacked(before)
-        self._settled_as = GIVEN_UP
+        self._settled_as = DEAD_LETTERED
         try:
-            await self._consumer._dead_letter(self, reason)
+            await self._settler.dead_letter(self._delivery, self._redelivery_count, reason)
         except BaseException:
-            if not self._consumer._is_given_up(self.id):
+            if not self._settler.is_dead_lettering(self.id):
                 self._settled_as = before
             raise
 

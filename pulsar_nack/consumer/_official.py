@@ -1,10 +1,10 @@
 """The official client's asyncio consumer as a port.
 
 The client keeps negative acknowledgements in a set with one timer of a third of its delay, which every further nack
-starts anew: nacks that come faster than that starve it. So this port owns all of them. It hands them over in bursts
-that are further apart than the timer's interval, and tells its consumer (``traits.redelivery_latency``) how far ahead
-to ask. With a delay of 100 ms the interval is 33 ms, bursts are 43 ms apart (a busy machine is some ms late),
-and an id comes back 101 to 165 ms after it was asked for, mostly 120 to 145.
+restarts: nacks that come faster than that starve it. So this port keeps all of them. It hands them over in bursts
+that are further apart than the timer's interval, and ``traits.redelivery_latency`` is the lead time of its requests.
+With a delay of 100 ms the interval is 33 ms, bursts are 43 ms apart (a busy machine is some ms late), and an id comes
+back 101 to 165 ms after it was requested, mostly 120 to 145.
 
 Callbacks of the client arrive on its own threads; they do nothing but put a call on the event loop.
 """
@@ -29,16 +29,17 @@ from ..errors import (
     TopicNotFoundError,
 )
 from ..ids import MessageId
-from ._handles import Handles, delivery_of
+from ._inbox import Inbox
+from ._native_ids import NativeMessageIds, delivery_of
 from ._official_publisher import OfficialPublisher
 from ._port import Delivery, OwnPublisher, PortTraits
 
 NATIVE_DELAY_S: Final = 0.1
-"""The shortest delay that the client knows; what :func:`~pulsar_nack.subscribe` gives its consumers."""
+"""The shortest delay that the client knows; :func:`~pulsar_nack.subscribe` gives it to its consumers."""
 _CLIENT_DEFAULT_DELAY_S: Final = 60.0
 _SLICE: Final = 256
 _CALLBACK_TIMEOUT_S: Final = 2.0
-_LOOK_S: Final = 1.0
+_CHECK_INTERVAL_S: Final = 1.0
 """How often the port checks that the topic is still there, while a receiver waits."""
 _NOBODY_THERE: Final = {"ConnectError", "NotConnected", "Timeout", "ReadError", "InvalidUrl"}
 _NOT_FOUND: Final = "TopicNotFound"
@@ -49,14 +50,14 @@ _SEVERAL: Final = "TopicsConsumerFakeName"
 class OfficialPort:
     """A :class:`~pulsar_nack.ConsumerPort` over a ``pulsar.asyncio.Consumer``; it owns that consumer from now on.
 
-    :param consumer: nobody else may receive from it, acknowledge or close it
+    :param consumer: no other code may receive from it, acknowledge or close it
     :param honours_ids: True for Shared and Key_Shared subscriptions
     :param native_delay: the client's negative-ack delay in seconds that the consumer was made with, which cannot be
         read back; the client's own default is 60 s
     :param batch_index_ack: whether the consumer was made with ``batch_index_ack_enabled``
     :param receiver_queue_size: how many messages the client may fetch ahead
     :param has_several_topics: it was subscribed to a pattern (lists are recognized)
-    :param client: what it was made with, to publish dead letters; None: not known
+    :param client: the client that made the consumer, to publish dead letters; None: not known
     :raises InvalidArgumentError: not a consumer of ``pulsar.asyncio``
     """
 
@@ -87,22 +88,21 @@ class OfficialPort:
         self._native = consumer._consumer
         self._schema = consumer._schema
         self._topic = None if has_several_topics or _SEVERAL in consumer.topic() else consumer.topic()
-        self._handles = Handles(self._topic)
+        self._ids = NativeMessageIds(self._topic)
         self._loop = asyncio.get_running_loop()
-        self._waiters: deque[asyncio.Future[Delivery]] = deque()
-        self._arrived: deque[Delivery] = deque()
+        self._inbox: Inbox[Delivery] = Inbox()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._outbox: deque[Any] = deque()
         self._burst_timer: asyncio.Handle | None = None
         self._last_burst_at = -1e9
-        self._look_timer: asyncio.TimerHandle | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._closing: asyncio.Future[None] | None = None
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Return topic, subscription and consumer name, as the client tells them."""
+        """Return topic, subscription and consumer name, as the client has them."""
         consumer = self._consumer
         return consumer.topic(), consumer.subscription_name(), consumer.consumer_name()
 
@@ -122,7 +122,7 @@ class OfficialPort:
         return bool(self._native.is_connected())
 
     def publisher(self, topic: str | None, initial_subscription: str | None) -> OwnPublisher | None:
-        """Return what publishes dead letters, None where the client is not known."""
+        """Return a publisher of dead letters, None if the client is not known."""
         del topic  # the client checks it when it is connected to
         return None if self._client is None else OfficialPublisher(self._client, initial_subscription)
 
@@ -132,19 +132,10 @@ class OfficialPort:
         :raises TopicNotFoundError: the only topic was deleted, and the broker may not create it
         """
         self._check_open()
-        if self._arrived and not self._waiters:
-            return self._arrived.popleft()
-        waiter: asyncio.Future[Delivery] = self._loop.create_future()
-        self._waiters.append(waiter)
-        self._fetch()
-        self._look_later()
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._arrived.appendleft(waiter.result())
-                self._hand_over()
-            raise
+        if not self._inbox.ready:
+            self._fetch()
+            self._check_topic_later()
+        return await self._inbox.get()
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge; the client sends it within 100 ms and does not wait for the broker.
@@ -153,7 +144,7 @@ class OfficialPort:
         """
         await self._acknowledge_each(ids, self._native.acknowledge_async)
         for message_id in ids:
-            self._handles.forget(message_id)
+            self._ids.forget(message_id)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to and including ``message_id``.
@@ -161,16 +152,16 @@ class OfficialPort:
         :raises BrokerError: the client refused it
         """
         await self._acknowledge_each([message_id], self._native.acknowledge_cumulative_async)
-        self._handles.forget_through(message_id)
+        self._ids.forget_through(message_id)
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
-        """Ask for these again, in the next burst.
+        """Request redelivery of messages, in the next burst.
 
-        :raises RedeliveryError: an id that the client cannot read; nothing was asked for
+        :raises RedeliveryError: an id that the client cannot read; nothing was requested
         """
         self._check_open()
         try:
-            self._outbox.extend([self._handles.get(message_id) for message_id in ids])
+            self._outbox.extend([self._ids.get(message_id) for message_id in ids])
         except (BrokerError, RuntimeError, ValueError, TypeError) as error:
             raise RedeliveryError(f"the client refused a redelivery: {error}") from error
         if self._burst_timer is None and self._outbox:
@@ -183,9 +174,9 @@ class OfficialPort:
         :raises BrokerError: the broker refused it
         """
         self._check_open()
-        target = position if isinstance(position, int) else self._handles.build(position)
-        self._handles.clear()
-        self._arrived.clear()
+        target = position if isinstance(position, int) else self._ids.build(position)
+        self._ids.clear()
+        self._inbox.clear()
         await self._call(self._native.seek_async, target)
 
     async def unsubscribe(self) -> None:
@@ -198,7 +189,7 @@ class OfficialPort:
         await self.close()
 
     async def close(self) -> None:
-        """Give back what is not acknowledged; calls that wait get :class:`~pulsar_nack.ClosedError`."""
+        """Give unacknowledged messages back; calls that wait get :class:`~pulsar_nack.ClosedError`."""
         if self._closing is None:
             self._closing = self._loop.create_future()
             self._stop()
@@ -209,37 +200,42 @@ class OfficialPort:
                     raise
             finally:
                 await self._let_native_receive_end()
-                if self._looking is not None:
-                    await asyncio.wait([self._looking], timeout=_CALLBACK_TIMEOUT_S)
+                if self._checking is not None:
+                    await asyncio.wait([self._checking], timeout=_CALLBACK_TIMEOUT_S)
                 self._closing.set_result(None)
         await asyncio.shield(self._closing)
 
-    def _look_later(self) -> None:
-        if self._look_timer is None and self._looking is None and self._client is not None and self._topic is not None:
-            self._look_timer = self._loop.call_later(_LOOK_S, self._look)
+    def _check_topic_later(self) -> None:
+        if (
+            self._check_timer is None
+            and self._checking is None
+            and self._client is not None
+            and self._topic is not None
+        ):
+            self._check_timer = self._loop.call_later(_CHECK_INTERVAL_S, self._check_topic)
 
-    def _look(self) -> None:
-        """Ask whether the topic is still there, if the client is not connected to it: the client does not say why."""
-        self._look_timer = None
-        if self._closing is not None or all(waiter.done() for waiter in self._waiters):
+    def _check_topic(self) -> None:
+        """Check whether the topic still exists if the client is not connected to it: the client does not say why."""
+        self._check_timer = None
+        if self._closing is not None or not self._inbox.wanted.is_set():
             return
         if self._native.is_connected():
-            self._look_later()
+            self._check_topic_later()
         else:
-            self._looking = self._loop.create_task(self._ask_for_topic(), name="pulsar_nack looks for a topic")
+            self._checking = self._loop.create_task(self._ask_for_topic(), name="pulsar_nack checks for a topic")
 
     async def _ask_for_topic(self) -> None:
         error: Exception | None = None
         try:
             await self._client.get_topic_partitions(self._topic)
-        except import_pulsar_asyncio().PulsarException as told:
-            error = told
-        self._looking = None
+        except import_pulsar_asyncio().PulsarException as failure:
+            error = failure
+        self._checking = None
         if error is not None and result_of(error) == _NOT_FOUND:
             what = f"{self._topic} was deleted, and may not be created again (the client says: {shown(str(error))})"
-            self._fail_waiters(TopicNotFoundError(_NOT_FOUND, what))
-        elif self._closing is None and self._waiters:
-            self._look_later()
+            self._inbox.fail(TopicNotFoundError(_NOT_FOUND, what))
+        elif self._closing is None and self._inbox.wanted.is_set():
+            self._check_topic_later()
 
     async def _let_native_receive_end(self) -> None:
         """Wait for the callback of the outstanding receive: the process dies if it comes while Python shuts down."""
@@ -250,38 +246,24 @@ class OfficialPort:
     # --- receiving -------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        if self._is_idle.is_set() and self._waiters:
+        if self._is_idle.is_set():
             self._is_idle.clear()
             self._native.receive_async(partial(_call_soon, self._loop, self._on_message))
 
     def _on_message(self, result: Any, native: Any) -> None:
         self._is_idle.set()
         if result.name != "Ok":
-            self._fail_waiters(BrokerError(f"receive: {result.name}"))
+            self._inbox.fail(BrokerError(f"receive: {result.name}"))
             return
-        self._arrived.append(delivery_of(native, self._schema, self._handles.id_of(native)))
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        while self._arrived and self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(self._arrived.popleft())
-        while self._waiters and self._waiters[0].done():
-            self._waiters.popleft()
-        self._fetch()
-
-    def _fail_waiters(self, error: Exception) -> None:
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(ClosedError("the consumer") if self._closing is not None else error)
+        self._inbox.put(delivery_of(native, self._schema, self._ids.id_of(native)))
+        if self._inbox.wanted.is_set():
+            self._fetch()
 
     # --- requests --------------------------------------------------------------------------------------------------
 
     async def _acknowledge_each(self, ids: Sequence[MessageId], function: Callable[..., None]) -> None:
         self._check_open()
-        calls = [self._call(function, self._handles.for_ack(message_id)) for message_id in ids]
+        calls = [self._call(function, self._ids.for_ack(message_id)) for message_id in ids]
         if len(calls) == 1:
             await calls[0]
             return
@@ -302,11 +284,11 @@ class OfficialPort:
         self._burst_timer = self._loop.call_soon(self._burst) if self._outbox else None
 
     def _stop(self) -> None:
-        for timer in (self._burst_timer, self._look_timer):
+        for timer in (self._burst_timer, self._check_timer):
             if timer is not None:
                 timer.cancel()
         self._outbox.clear()
-        self._fail_waiters(ClosedError("the consumer"))
+        self._inbox.close(ClosedError("the consumer"))
 
     def _check_open(self) -> None:
         if self._closing is not None:
@@ -326,13 +308,13 @@ def import_pulsar_asyncio() -> Any:
 
 
 def result_of(error: Exception) -> str:
-    """Return the client's name of what went wrong."""
-    tell = getattr(error, "error", None)
-    return getattr(tell(), "name", "") if callable(tell) else ""
+    """Return the client's name of an error."""
+    result = getattr(error, "error", None)
+    return getattr(result(), "name", "") if callable(result) else ""
 
 
 def broker_error(what: str, error: Exception) -> BrokerError:
-    """Return what is raised for an error of the client, with a hint where it fits."""
+    """Return the exception for an error of the client, with a hint if one fits."""
     result = result_of(error)
     if result == _NOT_FOUND:
         return TopicNotFoundError(result, f"{what}: the client says {quoted(str(error))}")
@@ -343,7 +325,7 @@ def broker_error(what: str, error: Exception) -> BrokerError:
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:
     try:
         loop.call_soon_threadsafe(function, *args)
-    except RuntimeError:  # the loop is closed: nobody waits for this any more
+    except RuntimeError:  # the loop is closed: no call waits any more
         return
 
 

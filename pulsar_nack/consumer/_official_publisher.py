@@ -1,4 +1,4 @@
-"""The official client's producers, for dead letters."""
+"""Publishes dead letters with the official client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._foreign import quoted
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._port import Schema
-from ._producers import Producers, warn_without_schema
+from ._producers import DeadLetterProducers, warn_without_schema
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _Key = tuple[str, Schema | None]
@@ -22,13 +22,13 @@ _Key = tuple[str, Schema | None]
 class OfficialPublisher:
     """A :class:`~pulsar_nack.OwnPublisher` over a ``pulsar.asyncio.Client``.
 
-    :param initial_subscription: made before the first message is sent to a topic; None: none is
+    :param initial_subscription: created before the first message is sent to a topic; None: no subscription
     """
 
     def __init__(self, client: Any, initial_subscription: str | None = None) -> None:
         self._client = client
         self._initial_subscription = initial_subscription
-        self._producers: Producers[_Key, Any] = Producers(self._make)
+        self._producers: DeadLetterProducers[_Key, Any] = DeadLetterProducers(self._make)
 
     async def _make(self, key: _Key) -> Any:
         topic, schema = key
@@ -38,13 +38,13 @@ class OfficialPublisher:
         return await self._client.create_producer(topic, batching_enabled=False, chunking_enabled=True, **of_schema)
 
     async def _schema(self, topic: str, version: bytes) -> dict[str, Any]:
-        """Return what makes a producer send with a schema of another topic; nothing if the broker has none."""
+        """Return the producer options for a schema of another topic; none if the broker does not have it."""
         import pulsar
 
         number = int.from_bytes(version, "big")  # as delivery_of made it
         try:
             info = await asyncio.to_thread(self._client._client.get_schema_info, topic, number)
-        except RuntimeError as error:  # what the binding raises is one
+        except RuntimeError as error:  # the binding raises this class
             warn_without_schema(_log, (topic, version), error)
             return {}
         schema = pulsar.schema.BytesSchema()
@@ -58,7 +58,7 @@ class OfficialPublisher:
         try:
             consumer = await self._client.subscribe(topic, name, consumer_type=shared, receiver_queue_size=1)
         except pulsar.asyncio.PulsarException as error:
-            if error.error().name != "ConsumerBusy":  # then it is there, and somebody has it alone
+            if error.error().name != "ConsumerBusy":  # then it exists, and an exclusive consumer has it
                 raise
         else:
             await consumer.close()
@@ -119,6 +119,6 @@ async def _send_null(producer: Any, about: Mapping[str, Any]) -> Any:
 
 
 def _is_spent(error: Exception) -> bool:
-    """Return whether a producer is closed, or fenced, and stays so."""
+    """Return whether a producer is closed or fenced for good."""
     result = getattr(error, "error", None)
     return callable(result) and getattr(result(), "name", "") in {"AlreadyClosed", "ProducerFenced"}

@@ -1,4 +1,4 @@
-"""What a transport must do for :class:`~pulsar_nack.Consumer`: hand over, acknowledge, redeliver, close."""
+"""The port: the interface between a :class:`~pulsar_nack.Consumer` and a client of Pulsar."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from ..ids import MessageId, Position
 
-OF_A_PROPERTY: Final = 100
-"""Bytes of the Python objects around a name and its value, about."""
+PROPERTY_BYTES: Final = 100
+"""The approximate size of the Python objects around a property's name and value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class PortTraits:
     :param min_redelivery_delay: shortest delay that the port can carry out through the broker
     :param max_ids_per_request: most ids that one request may carry
     :param batch_index_ack: single messages of a batch are acknowledged at the broker
-    :param receiver_queue_size: most messages that the transport fetches ahead, 0 where that is not known; the broker
+    :param receiver_queue_size: most messages that the transport fetches ahead, 0 if that is not known; the broker
         counts them as unacknowledged
-    :param tells_sessions: it is a :class:`SupportsSessions`, and acknowledgements return when they are confirmed
-    :param keeps_acks: what is confirmed is with a broker that does not end with this process
+    :param tells_sessions: the port is a :class:`SupportsSessions`, and acknowledgements return when they are confirmed
+    :param keeps_acks: confirmed acknowledgements are kept by a broker that does not end with this process
     """
 
     honours_ids: bool = True
@@ -41,20 +41,20 @@ class PortTraits:
 
 @dataclass(slots=True)
 class Delivery:
-    """One message as a port hands it over; from then on nobody changes it (freezing it would triple what it costs).
+    """One message as a port hands it over; nothing changes it after that (freezing the class would triple its cost).
 
-    :param id: its id; with ``batch_size`` for a message of a batch, and a topic where there are several
+    :param id: the message id; with ``batch_size`` for a message of a batch, and a topic if the port has several
     :param data: the payload, empty where ``is_null``
-    :param redelivery_count: the broker's count, 0 at first; it starts anew when the broker forgets
-    :param publish_time_ms: epoch ms; likewise ``event_time_ms``, 0 when the producer set none
+    :param redelivery_count: the broker's count, 0 at first; it starts again at 0 when the broker forgets
+    :param publish_time_ms: epoch ms; ``event_time_ms`` too, 0 when the producer set none
     :param native: the transport's own message object, for its own use and for users who need it
-    :param error: why the message cannot be read, where that is so; ``data`` is then what was stored
-    :param is_key_encoded: ``key`` is base64 of a key of bytes, as far as the transport can tell
+    :param error: why the message cannot be read; ``data`` then has the stored bytes. None: it can
+    :param is_key_encoded: ``key`` is base64 of a key of bytes, as far as the transport knows
     :param is_null: the producer sent no value, which differs from an empty one
-    :param producer_name: None if the transport does not know; so for the three below
+    :param producer_name: None if the transport does not know it; the three below too
     :param sequence_id: the producer's number of the message
     :param schema_version: as the broker numbers the topic's schemas, None: sent without one
-    :param replicated_from: the cluster that it came from, None: it was published in this one
+    :param replicated_from: the cluster that the message came from, None: it was published in this one
     """
 
     id: MessageId
@@ -77,13 +77,13 @@ class Delivery:
 
 
 def bytes_of(delivery: Delivery) -> int:
-    """Return what a message takes: its payload, and all that its producer may make as large as it likes."""
+    """Return the memory of a message: its payload, and every field that a producer can make large."""
     size = len(delivery.data)
-    if type(delivery) is not Delivery:  # a transport's kind for messages that have little beside
+    if type(delivery) is not Delivery:  # a transport's class for messages with few fields
         return size
     properties = delivery.properties
     if properties:
-        size += sum(map(len, properties)) + sum(map(len, properties.values())) + OF_A_PROPERTY * len(properties)
+        size += sum(map(len, properties)) + sum(map(len, properties.values())) + PROPERTY_BYTES * len(properties)
     size += len(delivery.key or "") + len(delivery.ordering_key or "") + len(delivery.producer_name or "")
     return size + len(delivery.schema_version or b"") + len(delivery.replicated_from or "")
 
@@ -129,23 +129,25 @@ class SupportsCumulativeAck(Protocol):
 
 T = TypeVar("T")
 AcksDone = Callable[[Sequence[T], Exception | None], None]
-"""Is told that acknowledgements ended: their tokens, and None or the error."""
+"""Called when acknowledgements ended: with their tokens, and None or the error."""
 
 
 @runtime_checkable
 class SupportsNowait(Protocol):
-    """A port whose calls for each message need no task of their own, which saves most of what a message costs."""
+    """A port whose calls for each message need no task, which saves most of the cost of a message."""
 
     def receive_nowait(self) -> Delivery | None:
-        """Return the next message, None if none is here. Not called while a call of ``receive`` waits.
+        """Return the next message, None if none has arrived. Not called while a call of ``receive`` waits.
 
         :raises ClosedError: after ``close``
         """
         ...
 
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
-        """Begin to acknowledge one message; ``done`` gets its token, and None or the error, in a later turn of the
-        loop, and may get the tokens of others with it, for which it was given too and which ended in the same way.
+        """Begin to acknowledge one message; ``done`` is called in a later turn of the loop.
+
+        It gets the token, and None or the error. One call may pass the tokens of several messages whose
+        acknowledgements ended in the same way.
 
         :raises ClosedError: after ``close``; ``done`` is not called then
         """
@@ -154,20 +156,20 @@ class SupportsNowait(Protocol):
 
 @runtime_checkable
 class SupportsRedeliverNowait(Protocol):
-    """A port that can ask for a redelivery without waiting: what is due comes earlier by a turn of the loop or two."""
+    """A port that can request a redelivery without waiting: due messages come a turn of the loop or two earlier."""
 
     def redeliver_nowait(self, ids: Sequence[MessageId]) -> None:
-        """Do what ``redeliver`` does; what it raises is raised here."""
+        """Request redelivery as ``redeliver`` does, with the same errors."""
         ...
 
 
 @runtime_checkable
 class SupportsConnectionState(Protocol):
-    """A port that can tell whether it reaches its broker; acknowledgements do not grow old while it does not."""
+    """A port that knows whether it is connected; acknowledgements do not expire while it is not."""
 
     @property
     def is_connected(self) -> bool:
-        """Return whether there is a connection now."""
+        """Return whether the port is connected to its broker now."""
         ...
 
 
@@ -175,11 +177,11 @@ class SessionEvent(Enum):
     """What happens to the session of a topic or partition."""
 
     BEGAN = "began"
-    """What is not acknowledged comes from now on, also what came in the session before."""
+    """Unacknowledged messages come from now on, also those that came in the session before."""
     LOST = "lost"
     """The connection broke: the broker may have lost the acknowledgements that it confirmed last."""
     CLOSED = "closed"
-    """The broker ended it, on a connection that lives, and has all that it confirmed: the subscription was moved, or
+    """The broker ended it on a living connection, and has everything that it confirmed: the subscription was moved, or
     the topic is moved to another broker."""
     INACTIVE = "inactive"
     """Another consumer of the Failover subscription gets the messages from now on, or the topic is gone."""
@@ -187,10 +189,10 @@ class SessionEvent(Enum):
 
 @runtime_checkable
 class SupportsHeldBack(Protocol):
-    """A port that can say why the broker sends nothing."""
+    """A port that can find out why the broker sends nothing."""
 
     async def held_back(self) -> str | None:
-        """Return why the broker sends nothing more though there is more, None where it knows no reason.
+        """Return why the broker holds messages back, None if no reason is known.
 
         :raises BrokerError: the broker gave no answer
         """
@@ -201,22 +203,22 @@ class SupportsHeldBack(Protocol):
 class SupportsSessions(Protocol):
     """A port that reports session events, if its trait ``tells_sessions`` is true."""
 
-    def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
-        """Call ``told`` with each event, the topic and the partition from now on, in order with what is received.
+    def watch_sessions(self, on_event: Callable[[SessionEvent, str, int], None], /) -> None:
+        """Call ``on_event`` with each event, its topic and partition from now on, in order with received messages.
 
-        What was delivered in a session that has ended, or became inactive, and was not received yet is dropped.
+        Messages of a session that has ended, or became inactive, are dropped unless they were received before.
         """
         ...
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
-        """Return up to where everything is acknowledged, None where that is not known. Waits for a session.
+        """Return the mark-delete position, None if it is not known. Waits for a session.
 
-        It belongs to the present session, also when the caller gets it.
+        The session is still the same when the caller gets the position.
         """
         ...
 
     async def flush(self) -> None:
-        """Return when what was confirmed outlives this process."""
+        """Return when confirmed acknowledgements will survive the end of this process."""
         ...
 
 
@@ -234,12 +236,12 @@ class SupportsUnsubscribe(Protocol):
 
 @runtime_checkable
 class SupportsPause(Protocol):
-    """A port that can give back what it fetched ahead; only on Shared and Key_Shared another consumer gets it."""
+    """A port that can give prefetched messages back; only on Shared and Key_Shared do other consumers get them."""
 
     def pause(self, *, is_idle: bool) -> None:
-        """Give back what was fetched ahead and not received, and fetch nothing until :meth:`resume`.
+        """Give prefetched messages back that were not received, and fetch nothing until :meth:`resume`.
 
-        :param is_idle: nothing that was received is unsettled; it may be called again when that is so
+        :param is_idle: no received message is unsettled; this may be called again when that becomes true
         """
         ...
 
@@ -248,12 +250,12 @@ class SupportsPause(Protocol):
         ...
 
     def give_back(self, ids: Sequence[MessageId]) -> None:
-        """Give messages back at once that were received and not shown; not on Exclusive and Failover."""
+        """Give received messages back now that were not delivered; not on Exclusive and Failover."""
         ...
 
 
 class Publisher(Protocol):
-    """What puts dead letters into a topic."""
+    """Publishes dead letters."""
 
     async def publish(
         self,
@@ -277,11 +279,11 @@ class Publisher(Protocol):
 
 
 Schema = tuple[str, bytes]
-"""Names a schema: the topic that it is of, and its version there."""
+"""The name of a schema: its topic, and its version there."""
 
 
 class OwnPublisher(Protocol):
-    """A publisher of the consumer's own, which closes it."""
+    """A publisher that a consumer owns and closes."""
 
     async def publish(
         self,
@@ -294,26 +296,26 @@ class OwnPublisher(Protocol):
         event_time_ms: int,
         schema: Schema | None,
     ) -> MessageId:
-        """Do what a :class:`Publisher` does.
+        """Publish a message, as a :class:`Publisher`.
 
-        :param schema: what the message was sent with first, and is sent with again; None: without
+        :param schema: the schema of the original message, to be sent with this one; None: without
         """
         ...
 
     async def aclose(self) -> None:
-        """Close it. What waits for it need not be published."""
+        """Close the publisher. Messages that wait in it need not be published."""
         ...
 
 
 @runtime_checkable
 class SupportsPublishing(Protocol):
-    """A port that can publish, to wherever its messages come from."""
+    """A port that can publish to the broker that its messages come from."""
 
     def publisher(self, topic: str | None, initial_subscription: str | None) -> OwnPublisher | None:
-        """Return a publisher, None if this port has none after all. Nothing is connected yet.
+        """Return a publisher, None if this port has none. Nothing is connected yet.
 
-        :param topic: the only one that will be published to, to be checked; None: that is told with each message
-        :param initial_subscription: a subscription that each topic shall have before the first message is in it
+        :param topic: the only topic, to be checked; None: each message names its topic
+        :param initial_subscription: a subscription to be created in each topic before the first message
         :raises InvalidArgumentError: not a name of a topic
         """
         ...

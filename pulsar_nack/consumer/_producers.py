@@ -1,4 +1,4 @@
-"""Producers of dead letters: one for each topic and schema, made when the first message goes there."""
+"""Producers of dead letters: one for each topic and schema, opened for the first message."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ._port import Schema
 
 
 class SupportsClose(Protocol):
-    """What can be closed."""
+    """An object with an asynchronous ``close``."""
 
     async def close(self) -> object:
-        """Close it."""
+        """Close the object."""
         ...
 
 
@@ -26,17 +26,17 @@ Result = TypeVar("Result")
 
 
 def warn_without_schema(log: logging.Logger, schema: Schema, error: Exception) -> None:
-    """Log that dead letters are published without the schema of their messages, as the broker does not give it."""
+    """Log that dead letters are published without their schema, because the broker does not return it."""
     topic, version = schema
     log.warning(
         "dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), shown(str(error))
     )
 
 
-class Producers(Generic[Key, Made]):
-    """Makes, keeps and closes them.
+class DeadLetterProducers(Generic[Key, Made]):
+    """Opens, keeps and closes the producers of one publisher.
 
-    :param make: opens the producer that a key is for: a topic, and the schema that is sent with
+    :param make: opens the producer of a key: a topic, and the schema of its messages
     """
 
     def __init__(self, make: Callable[[Key], Coroutine[Any, Any, Made]]) -> None:
@@ -48,9 +48,9 @@ class Producers(Generic[Key, Made]):
     async def use(
         self, key: Key, send: Callable[[Made], Awaitable[Result]], *, is_spent: Callable[[Exception], bool]
     ) -> Result:
-        """Send with the producer of a key; what it raises is raised.
+        """Send with the producer of a key.
 
-        :param is_spent: whether a producer that raised this is of no use any more: the next call makes another one
+        :param is_spent: whether a producer that raised this error is unusable, so that the next call opens another
         """
         task = self._opening(key)
         producer = await asyncio.shield(task)
@@ -64,7 +64,7 @@ class Producers(Generic[Key, Made]):
 
     def _opening(self, key: Key) -> asyncio.Task[Made]:
         if self._is_closed:
-            raise ClosedError("what publishes")
+            raise ClosedError("the publisher")
         task = self._tasks.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             name = f"pulsar_nack dead letters to {key}"
@@ -77,7 +77,7 @@ class Producers(Generic[Key, Made]):
         closing.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
-        """Close all; those that are being made are given up. Idempotent."""
+        """Close all producers, and cancel those that are being opened. Idempotent."""
         self._is_closed = True
         tasks, self._tasks = list(self._tasks.values()), {}
         for task in tasks:

@@ -1,15 +1,15 @@
 """Decides by the session events of the port which confirmed acknowledgements still hide a delivery. Pure.
 
-An acknowledgement is stamped with a *turn*, which grows with each event of a session, and with a time. What hides:
+An acknowledgement is stamped with a *turn*, which grows with each event of a session, and with a time. These hide:
 
-- in the session that goes on: those of the last ``ack_memory``, for copies that were on their way. Nothing else of it
-  can come again: whatever moves a subscription ends the session
+- in the present session: those of the last ``ack_memory``, for duplicates that were on their way. No other message of
+  it can come again: a call that moves a subscription ends the session
 - after a lost connection: those of the last ``ack_memory`` before it, as the broker may have lost them
-- after a session that the broker closed on a connection that lives: none from before. It has them all, so whatever
-  comes was meant to come. But for members of a batch that is not done: brokers forget those when they unload a topic,
-  also where they keep index acks. They hide until something else shows that the subscription was moved
+- after a session that the broker closed on a living connection: none from before. The broker has them all, so every
+  delivery is meant. Except for members of a batch with unacknowledged messages: brokers forget those when they unload a
+  topic, also if they keep index acks. They hide until another delivery shows that the subscription was moved
 
-For a port that does not report its sessions, one session goes on for ever.
+For a port that does not report its sessions, one session lasts for ever.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sessions:
         return place in self._ended
 
     def is_forgotten(self, stamp: Stamp, place: Place) -> bool:
-        """Return whether an acknowledgement does not count any more, as the broker ended its session."""
+        """Return whether an acknowledgement no longer counts, as the broker ended its session."""
         return bool(self._ended) and stamp[0] < self._ended.get(place, _NEVER)[0]
 
     def replayed(self, place: Place) -> None:
@@ -66,7 +66,7 @@ class Sessions:
         self._replayed[place] = self._ended.get(place, _NEVER)[0]
 
     def is_replayed(self, stamp: Stamp, place: Place) -> bool:
-        """Return whether an acknowledgement does not count any more, as the subscription was moved since."""
+        """Return whether an acknowledgement no longer counts, as the subscription was moved since."""
         return bool(self._replayed) and stamp[0] < self._replayed.get(place, 0)
 
     def is_replaying(self, place: Place) -> bool:
@@ -74,11 +74,11 @@ class Sessions:
         return self._replayed.get(place, 0) == self._ended.get(place, _NEVER)[0] > 0
 
     def is_of_earlier(self, stamp: Stamp, place: Place) -> bool:
-        """Return whether an acknowledgement was confirmed before the session that goes on."""
+        """Return whether an acknowledgement was confirmed before the present session."""
         return stamp[0] < self._ended.get(place, _NEVER)[1]
 
     def hides(self, stamp: Stamp, place: Place, now_ms: int) -> bool:
-        """Return whether an acknowledgement hides what comes now."""
+        """Return whether an acknowledgement hides a delivery that comes now."""
         turn, at_ms = stamp
         closed, lost, lost_at_ms = self._ended.get(place, _NEVER)
         return turn >= closed and (lost_at_ms if turn < lost else now_ms) - at_ms < self._ack_memory_ms

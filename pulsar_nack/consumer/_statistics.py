@@ -1,10 +1,11 @@
-"""What a consumer counts."""
+"""The counters of a consumer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..nack._statistics import NackStatistics
+from ..nack import NackStatistics
+from ._engine import ConsumerEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,24 +13,24 @@ class ConsumerStatistics:
     """A snapshot of a consumer; totals count since it was opened.
 
     :param received: deliveries from the transport
-    :param shown: messages given to the user, redelivered ones each time
-    :param copies_dropped: deliveries of what was in work or held
-    :param replayed: acknowledged messages that came back on purpose, and were shown
-    :param dropped: messages that waited to be shown again and are not: the broker counts them as settled (skipped,
-        cleared, expired, or by another consumer), or another Failover consumer gets them
+    :param shown: messages delivered to the user, redelivered ones each time
+    :param copies_dropped: duplicate deliveries of messages that were delivered or held
+    :param replayed: acknowledged messages that came back on purpose, and were delivered
+    :param dropped: messages that waited for redelivery and are not redelivered: the broker counts them as settled
+        (skipped, cleared, expired, or by another consumer), or another Failover consumer gets them
     :param acked: messages acknowledged
-    :param acked_again: copies of acknowledged messages that were acknowledged and not shown
+    :param acked_again: duplicates of acknowledged messages that were acknowledged and not delivered
     :param nacked: negative acknowledgements
-    :param redelivered_local: messages shown again from memory
-    :param redelivered_broker: messages that the broker was asked for
-    :param asked_again: messages that the broker was asked for once more, because nothing had come within 30 s
-    :param in_work: shown (or ready to be) and not settled
+    :param redelivered_local: messages redelivered from memory
+    :param redelivered_broker: messages requested from the broker
+    :param asked_again: messages requested once more, because nothing had come within 30 s
+    :param in_work: delivered (or ready to be) and not settled
     :param ready: of these, how many wait for a call of ``receive``
     :param held: nacked and not due
-    :param requested: asked for at the broker and not yet here
+    :param requested: requested from the broker and not yet here
     :param kept: messages whose payload is kept, and ``kept_bytes`` their memory
-    :param unacked: in work and held; with ``prefetched``, the most that the transport fetches ahead, this counts
-        against ``unacked_limit``
+    :param unacked: ``in_work`` and ``held``; this counts against ``unacked_limit``, with ``prefetched``, the most that
+        the transport fetches ahead
     :param is_near_unacked_limit: whether 80 % of the limit are reached
     :param is_held_back: whether the broker sends nothing more because too much is unacknowledged, as it said last
     :param waiting_nacks: calls of ``nack`` that wait for room
@@ -39,7 +40,7 @@ class ConsumerStatistics:
     :param durable_entries: unsettled messages in the durable state; 0 without one, as the next four
     :param durable_bytes: about what it takes on storage
     :param durable_restored: messages that came before their time after a restart, and were held until then
-    :param durable_compactions: times that it was written anew, shorter
+    :param durable_compactions: how often it was rewritten, shorter
     :param durable_failures: changes that could not be written
     :param durable_acks: entries that are remembered as acknowledged, at least in part, in the durable state
     :param durable_ack_bytes: about what they take of it, against ``max_ack_state_bytes``
@@ -86,3 +87,55 @@ class ConsumerStatistics:
     gated: int
     times_gated: int
     nack: NackStatistics
+
+
+def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
+    """Return a snapshot of a consumer's counters."""
+    table, queue, limiter, receiver, settler = (
+        engine.table,
+        engine.queue,
+        engine.limiter,
+        engine.receiver,
+        engine.settler,
+    )
+    table.expire(engine.clock.now_ms())
+    acks, durable, dead, gate_queue = settler.acks, settler.durable, engine.dead, receiver.gate_queue
+    return ConsumerStatistics(
+        received=receiver.received,
+        shown=receiver.delivered,
+        copies_dropped=receiver.duplicates,
+        replayed=receiver.replayed,
+        dropped=settler.dropped,
+        acked=0 if acks is None else acks.acked,
+        acked_again=0 if acks is None else acks.acked_again,
+        nacked=settler.nacked,
+        redelivered_local=queue.redelivered_local,
+        redelivered_broker=queue.redelivered_broker,
+        asked_again=queue.asked_again,
+        in_work=table.delivered,
+        ready=receiver.waiting(),
+        held=table.held,
+        requested=table.requested,
+        kept=len(queue.payloads.kept),
+        kept_bytes=queue.payloads.bytes,
+        unacked=limiter.count(),
+        prefetched=limiter.prefetched,
+        unacked_limit=None if limiter.limit is None else limiter.limit + limiter.prefetched,
+        is_near_unacked_limit=limiter.is_near_limit,
+        is_held_back=limiter.held_back_at == receiver.received,
+        waiting_nacks=len(limiter.waiters),
+        dead_lettered=0 if dead is None else dead.done,
+        dead_letters_waiting=0 if dead is None else len(dead),
+        dead_letter_failures=0 if dead is None else dead.failures,
+        durable_entries=0 if durable is None else len(durable),
+        durable_bytes=0 if durable is None else durable.journal.bytes,
+        durable_restored=0 if durable is None else durable.restored,
+        durable_compactions=0 if durable is None else durable.journal.compactions,
+        durable_failures=0 if durable is None else durable.journal.failures,
+        durable_acks=0 if durable is None else durable.acked_entries,
+        durable_ack_bytes=0 if durable is None else durable.ack_bytes,
+        is_ack_state_full=durable is not None and durable.gate.is_paused,
+        gated=0 if gate_queue is None else len(gate_queue),
+        times_gated=0 if durable is None else durable.gate.statistics().times_paused,
+        nack=queue.tracker.statistics(),
+    )

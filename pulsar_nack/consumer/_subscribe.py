@@ -1,36 +1,19 @@
-"""Consumers over the official client: subscribed anew, or around one that the user has."""
+"""Consumers over the official client: newly subscribed, or around a consumer that the user has."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Unpack
 
 from .._check import check_flag
 from .._delays import Delay
-from ..backoff import Backoff
-from ..clock import Clock
-from ..config import NackConfig
+from .._topic_pattern import for_official_client
 from ..errors import AlreadyEnteredError, InvalidArgumentError
-from ..nack import HookLike
-from ._checks import refuse_unknown
-from ._consumer import (
-    DEFAULT_DURABLE_TTL,
-    DEFAULT_MAX_ACK_STATE_BYTES,
-    DEFAULT_MAX_LOCAL_BYTES,
-    DEFAULT_UNACKED_LIMIT,
-    Consumer,
-    check_settings,
-)
-from ._dead_letter import DeadLetterPolicy
+from ._consumer import Consumer
 from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio
-from ._patterns import for_official_client
-from ._tracing import ConsumerTrace
-from ._ways import Redelivery
-
-if TYPE_CHECKING:
-    from .durable import DurableHome
+from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown
 
 _TYPES: Final = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "KeyShared"}
 _HONOUR_IDS: Final = {"Shared", "KeyShared"}
@@ -38,7 +21,7 @@ _DEFAULT_QUEUE: Final = 1_000
 
 
 class Subscribing:
-    """What :func:`subscribe` returns: ``async with`` it, or ``await`` it and close the consumer yourself."""
+    """A consumer to be opened: enter it with ``async with``, or ``await`` it and close the consumer yourself."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -82,32 +65,19 @@ def subscribe(
     subscription: str,
     *,
     consumer_type: Any = "shared",
-    redelivery: Redelivery = "auto",
-    backoff: Backoff | Delay | Sequence[Delay] | None = None,
-    config: NackConfig | None = None,
-    max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
-    unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
-    ack_memory: Delay = 10.0,
-    dead_letter: DeadLetterPolicy | None = None,
-    hooks: Sequence[HookLike] = (),
-    clock: Clock | None = None,
-    durable: DurableHome | None = None,
-    durable_ttl: Delay = DEFAULT_DURABLE_TTL,
-    max_ack_state_bytes: int = DEFAULT_MAX_ACK_STATE_BYTES,
-    wall_clock: Clock | None = None,
-    trace: ConsumerTrace | None = None,
-    **options: Any,
+    **settings: Any,
 ) -> Subscribing:
-    """Subscribe with the official client, on a Shared subscription unless told otherwise.
+    """Subscribe with the official client, by default on a Shared subscription.
 
     :param client: a ``pulsar.asyncio.Client``
-    :param topic: a topic, a list of topics, or with ``is_pattern_topic=True`` a pattern as text: what regular
-        expressions of ECMAScript, which that client knows, and of Python have in common
+    :param topic: a topic, a list of topics, or with ``is_pattern_topic=True`` a pattern as text, in the syntax that
+        ECMAScript, which that client uses, and Python have in common
     :param subscription: its name
     :param consumer_type: ``"shared"``, ``"key_shared"``, ``"exclusive"``, ``"failover"``, or a ``pulsar.ConsumerType``
-    :param options: go to the client's ``subscribe`` as they are (``schema``, ``receiver_queue_size``,
-        ``initial_position``, ``batch_index_ack_enabled``, ...); ``negative_ack_redelivery_delay_ms`` is ours
-    :return: to be used as ``async with``, or awaited. The other parameters are those of :class:`Consumer`
+    :param settings: those of :class:`Consumer`; others go to the client's ``subscribe`` unchanged (``schema``,
+        ``receiver_queue_size``, ``initial_position``, ``batch_index_ack_enabled``, ...), except for
+        ``negative_ack_redelivery_delay_ms``, which pulsar-nack sets
+    :return: to be used as ``async with``, or awaited
     :raises InvalidArgumentError: names the argument
     :raises MissingExtraError: pulsar-client is not installed
     :raises BrokerError: when entered or awaited: the client could not subscribe
@@ -120,6 +90,8 @@ def subscribe(
     """
     if not isinstance(client, import_pulsar_asyncio().Client):
         raise InvalidArgumentError("client", client, "a pulsar.asyncio.Client (not the synchronous pulsar.Client)")
+    of_consumer = {name: settings.pop(name) for name in CONSUMER_SETTINGS if name in settings}
+    options = settings
     native_type = _native_type(consumer_type)
     topic = _checked_topic(topic, is_pattern=options.get("is_pattern_topic", False))
     _check_text("subscription", subscription, "a name")
@@ -136,23 +108,7 @@ def subscribe(
             raise _no_queue()
         port = await _port(client, topic, subscription, native_type, options)
         try:
-            return Consumer(
-                port,
-                redelivery=redelivery,
-                backoff=backoff,
-                config=config,
-                max_local_bytes=max_local_bytes,
-                unacked_limit=unacked_limit,
-                ack_memory=ack_memory,
-                dead_letter=dead_letter,
-                hooks=hooks,
-                clock=clock,
-                durable=durable,
-                durable_ttl=durable_ttl,
-                max_ack_state_bytes=max_ack_state_bytes,
-                wall_clock=wall_clock,
-                trace=trace,
-            )
+            return Consumer(port, **of_consumer)
         except BaseException:
             await port.close()
             raise
@@ -166,18 +122,18 @@ def wrap(
     consumer_type: Any = None,
     native_delay: Delay = 60.0,
     batch_index_ack: bool = False,
-    **settings: Any,
+    **settings: Unpack[ConsumerOptions],
 ) -> Consumer:
-    """Make a :class:`Consumer` of one that the official client made; it owns it and closes it.
+    """Make a :class:`Consumer` of a consumer of the official client, and own it from now on.
 
-    The client tells neither the subscription's type nor its own negative-ack delay. Not knowing the type, redelivery is
-    local, as it has to be on Exclusive subscriptions; name it, and the delay that the consumer was made with
-    (100 ms is best), and the broker way is open too.
+    The client names neither the subscription's type nor its negative-ack delay. If the type is not given, redelivery is
+    local, as it has to be on Exclusive subscriptions. Name the type and the delay that the consumer was made with
+    (100 ms is best) to allow redelivery by the broker.
 
     :param consumer: a ``pulsar.asyncio.Consumer``
-    :param consumer_type: as in :func:`subscribe`; None: not known, taken for Exclusive
-    :param native_delay: its ``negative_ack_redelivery_delay_ms`` in seconds; the client's default is 60 s, with which
-        the broker way cannot do delays below 84 s
+    :param consumer_type: as in :func:`subscribe`; None: not known, treated as Exclusive
+    :param native_delay: its ``negative_ack_redelivery_delay_ms`` in seconds; with the client's default, 60 s, the
+        broker cannot redeliver within less than 84 s
     :param batch_index_ack: whether it was made with ``batch_index_ack_enabled``
     :param settings: those of :class:`Consumer`; a ``dead_letter`` needs a ``publisher``, for the client is not known
     :raises InvalidArgumentError: names the argument
@@ -189,7 +145,7 @@ def wrap(
 
 
 def _checked_topic(topic: object, *, is_pattern: object) -> Any:
-    """Return what to hand to the client, whose library ends the process where it cannot take a pattern."""
+    """Return the topic for the client, whose library ends the process if it cannot parse a pattern."""
     check_flag("is_pattern_topic", is_pattern)
     if is_pattern:
         return for_official_client(_check_text("topic", topic, "a pattern as text, with is_pattern_topic=True"))
@@ -206,11 +162,10 @@ def _check_text(field: str, value: object, expected: str) -> str:
 
 
 def _check_options(client: Any, options: dict[str, Any]) -> None:
-    """Refuse what neither a :class:`Consumer` takes nor the official client."""
+    """Raise for a setting that neither a :class:`Consumer` nor the official client knows."""
     known = inspect.signature(client.subscribe).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in known.values()):
-        of_consumer = inspect.signature(Consumer).parameters.keys() - {"port"}
-        refuse_unknown(options.items(), [*known, *of_consumer])
+        refuse_unknown(options.items(), [*known, *CONSUMER_SETTINGS])
 
 
 async def _port(client: Any, topic: Any, subscription: str, native_type: Any, options: dict[str, Any]) -> OfficialPort:

@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from .._check import config_of
-from .._lifetime import NOWHERE, OfOneLoop, home_of
+from .._lifetime import NO_THREAD, LoopBound, loop_thread_of
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ids import Position
 from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
-from ..ledger._taking import given_back
+from ..ledger.ownership import close_on_error
 from ._cache import LedgerCache, Range
 from ._executor import retrieve_error
 from ._generations import log_names
@@ -37,7 +37,7 @@ from .format import BatchSet, LedgersNotLoaded
 _T = TypeVar("_T")
 
 
-class Cursor(OfOneLoop):
+class Cursor(LoopBound):
     """What a subscription has acknowledged, kept in bounded memory and on a store of logs.
 
     Open it with :meth:`open` or :meth:`open_local`; close it with :meth:`aclose` or ``async with``. Acknowledgements
@@ -60,7 +60,7 @@ class Cursor(OfOneLoop):
         flush_interval_s = config.flush_interval.total_seconds()
         self._operations = CursorOperations(self._cache, self._writer, flush_interval_s, self._ensure_open)
         self._executor, self._flusher = self._operations.executor, self._operations.flusher
-        self._is_closed, self._home = False, home_of(self._loop)
+        self._is_closed, self._home = False, loop_thread_of(self._loop)
         self._apply = self._state.acknowledge
 
     @classmethod
@@ -91,7 +91,7 @@ class Cursor(OfOneLoop):
         self = cls(await open_state(store, log_names(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.table.states))
         if self._state.cut_entries:
-            async with given_back([self]):
+            async with close_on_error([self]):
                 await self.flush()  # before new entries get the positions of lost ones
         return self
 
@@ -110,7 +110,7 @@ class Cursor(OfOneLoop):
         log_names(name)
         check_ledgers(ledgers, start)
         store = await LocalLogStore.open(path, threads=2)
-        async with given_back([store]):
+        async with close_on_error([store]):
             self = await cls.open(store, ledgers, config, name=name, start=start)
         self._owned = store
         return self
@@ -145,7 +145,7 @@ class Cursor(OfOneLoop):
         if not self._is_closed:
             self._check_loop("the cursor")
         if self._closing is None:
-            self._is_closed, self._home = True, NOWHERE
+            self._is_closed, self._home = True, NO_THREAD
             finish = self._operations.finish(self._config.close_timeout.total_seconds(), self._release)
             self._closing = asyncio.get_running_loop().create_task(finish, name="pulsar_nack.Cursor close")
             self._closing.add_done_callback(retrieve_error)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from .._check import check_callable, check_clock, check_has, check_text, config_of
-from .._lifetime import ClosesOnExit, OfOneLoop
+from .._lifetime import ClosesOnExit, LoopBound
 from .._tasks import TaskOwner
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
@@ -72,7 +72,7 @@ class _Request:
     on_due: Callable[[], object] | None
 
 
-class DelayedDeliveryTrackerFactory(ClosesOnExit, OfOneLoop):
+class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
     """Makes trackers in memory, trackers in buckets, or disabled ones, as ``config`` says.
 
     A bucket tracker is replaced by one in memory if its storage does not start, or if its recovery fails or exceeds

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from .._check import clock_of, config_of
-from .._lifetime import NOWHERE, check_loop, home_of
+from .._lifetime import NO_THREAD, check_loop, loop_thread_of
 from .._wake_up import WakeUp
 from ..clock import Clock
 from ..config import DelayedDeliveryConfig
@@ -82,7 +82,7 @@ class InMemoryDelayedDeliveryTracker:
         self._is_closed = False
         self._on_due = on_due
         self._wake_up = None if on_due is None else WakeUp(clock, self._run)
-        self._home = NOWHERE  # where calls need no further check
+        self._home = NO_THREAD  # where calls need no further check
         self._timer_bucket = NEVER
         self._pacing = CallPacing()
 
@@ -253,7 +253,7 @@ class InMemoryDelayedDeliveryTracker:
         """Drop all messages and close the tracker; ``on_due`` is not called any more. Idempotent."""
         if not self._is_closed:
             self._ensure_open()
-        self._is_closed, self._home = True, NOWHERE
+        self._is_closed, self._home = True, NO_THREAD
         self._drop()
 
     def _drop(self) -> None:
@@ -270,7 +270,7 @@ class InMemoryDelayedDeliveryTracker:
             raise ClosedError(_NAME)
         loop = None if self._wake_up is None else self._wake_up.loop
         check_loop(loop, "the tracker")
-        self._home = home_of(loop)
+        self._home = loop_thread_of(loop)
 
     # -- waking up ---------------------------------------------------------------------------------------------------
 

@@ -1,35 +1,37 @@
-"""Positions and time: the only place that knows pyroaring and sortedcontainers."""
+"""Positions and time: the only package that uses pyroaring and sortedcontainers."""
 
 from ._buckets import TimeBuckets
 from ._due import DueIds
+from ._earliest import NEVER
 from ._entries import as_entries
-from ._entry_sets import MAX_ENTRY, EntrySets, portable
-from ._front import NEVER, Front
-from ._ordered import OrderedPositions
-from ._pieces import Piece, add_entries, add_runs, add_words, pieces_of, varint_bytes, whole_piece
-from ._position_ranges import PositionRange, PositionRanges
+from ._id_blocks import IdBlock
+from ._position_sets import (
+    MAX_ENTRY,
+    OrderedPositions,
+    PositionRanges,
+    PositionSet,
+    portable_bitmap,
+)
 from ._ranges import EntryRanges
-from ._slots import Slot
+from ._sections import Section, add_entries, add_runs, add_words, sections_of, varint_bytes, whole_section
 
 __all__ = [
     "MAX_ENTRY",
     "NEVER",
     "DueIds",
     "EntryRanges",
-    "EntrySets",
-    "Front",
+    "IdBlock",
     "OrderedPositions",
-    "Piece",
-    "PositionRange",
     "PositionRanges",
-    "Slot",
+    "PositionSet",
+    "Section",
     "TimeBuckets",
     "add_entries",
     "add_runs",
     "add_words",
     "as_entries",
-    "pieces_of",
-    "portable",
+    "portable_bitmap",
+    "sections_of",
     "varint_bytes",
-    "whole_piece",
+    "whole_section",
 ]

@@ -1,7 +1,4 @@
-"""Time buckets: pending ids and when they fire, with all that can be asked of them and taken out.
-
-How ids get in, and what keeps that cheap, is in ``_intake``; what lies in a bucket is in ``_store``.
-"""
+"""Time buckets: which ids are pending, and which of them are due next."""
 
 from __future__ import annotations
 
@@ -10,44 +7,63 @@ from itertools import chain
 from typing import Any, Final
 
 from ..ids import MessageId
+from ._draining import DrainingBucket
 from ._due import DueIds
-from ._intake import Intake
-from ._positions import Positions, Run
-from ._rest import Rest
-from ._slots import Slot
+from ._earliest import EarliestBucket
+from ._id_blocks import IdBlock
+from ._inserter import Inserter
+from ._pending import PendingIds, Run
+from ._sealer import Sealer
+from ._store import BucketStore
+from ._sweep import Sweeper
 
 _BASE_BYTES: Final = 4096
 _FEW_EACH: Final = 4
 
 
-class TimeBuckets(Intake):
-    """Pending ids in buckets of time; a start is any integer of ms.
+class TimeBuckets:
+    """Pending ids in buckets of time; the start of a bucket is any integer of ms.
 
     An id is pending once: added again, it fires with the earliest of its starts. Adding, cancelling and looking up are
-    O(1), popping is O(due), all counts are kept. ``front.earliest`` is the start of the first bucket with something in
-    it; ``front`` is the same object at all times.
+    O(1), popping is O(due), counts are kept. ``put(id, start)`` makes an id pending and returns whether it was not, and
+    ``put_entries(ledger, bitmap, start)`` many entries of a ledger, of which it returns how many were not pending.
     """
 
-    __slots__ = ()
+    __slots__ = ("_earliest", "_inserter", "_pending", "_sealer", "_store", "_sweeper", "put", "put_entries")
+
+    def __init__(self) -> None:
+        self._pending = PendingIds()
+        self._store = BucketStore(self._pending)
+        self._sealer = Sealer(self._pending, self._store)
+        self._earliest = EarliestBucket(self._store, self._sealer)
+        self._sweeper = Sweeper(self._pending, self._store, self._sealer, self._earliest)
+        self._inserter = Inserter(self._pending, self._store, self._sealer, self._earliest, self._sweeper)
+        self.put = self._inserter.put  # bound once: a method around it would cost a call for each id
+        self.put_entries = self._inserter.put_entries
 
     def clear(self) -> int:
-        """Drop everything; return how many were pending."""
+        """Drop everything; return how many ids were pending."""
         count = len(self)
-        self._use(Positions())
+        self._pending.clear()
+        self._store.clear()
+        self._sealer.clear()
+        self._earliest.clear()
+        self._sweeper.clear()
+        self._inserter.reset()
         return count
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
+    def __len__(self) -> int:
+        return len(self._pending)
+
     def __contains__(self, message_id: object) -> bool:
-        if not isinstance(message_id, MessageId):
-            return False
-        self._settle()
-        return self._positions.number_if_pending(*message_id) is not None
+        return isinstance(message_id, MessageId) and self._pending.number_if_pending(*message_id) is not None
 
     @property
     def earliest(self) -> int:
-        """Return the start of the first bucket with something in it, ``NEVER`` without one. O(1)."""
-        return self._front.earliest
+        """Return the start of the first bucket that has a pending id, ``NEVER`` without one. O(1)."""
+        return self._earliest.start
 
     @property
     def bucket_count(self) -> int:
@@ -56,152 +72,144 @@ class TimeBuckets(Intake):
 
     @property
     def bytes(self) -> int:
-        """Return about how many bytes are held. O(1)."""
-        count = len(self)
-        unsealed = max(count + self._gone - self._store.folded, 0)
-        width = 9 if self._positions.is_wide else 4.5
-        return _BASE_BYTES + self._positions.memory(count) + self._store.memory() + int(width * unsealed)
+        """Return about how many bytes are held. O(buckets that are not sealed)."""
+        return _BASE_BYTES + self._pending.memory() + self._store.memory()
 
     def learn(self, id: MessageId) -> bool:
         """Return whether an id is pending; if so, keep its topic and chunks."""
-        self._settle()
-        positions = self._positions
-        number = positions.number_if_pending(*id)
+        pending = self._pending
+        number = pending.number_if_pending(*id)
         if number is None:
             return False
-        positions.slots.get(positions.slots[number >> 16].key, id.topic)
+        pending.blocks.get(pending.blocks[number >> 16].key, id.topic)
         if id.is_chunked:
-            positions.keep(number, id)
+            pending.keep_original(number, id)
         return True
 
     # -- cancelling --------------------------------------------------------------------------------------------------
 
     def discard(self, id: MessageId) -> bool:
-        """Take an id out; return whether it was pending. Amortized O(1)."""
-        self._settle()
-        positions, store = self._positions, self._store
-        number = positions.number_if_pending(*id)
+        """Remove an id; return whether it was pending. Amortized O(1)."""
+        pending, store = self._pending, self._store
+        number = pending.number_if_pending(*id)
         if number is None:
             return False
-        positions.pending.discard(number)
-        positions.originals.pop(number, None)
-        self._count -= 1
-        self._gone += 1
-        if not self._count:
-            self.clear()
+        pending.discard(number)
+        if not pending.count:
+            store.drop(self._earliest.start)
+            self._became_empty()
             return True
-        if number not in store.windows.covered or number in store.copies.doubled:
-            store.copies.cancelled(number)
-        self._front.cancelled(number)
-        self._raise_guard()
-        self._start = None
-        self._appends.pop(self._front.earliest, None)
-        self._sweep_when_worth_it()
+        if number not in store.ranges.covered or number in store.stale.doubled:
+            store.stale.on_cancelled(number)
+        self._earliest.on_cancelled(number)
+        self._sweeper.sweep_if_worth_it()
         return True
 
     # -- popping -----------------------------------------------------------------------------------------------------
 
     def pop(self, now: int, limit: int | None = None) -> DueIds:
-        """Take out what is due at ``now`` (start <= now), earliest bucket first and ordered inside it; O(taken)."""
-        self._settle()
+        """Remove and return what is due at ``now`` (start <= now), by bucket and position; O(returned)."""
+        pending, earliest = self._pending, self._earliest
+        pending.settle()
         due = DueIds()
-        front = self._front
         thin: list[array[int]] = []
-        while self._count and front.earliest <= now and (limit is None or len(due) < limit):
-            self._pop_from(front.earliest, limit, due, thin)
+        while pending.count and earliest.start <= now and (limit is None or len(due) < limit):
+            self._pop_from(earliest.start, limit, due, thin)
             self._after_pop()
-        if thin and self._count:
-            self._positions.remove_few(chain.from_iterable(thin))
+        if thin and pending.count:
+            pending.remove_each(chain.from_iterable(thin))
         return due
 
     def pop_all(self) -> DueIds:
-        """Take out everything, ordered by position; O(slots) until the ids are read."""
-        self._settle()
+        """Remove and return everything, ordered by position; O(id blocks) until the ids are read."""
+        pending = self._pending
+        pending.settle()
         due = DueIds()
-        self._hand_out(self._positions.runs(self._positions.pending), due)
-        due.replace(self._positions.take_originals(self._positions.pending))
+        self._hand_out(pending.runs(pending.numbers), due)
+        due.replace(pending.take_originals(pending.numbers))
         self.clear()
         return due
 
-    def pop_parts(self, now: int) -> list[tuple[Slot, Any]]:
-        """Take out all that is due at once; return a bitmap of numbers for each slot."""
-        if self._front.earliest > now:
+    def pop_parts(self, now: int) -> list[tuple[IdBlock, Any]]:
+        """Remove all that is due at once; return a bitmap of numbers for each id block."""
+        if self._earliest.start > now:
             return []
-        self._settle()
+        pending = self._pending
+        pending.settle()
+        self._sealer.split_until(now)
         numbers = self._store.take_until(now)
-        self._start = None
-        if not numbers:
-            self._after_pop()
-            return []
-        parts = self._positions.parts(numbers)
+        parts = pending.parts(numbers) if numbers else []
         self._fire(numbers)
-        self._release([slot for slot, _ in parts])
+        self._release([block for block, _ in parts])
         self._after_pop()
         return parts
 
     def _pop_from(self, start: int, limit: int | None, due: DueIds, thin: list[array[int]]) -> None:
-        """Take out a bucket as far as the limit goes.
+        """Remove a bucket as far as the limit allows.
 
-        Few numbers of many slots are put into ``thin``, to be taken out of what is pending one by one: to subtract a
-        bitmap would go through all slots. Only while each number has one copy, which cannot be met again.
+        Few numbers of many blocks are put into ``thin``, to be removed from what is pending one by one: subtracting a
+        bitmap would go through all blocks. Only while each number has one copy, which cannot be met again.
         """
-        self._start = None
-        store = self._store
-        rest = store.rests.get(start)
-        if rest is None and limit is not None and store.is_large(start):
-            rest = store.take_bit_by_bit(start)
-        if rest is None:
-            living = store.take(start)
-            if limit is None or len(living) <= limit - len(due):
-                runs = self._positions.runs(living)
-                if len(runs) == 1 and runs[0][0] is None and not store.copies and not self._positions.originals:
-                    self._count -= len(living)
-                    self._gone += len(living)
+        pending, store = self._pending, self._store
+        remainder = store.draining.get(start)
+        if remainder is None and limit is not None and store.is_large(start):
+            remainder = store.drain(start)
+        if remainder is None:
+            live = store.take(start)
+            if limit is None or len(live) <= limit - len(due):
+                runs = pending.runs(live)
+                if len(runs) == 1 and runs[0][0] is None and not store.stale and not pending.originals:
+                    pending.count -= len(live)
                     thin.append(runs[0][1])
                     self._hand_out(runs, due)
-                    return
-                originals = self._fire(living)
-                self._hand_out(runs, due)
-                due.replace(originals)
+                else:
+                    self._hand_out_fired(live, runs, due)
                 return
-            rest = store.keep_rest(start, living)
-        self._pop_rest(start, rest, limit, due)
+            remainder = store.drain_numbers(start, live)
+        self._pop_remainder(start, remainder, limit, due)
+
+    def _pop_remainder(self, start: int, remainder: DrainingBucket, limit: int | None, due: DueIds) -> None:
+        pending, stale = self._pending, self._store.stale
+        while remainder and (limit is None or len(due) < limit):
+            numbers = remainder.take(None if limit is None else limit - len(due))
+            live = stale.live_copies(numbers, pending.numbers, start)
+            if live:
+                self._hand_out_fired(live, pending.runs(live), due)
+        if not remainder:
+            self._store.end_draining(start)
+
+    def _hand_out_fired(self, live: Any, runs: list[Run], due: DueIds) -> None:
+        originals = self._fire(live)
+        self._hand_out(runs, due)
+        due.replace(originals)
 
     def _hand_out(self, runs: list[Run], due: DueIds) -> None:
-        """Put what was taken out of the bitmap into ``due``, and give back the slots that became empty."""
-        by_index = self._positions.slots.by_index
-        for slot, numbers in runs:
-            if slot is None:
+        """Put numbers that are no longer pending into ``due``, and release the blocks that became empty."""
+        by_index = self._pending.blocks.by_index
+        for block, numbers in runs:
+            if block is None:
                 due.append([by_index[number >> 16] for number in numbers], numbers)
             else:
-                due.append(slot, numbers)
-                if len(numbers) > _FEW_EACH:  # else looking would cost more than the ids; see _slot_of
-                    self._release((slot,))
-
-    def _pop_rest(self, start: int, rest: Rest, limit: int | None, due: DueIds) -> None:
-        positions, copies = self._positions, self._store.copies
-        while rest and (limit is None or len(due) < limit):
-            numbers = rest.take(None if limit is None else limit - len(due))
-            living = copies.living(numbers, positions.pending, start)
-            if living:
-                runs = positions.runs(living)
-                originals = self._fire(living)
-                self._hand_out(runs, due)
-                due.replace(originals)
-        if not rest:
-            self._store.drop_rest(start)
+                due.append(block, numbers)
+                if len(numbers) > _FEW_EACH:  # else looking would cost more than the ids; see PendingIds.block_of
+                    self._release((block,))
 
     def _fire(self, numbers: Any) -> dict[int, MessageId]:
-        self._count -= len(numbers)
-        self._gone += len(numbers)
-        if self._store.copies:
-            self._store.copies.fired(numbers)
-            self._raise_guard()
-        return self._positions.remove(numbers)
+        self._store.stale.on_fired(numbers)
+        return self._pending.remove(numbers)
+
+    def _release(self, blocks: tuple[IdBlock, ...] | list[IdBlock]) -> None:
+        self._pending.release_unused(blocks, self._store.stale.numbers)
 
     def _after_pop(self) -> None:
-        if self._count:
-            self._front.find()
-            self._raise_guard()  # a block may have been split, and parts of it sealed
+        if self._pending.count:
+            self._earliest.find()
+        else:
+            self._became_empty()
+
+    def _became_empty(self) -> None:
+        """Clear what is left when nothing is pending; usually nothing is, and the next id finds its block again."""
+        if self._store.is_empty and self._pending.keep_few_blocks():
+            self._earliest.clear()
         else:
             self.clear()

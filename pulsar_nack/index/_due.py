@@ -1,4 +1,4 @@
-"""What came due, as ids that are made only when somebody looks at them."""
+"""Ids that are due, each made when it is read."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from itertools import chain, starmap
 from typing import Final, overload
 
 from ..ids import MessageId, Position
-from ._slots import Slot
+from ._id_blocks import IdBlock
 
 _make = tuple.__new__
 _AT_A_TIME: Final = 256
 
 
 class DueIds(Sequence[MessageId]):
-    """Ids in the order in which they came due; 4 bytes an id until they are looked at, 12 where few share a slot.
+    """Ids in the order in which they are due: 4 bytes an id until it is read, 12 where few share an id block.
 
-    Equal to a list of the same ids. ``originals`` holds the ids that cannot be made from a number alone: those of
-    chunked messages.
+    Equal to a list of the same ids. Ids of chunked messages cannot be made from a number and are kept as they are.
     """
 
     __slots__ = ("_ends", "_originals", "_runs")
 
     def __init__(self) -> None:
-        self._runs: list[tuple[Slot | list[Slot], array[int]]] = []
+        self._runs: list[tuple[IdBlock | list[IdBlock], array[int]]] = []
         self._ends: list[int] = []
         self._originals: dict[int, MessageId] = {}
 
-    def append(self, slots: Slot | list[Slot], numbers: array[int]) -> None:
-        """Add numbers of one slot, or of a slot each."""
-        self._runs.append((slots, numbers))
+    def append(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> None:
+        """Add numbers of one block, or with a list of blocks the number of each."""
+        self._runs.append((blocks, numbers))
         self._ends.append(len(self) + len(numbers))
 
     def replace(self, originals: Mapping[int, MessageId]) -> None:
-        """Give back the chunked ids, by number."""
+        """Use these ids of chunked messages, by number."""
         self._originals.update(originals)
 
     def __len__(self) -> int:
@@ -44,18 +43,18 @@ class DueIds(Sequence[MessageId]):
     def __iter__(self) -> Iterator[MessageId]:
         return chain.from_iterable(starmap(self._ids, self._runs))
 
-    def _ids(self, slots: Slot | list[Slot], numbers: array[int]) -> Iterable[MessageId]:
-        ids = _mixed_ids(slots, numbers) if isinstance(slots, list) else slots.message_ids(numbers)
+    def _ids(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> Iterable[MessageId]:
+        ids = _mixed_ids(blocks, numbers) if isinstance(blocks, list) else blocks.message_ids(numbers)
         return map(self._originals.get, numbers, ids) if self._originals else ids
 
     def positions(self) -> list[Position]:
         """Return the positions instead of the ids."""
         found: list[Position] = []
-        for slots, numbers in self._runs:
-            if isinstance(slots, list):
-                found += (_make(Position, message_id[:2]) for message_id in _mixed_ids(slots, numbers))
+        for blocks, numbers in self._runs:
+            if isinstance(blocks, list):
+                found += (_make(Position, message_id[:2]) for message_id in _mixed_ids(blocks, numbers))
             else:
-                found += slots.positions(numbers)
+                found += blocks.positions(numbers)
         return found
 
     @overload
@@ -71,14 +70,14 @@ class DueIds(Sequence[MessageId]):
         if not 0 <= place < len(self):
             raise IndexError(index)
         run = bisect_right(self._ends, place)
-        slots, numbers = self._runs[run]
-        at = place - self._ends[run]  # counted from the end of the run
+        blocks, numbers = self._runs[run]
+        at = place - self._ends[run]  # negative: from the end of the run
         number = numbers[at]
         original = self._originals.get(number)
         if original is not None:
             return original
-        slot = slots[at] if isinstance(slots, list) else slots
-        return next(slot.message_ids((number,)))
+        block = blocks[at] if isinstance(blocks, list) else blocks
+        return next(block.message_ids((number,)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str | bytes):
@@ -92,16 +91,16 @@ class DueIds(Sequence[MessageId]):
         return f"DueIds([{shown}{', ...' if len(self) > 5 else ''}], {len(self)} ids)"
 
 
-def _mixed_ids(slots: list[Slot], numbers: array[int]) -> Iterator[MessageId]:
-    """Make an id of each number and its slot, some hundred at a time."""
+def _mixed_ids(blocks: list[IdBlock], numbers: array[int]) -> Iterator[MessageId]:
+    """Make an id of each number and its block, some hundred at a time."""
     places = range(0, len(numbers), _AT_A_TIME)
-    return chain.from_iterable(_some_ids(slots[at : at + _AT_A_TIME], numbers[at : at + _AT_A_TIME]) for at in places)
+    return chain.from_iterable(_some_ids(blocks[at : at + _AT_A_TIME], numbers[at : at + _AT_A_TIME]) for at in places)
 
 
-def _some_ids(slots: list[Slot], numbers: array[int]) -> list[MessageId]:
+def _some_ids(blocks: list[IdBlock], numbers: array[int]) -> list[MessageId]:
     return [
-        next(slot.message_ids((number,)))
-        if slot.bits or slot.topic
-        else _make(MessageId, (slot.ledger, number + slot.offset, slot.partition, -1))
-        for slot, number in zip(slots, numbers, strict=True)
+        next(block.message_ids((number,)))
+        if block.bits or block.topic
+        else _make(MessageId, (block.ledger, number + block.offset, block.partition, -1))
+        for block, number in zip(blocks, numbers, strict=True)
     ]

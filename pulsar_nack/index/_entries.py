@@ -1,4 +1,4 @@
-"""Turns what users give as entries of a ledger into a bitmap."""
+"""Converts the entries of a ledger, as users give them, to a bitmap."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from pyroaring import BitMap, BitMap64
 
+from .._check import INT64_MAX
 from ..errors import InvalidArgumentError
 
 _EXPECTED: Final = "entry ids: integers from 0 to 2**63 - 1"
-_LARGEST: Final = 2**63 - 1
 _SIGNED: Final = "bhilq"
 _UNSIGNED: Final = "BHILQ"
 
@@ -19,7 +19,7 @@ _UNSIGNED: Final = "BHILQ"
 def as_entries(entries: object, field: str = "entries") -> Any:
     """Return a range, a sequence, a ``BitMap``, an array or a numpy array of ints as a ``BitMap`` or ``BitMap64``.
 
-    :raises InvalidArgumentError: something in it is not an entry id; nothing is made
+    :raises InvalidArgumentError: an item is not an entry id
     """
     if isinstance(entries, BitMap):
         return entries
@@ -31,7 +31,7 @@ def as_entries(entries: object, field: str = "entries") -> Any:
     if not flat:
         return BitMap()
     largest = max(flat)
-    if min(flat) < 0 or largest > _LARGEST:
+    if min(flat) < 0 or largest > INT64_MAX:
         raise InvalidArgumentError(field, _first_bad(flat), _EXPECTED)
     is_small = largest < 1 << 32
     return BitMap(array("I", flat)) if is_small else BitMap64(array("Q", flat))
@@ -41,7 +41,7 @@ def _from_range(entries: range, field: str) -> Any:
     if not entries:
         return BitMap()
     low, high = min(entries[0], entries[-1]), max(entries[0], entries[-1])
-    if low < 0 or high > _LARGEST:
+    if low < 0 or high > INT64_MAX:
         raise InvalidArgumentError(field, entries, _EXPECTED)
     ascending = entries if entries.step > 0 else entries[::-1]
     return BitMap(ascending) if high < 1 << 32 else BitMap64(ascending)
@@ -62,11 +62,11 @@ def _flat(entries: object, field: str) -> array[int]:
     try:
         return _from_list(items) if type(items) is list else array("I", items)
     except (TypeError, OverflowError):
-        pass  # too large for it, or bad: both are found out below
+        pass  # too large, or not an entry id: found out below
     try:
         return array("Q", items)
     except (TypeError, OverflowError):
-        bad = next((item for item in items if type(item) is not int or not 0 <= item <= _LARGEST), entries)
+        bad = next((item for item in items if type(item) is not int or not 0 <= item <= INT64_MAX), entries)
         raise InvalidArgumentError(field, bad, _EXPECTED) from None
 
 
@@ -83,7 +83,7 @@ def _items(entries: object, field: str) -> array[int] | list[Any] | tuple[Any, .
 
 
 def _as_buffer(entries: Any) -> memoryview | None:
-    """Return what has one as a buffer; numpy says ValueError for kinds that have none, such as times."""
+    """Return the buffer of an object, None without one; numpy raises ValueError for some kinds, such as times."""
     try:
         return memoryview(entries)
     except (TypeError, ValueError):
@@ -100,4 +100,4 @@ def _from_buffer(view: memoryview, field: str) -> array[int]:
 
 
 def _first_bad(flat: array[int]) -> int:
-    return next(entry for entry in flat if not 0 <= entry <= _LARGEST)
+    return next(entry for entry in flat if not 0 <= entry <= INT64_MAX)

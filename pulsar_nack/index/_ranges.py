@@ -1,21 +1,20 @@
-"""The acknowledged entries of one ledger: what costs is a hole, not what lies between two of them.
+"""The acknowledged entries of one ledger: memory is used by holes, not by the entries between them.
 
-The entries are a roaring bitmap, in which 65 536 entries at a time are an array, a bitmap or runs, whichever is
-smallest: a run of a million entries takes some bytes, every second of 50 000 takes 8 KB. Beside it lie two figures that
-are kept with every change, because a cursor asks for them at every acknowledgement: how many entries there are, and how
-many ranges they form. A single entry changes the number of ranges by its two neighbours alone; a change of a span
-counts the ranges that touch the span.
+The entries are a roaring bitmap, which stores each 65 536 entries as an array, a bitmap or runs, whichever is smallest:
+a run of a million entries takes some bytes, every second of 50 000 takes 8 KB. Two counts are updated with every
+change, because a cursor needs them at every acknowledgement: of the entries and of the ranges that they form. A single
+entry changes the number of ranges by its two neighbours alone; a change of a span counts the ranges that touch it.
 
-The edges of the ranges of a bitmap ``b`` are the bits of ``b ^ (b << 1)``: first entries and ends by turns. This counts
-and lists ranges without looking at each entry.
+The edges of the ranges of a bitmap ``b`` are the bits of ``b ^ (b << 1)``: first entries and ends in turn. This counts
+and lists ranges without a look at each entry.
 
-A bitmap does not become smaller by itself: runs are found by ``run_optimize`` only, which costs microseconds for each
-65 536 entries. It is called when the entries have doubled or halved, or a share of the bitmap has changed, so that it
-costs some nanoseconds a change. Between two calls the bitmap can be larger than it need be, by 4 bytes a change.
+A bitmap finds runs only in ``run_optimize``, which costs microseconds for each 65 536 entries. It is called when the
+entries have doubled or halved, or a share of the bitmap has changed, so that it costs some nanoseconds a change.
+Between two calls the bitmap may be larger than necessary, by 4 bytes a change.
 
-Bitmaps of 32-bit numbers are smaller and faster than those of 64-bit numbers, so the latter are taken only when an
-entry beyond :data:`_NARROW_MAX` appears. The latter's ``contains_range`` is not used: it says yes to a range that ends
-in 65 536 entries of which there are none. Lists of (first, last) pairs in Python cost 130 bytes a range.
+Bitmaps of 32-bit numbers are smaller and faster than those of 64-bit numbers, so the latter are used only once there is
+an entry beyond :data:`_NARROW_MAX`. Their ``contains_range`` is not used: it returns True for a range that ends in
+65 536 absent entries. Lists of (first, last) pairs in Python cost 130 bytes a range.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from typing import Any, Final, Self
 
 from pyroaring import BitMap, BitMap64
 
+from .._check import INT64_MAX
 from ..errors import InvalidArgumentError
 
-MAX_RANGE_ENTRY: Final = 2**63 - 1
 _NARROW_MAX: Final = 2**32 - 2
-"""The entry after the last one must be a 32-bit number too: it is asked for as a neighbour, and ends a range."""
+"""The entry after the last one must be a 32-bit number too, because it is looked up and ends a range."""
 _WINDOW: Final = 1 << 20
 _FEW: Final = 64
 _MANY: Final = 4096
@@ -38,10 +37,10 @@ _FRAME_BYTES: Final = 330
 
 
 class EntryRanges:
-    """A set of entries, 0 <= entry < 2**63, that knows its ranges. Both ends of a range are in it.
+    """A set of entries, 0 <= entry < 2**63, that knows its ranges. A range includes both ends.
 
-    ``range_count`` and the length are kept, not counted. Adding an entry, discarding, looking up: O(log) of what a
-    65 536th of the span holds. Do not change it while iterating over :meth:`ranges`.
+    The length and ``range_count`` are O(1). Adding, discarding and looking up an entry are O(log) in the size of the
+    part of 65 536 entries that it is in. Do not change the set while iterating over :meth:`ranges`.
     """
 
     __slots__ = (
@@ -69,9 +68,9 @@ class EntryRanges:
 
     @classmethod
     def from_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Make one of (first, last) pairs in any order, which may overlap.
+        """Return the set of the entries of (first, last) pairs, in any order, which may overlap.
 
-        :raises InvalidArgumentError: a pair is no range
+        :raises InvalidArgumentError: a pair is not a range
         """
         made = cls()
         for first, last in ranges:
@@ -99,17 +98,17 @@ class EntryRanges:
 
     @property
     def first(self) -> int | None:
-        """Return the lowest entry, None when there is none."""
+        """Return the lowest entry, None for an empty set."""
         return self._bits.min() if self._count else None
 
     @property
     def last(self) -> int | None:
-        """Return the highest entry, None when there is none."""
+        """Return the highest entry, None for an empty set."""
         return self._bits.max() if self._count else None
 
     @property
     def memory_bytes(self) -> int:
-        """Return about what it takes in memory; O(1). It may be 8 KB too low until it is measured again."""
+        """Return about how many bytes the set takes; O(1). May be 8 KB too low until the next measurement."""
         grown = self._entry_bytes * (self._count - self._tidied) + 4 * (self.range_count - self._tidied_ranges)
         return self._measured + grown if grown > 0 else self._measured
 
@@ -136,9 +135,9 @@ class EntryRanges:
         return True
 
     def add_many(self, entries: Iterable[int]) -> int:
-        """Add entries in any order, which may repeat; return how many were new.
+        """Add entries in any order, with or without duplicates; return how many were new.
 
-        Nothing is added when one of them is out of range. O(entries), and O(ranges) when there are many.
+        Nothing is added if an entry is out of range. O(entries), and O(ranges) if there are many.
 
         :raises InvalidArgumentError: an entry is out of range
         """
@@ -157,9 +156,9 @@ class EntryRanges:
         return self._count - before
 
     def add_range(self, first: int, last: int) -> int:
-        """Add all entries from first to last, both included; return how many were new.
+        """Add all entries from first to last, including both; return how many were new.
 
-        :raises InvalidArgumentError: they are no range
+        :raises InvalidArgumentError: first and last are not a range
         """
         self._check(first, last)
         self._fit(last)
@@ -174,9 +173,9 @@ class EntryRanges:
         return new
 
     def discard_range(self, first: int, last: int) -> int:
-        """Take out all entries from first to last, both included; return how many there were.
+        """Remove all entries from first to last, including both; return how many were removed.
 
-        :raises InvalidArgumentError: they are no range
+        :raises InvalidArgumentError: first and last are not a range
         """
         self._check(first, last)
         last = min(last, self._entries_max)
@@ -195,20 +194,20 @@ class EntryRanges:
         return gone
 
     def discard_below(self, entry: int) -> int:
-        """Take out all entries below this one; return how many there were."""
+        """Remove all entries below ``entry``; return how many were removed."""
         return self.discard_range(0, entry - 1) if entry > 0 else 0
 
     def clear(self) -> None:
-        """Take out everything."""
+        """Remove everything."""
         self._bits = BitMap()
         self._entries_max = _NARROW_MAX
         self._count = self.range_count = 0
         self._tidy()
 
     def pop_run(self, entry: int) -> int:
-        """Take out the entries from this one up to the first that is absent; return that one.
+        """Remove the entries from ``entry`` up to the first absent one, and return the absent one. O(log run).
 
-        This is how a mark-delete position moves over what was acknowledged: O(log run).
+        So a mark-delete position moves past acknowledged entries.
         """
         if entry not in self:
             return entry
@@ -221,7 +220,7 @@ class EntryRanges:
         return end
 
     def next_absent(self, entry: int) -> int:
-        """Return the first entry, from this one on, that is not in it; O(log run)."""
+        """Return the first entry from ``entry`` on that is not in the set; O(log run)."""
         if entry not in self:
             return entry
         bits = self._bits
@@ -242,34 +241,14 @@ class EntryRanges:
         return end
 
     def next_present(self, entry: int) -> int | None:
-        """Return the first entry, from this one on, that is in it, None when there is none."""
+        """Return the first entry from ``entry`` on that is in the set, None without one."""
         bits = self._bits
         if not self._count or entry > bits.max():
             return None
         return int(bits.next_set_bit(max(entry, 0)))
 
-    @property
-    def last_range(self) -> tuple[int, int] | None:
-        """Return the highest range as (first, last), None when there is none; O(log run)."""
-        if not self._count:
-            return None
-        bits = self._bits
-        bottom, last = bits.min(), bits.max()
-        if self.range_count == 1:
-            return bottom, last
-        first = last
-        step = 1
-        while first - step >= bottom and bits.range_cardinality(first - step, first) == step:
-            first -= step
-            step <<= 1
-        while step:
-            if first - step >= bottom and bits.range_cardinality(first - step, first) == step:
-                first -= step
-            step >>= 1
-        return first, last
-
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Go through the ranges, lowest first, as (first, last) with both in it. O(ranges), in bounded memory."""
+        """Yield the ranges as (first, last), lowest first. O(ranges), in bounded memory."""
         if not self._count:
             return
         first: int | None = None
@@ -293,7 +272,7 @@ class EntryRanges:
         return made
 
     def _windows(self, first: int, last: int) -> Iterator[Any]:
-        """Yield bitmaps of the entries between these, both included, in windows; stretches without any are skipped."""
+        """Yield the entries from first to last as bitmaps of windows; stretches without entries are skipped."""
         bits = self._bits
         last = min(last, bits.max())
         while first <= last:
@@ -303,13 +282,13 @@ class EntryRanges:
                 yield bits & type(bits)(range(start, first))
 
     def _windowed_runs(self) -> Iterator[tuple[int, int]]:
-        """Yield (first, end) of the runs, cut at the windows in which they are looked for."""
+        """Yield the runs as (first, end), cut at the ends of windows."""
         for part in self._windows(0, self._entries_max):
             edges = (part ^ part.shift(1)).to_array()
             yield from zip(edges[::2], edges[1::2], strict=True)
 
     def _runs_within(self, first: int, last: int) -> int:
-        """Return how many runs lie, at least in part, between these, both included. O(bytes that this part takes)."""
+        """Count the runs that lie at least in part from first to last. O(bytes of this part of the bitmap)."""
         bits = self._bits
         last = min(last, self._entries_max)
         count = bits.range_cardinality(first, last + 1)
@@ -333,7 +312,7 @@ class EntryRanges:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Bring the bitmap into its smallest form, measure it, and say when to do it again."""
+        """Bring the bitmap into its smallest form, measure it, and decide when to do it again."""
         bits = self._bits
         bits.run_optimize()
         bits.shrink_to_fit()
@@ -352,24 +331,24 @@ class EntryRanges:
         self._tidy_at = self._count + max(_FEW, min(self._count, _MANY), 16 * containers)
 
     def _check(self, first: int, last: int) -> None:
-        if not 0 <= first <= last <= MAX_RANGE_ENTRY:
+        if not 0 <= first <= last <= INT64_MAX:
             raise InvalidArgumentError("entries", (first, last), "0 <= first <= last < 2**63")
 
     def _fit(self, entry: int) -> None:
-        """Change to a bitmap of 64-bit numbers if this entry needs one."""
+        """Change to a bitmap of 64-bit numbers if the entry requires it."""
         if entry <= self._entries_max:
             return
         wide = BitMap64()
         for first, end in self._windowed_runs() if self._bits else ():
             wide.add_range(first, end)
         self._bits = wide
-        self._entries_max = MAX_RANGE_ENTRY
+        self._entries_max = INT64_MAX
 
     def _verify(self) -> None:
-        """Assert every invariant; for tests."""
+        """Assert all invariants; for tests."""
         runs = list(self.ranges())
         assert self._count == len(self._bits) == sum(last - first + 1 for first, last in runs)
         assert self.range_count == len(runs)
         assert all(one[1] + 1 < other[0] for one, other in pairwise(runs))
         assert (self.first, self.last) == ((runs[0][0], runs[-1][1]) if runs else (None, None))
-        assert self._entries_max == (_NARROW_MAX if isinstance(self._bits, BitMap) else MAX_RANGE_ENTRY)
+        assert self._entries_max == (_NARROW_MAX if isinstance(self._bits, BitMap) else INT64_MAX)

@@ -1,4 +1,4 @@
-"""Checks of what is given to a tracker; each raises before anything has changed."""
+"""Checks of the arguments of a tracker; each raises before anything has changed."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ from ..backoff import Backoff
 from ..errors import InvalidArgumentError
 from ..ids import MessageId, _check_stored
 
-_MOST_AHEAD: Final = 0.001
+_MAX_LEAD_TIME: Final = 0.001
 
 
-def check_ahead(ahead: object) -> None:
-    """Refuse a ms or more: that is the matter of the delays."""
+def check_lead_time(lead_time: object) -> None:
+    """Raise unless ``lead_time`` is under 1 ms; longer lead times belong in the delay."""
     expected = "seconds from 0 to less than 0.001"
-    if isinstance(ahead, bool) or not isinstance(ahead, float | int) or not 0 <= ahead < _MOST_AHEAD:
-        raise InvalidArgumentError("ahead", ahead, expected)
-
-
-def check_id(message_id: object, field: str = "id") -> None:
-    """Refuse what is not the id of a stored message."""
-    _check_stored(message_id, field)
+    if isinstance(lead_time, bool) or not isinstance(lead_time, float | int) or not 0 <= lead_time < _MAX_LEAD_TIME:
+        raise InvalidArgumentError("lead_time", lead_time, expected)
 
 
 def check_ids(ids: object) -> Sequence[MessageId]:
-    """Return ids as a sequence, all of them good."""
+    """Return the ids as a sequence; raise unless all are ids of stored messages."""
     if isinstance(ids, MessageId):
         raise InvalidArgumentError("ids", ids, "several ids; nack() takes one")
     if not isinstance(ids, Iterable):
@@ -34,12 +29,12 @@ def check_ids(ids: object) -> Sequence[MessageId]:
     sequence = ids if isinstance(ids, list | tuple) else list(ids)
     for message_id in sequence:
         if type(message_id) is not MessageId or message_id[0] < 0 or message_id[1] < 0:
-            check_id(message_id, "ids")
+            _check_stored(message_id, "ids")
     return sequence
 
 
 def count_entries(entries: Any) -> int:
-    """Return how many entries are given, the same one as often as it is; also for a range longer than any list."""
+    """Count the entries, duplicates included; works for ranges longer than ``sys.maxsize``."""
     if isinstance(entries, range):
         return (entries[-1] - entries[0]) // entries.step + 1 if entries else 0
     try:
@@ -48,16 +43,10 @@ def count_entries(entries: Any) -> int:
         raise InvalidArgumentError("entries", entries, "a range, a sequence, or an array of one dimension") from None
 
 
-def check_count(count: object) -> None:
-    """Refuse what is not a redelivery count."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise InvalidArgumentError("redelivery_count", count, "an integer of at least 0")
-
-
 def backoff_ms(backoff: Backoff, count: int) -> int:
-    """Return the delay that a strategy gives.
+    """Return the delay of a backoff in ms.
 
-    :raises InvalidArgumentError: it raised, or returned what is no delay; names ``backoff``
+    :raises InvalidArgumentError: the backoff raised, or did not return a delay; the error names ``backoff``
     """
     try:
         delay = backoff(count)

@@ -1,13 +1,13 @@
-"""What the tracker tells its hooks: frozen records, one signature for every hook.
+"""Events of a tracker, and the hooks that receive them.
 
-Times are ms of the tracker's clock, delays ms. A hook is any callable that takes one event; it runs outside every
-lock and must not block. What it raises is counted (``statistics().hook_errors``) and never reaches the tracker's users.
+Times are ms of the tracker's clock, delays are in ms. A hook is any callable that takes one event. It must not block.
+Errors that it raises are counted (``statistics().hook_errors``) and never reach the tracker's users.
 """
 
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +18,9 @@ from ..ids import MessageId
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """Ids became pending, or were nacked again (``is_new`` False: the earliest deadline wins).
+    """Ids became pending, or were nacked again (``is_new`` is False; the earliest deadline wins).
 
-    ``ids`` may be made lazily; ``deadline_ms`` is the exact one, before it is rounded down to a bucket.
+    ``ids`` may be made lazily; ``deadline_ms`` is the exact deadline, not rounded down to a bucket.
     """
 
     ids: Sequence[MessageId]
@@ -32,7 +32,7 @@ class Nacked:
 
 @dataclass(frozen=True, slots=True)
 class Redelivered:
-    """The callback took these ids; ``attempt`` is 1 unless it had failed for them before."""
+    """The callback took these ids; ``attempt`` is 1 unless it failed for them before."""
 
     ids: Sequence[MessageId]
     at_ms: int
@@ -41,7 +41,7 @@ class Redelivered:
 
 @dataclass(frozen=True, slots=True)
 class RedeliveryFailed:
-    """The callback raised; the ids stay pending and are tried again at ``retry_at_ms``."""
+    """The callback failed; the ids stay pending and are retried at ``retry_at_ms``."""
 
     ids: Sequence[MessageId]
     at_ms: int
@@ -52,7 +52,7 @@ class RedeliveryFailed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """An acknowledgement took a pending id out."""
+    """An acknowledgement removed a pending id."""
 
     id: MessageId
     at_ms: int
@@ -60,7 +60,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """All pending ids were dropped, ``count`` of them."""
+    """All pending ids, ``count`` of them, were dropped."""
 
     count: int
     at_ms: int
@@ -68,7 +68,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The tracker was closed while ``pending`` ids waited."""
+    """The tracker was closed; ``pending`` ids were not sent."""
 
     pending: int
     at_ms: int
@@ -78,22 +78,19 @@ NackEvent = Nacked | Redelivered | RedeliveryFailed | Cancelled | Cleared | Clos
 
 
 class NackHook(Protocol):
-    """Receives every event of a tracker."""
+    """A callable that receives every event of a tracker."""
 
     def __call__(self, event: NackEvent, /) -> None:
-        """Take one event."""
+        """Handle one event."""
         ...
 
 
-HookLike = Callable[[NackEvent], None]
-
-
 class Hooks:
-    """Calls hooks in turn; counts what they raise."""
+    """Calls all hooks in order, and counts the errors that they raise."""
 
     __slots__ = ("_hooks", "errors")
 
-    def __init__(self, hooks: Sequence[HookLike]) -> None:
+    def __init__(self, hooks: Sequence[NackHook]) -> None:
         check_list("hooks", hooks, "a list of callables that take one event")
         self._hooks = tuple(hooks)
         for index, hook in enumerate(self._hooks):
@@ -105,12 +102,12 @@ class Hooks:
         return bool(self._hooks)
 
     def emit(self, event: NackEvent) -> None:
-        """Tell every hook; one that raises does not keep the others from hearing of it.
+        """Call every hook, even if one raises.
 
-        A hook is no coroutine: if it raises ``CancelledError``, that is of something that it looked at.
+        A hook is no coroutine, so a ``CancelledError`` that it raises comes from something that it called.
         """
         for hook in self._hooks:
             try:
                 hook(event)
-            except (Exception, CancelledError):  # noqa: BLE001 - a hook's fault is counted, never its tracker's user's
+            except (Exception, CancelledError):  # noqa: BLE001 - counted, must not reach the user
                 self.errors += 1

@@ -1,17 +1,16 @@
-"""The tracker's working half: one timer, commands to the redelivery callback, retries, and the end.
+"""The tracker's working half: one timer, calls of the redelivery callback, retries, and the end.
 
-States of ``armed_at``, which everyone who adds compares with:
+States of ``armed_at``, which is compared whenever an id is added:
 
-- ``NEVER``: nothing is pending, no timer is set; whatever is added sets it.
-- a time: the timer is set for it; only something earlier touches it.
-- ``ATTENDED``: the sending task is awake, or waits for a callback to end because ``max_in_flight`` are under way; it
-  looks at everything pending before it rests, so nobody needs to set a timer.
+- ``NEVER``: nothing is pending and no timer is set; whatever is added sets it
+- a time: the timer is set to it; only something earlier changes it
+- ``AWAKE``: the sending task runs, or waits for a call to end because ``max_in_flight`` are in flight. It looks at
+  everything pending before it rests, so adding an id need not set a timer
 
-The timer wakes the sending task (``serve``), which owns every callback through one task group. A callback that is a
-plain function the timer calls itself, with the first ids of those that are due, for each turn of the loop in between
-makes them later; what it returns to be awaited is the group's. A callback gets its ids in a :class:`Flight` and lands
-when it ends, however it ends; only landing decides what becomes of the ids. Fresh ids go before retries, but one retry
-may always be under way, and retries never take the last place: neither holds up the other.
+The timer wakes the sending task (:meth:`Sender.serve`), which owns every callback through one task group. A plain
+function is called by the timer, with the first ids that are due, because each turn of the loop in between makes them
+later; what it returns to be awaited belongs to the group. The end of a :class:`RedeliveryCall` decides what becomes of
+its ids, however it ends. New ids go before retries.
 """
 
 from __future__ import annotations
@@ -31,22 +30,21 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..ids import MessageId
 from ..index import NEVER
-from ._events import Cleared, Hooks
-from ._flights import Flight, Landing
-from ._joined import join_ids
+from ._calls import CallsInFlight, RedeliveryCall, RedeliveryResult, join_ids
+from ._capacity import EVERY_PLACE, CapacityLimiter
+from ._events import Cancelled, Cleared, Hooks, Nacked
 from ._retries import Retries
-from ._room import EVERY_PLACE, Room
 from ._schedule import NackSchedule
 from ._statistics import Counters
 
 RedeliveryCallback = Callable[[Sequence[MessageId]], Awaitable[None] | None]
-"""Takes ids that are due, at most ``max_batch`` of them; what it raises brings them back to it later."""
+"""Takes due ids, at most ``max_batch`` of them; if it raises, it gets them again later."""
 
-ATTENDED: Final = -NEVER
+AWAKE: Final = -NEVER
 
 
 class Sender:
-    """Sends what is due; see the head of the module."""
+    """Sends the ids that are due; see the head of the module."""
 
     def __init__(
         self,
@@ -57,56 +55,52 @@ class Sender:
         hooks: Hooks,
         *,
         collapse: bool,
-        ahead: float,
+        lead_time: float,
     ) -> None:
         self._redeliver = redeliver
         self._is_plain = not _is_coroutine_function(redeliver)
         self._config = config
         self._schedule = schedule
+        self._buckets = schedule.buckets
         self._hooks = hooks
         self._collapse = collapse
-        self._ahead = ahead
-        self.ahead_ns = 0
-        self._max_in_flight = 1 if collapse else config.max_in_flight
-        self._max_retry_flights = max(self._max_in_flight - 1, 1)
-        self._retry_flights = 0
-        self._was_retry = False
-        self._flights: dict[Flight, asyncio.Task[None] | None] = {}
-        self._left: list[MessageId] = []
+        self._lead_time = lead_time
+        self.lead_time_ns = 0
+        self.calls = CallsInFlight(1 if collapse else config.max_in_flight)
+        self._unsent: list[MessageId] = []
         self._is_closing = False
         self._group: TaskGroup | None = None
         self._fatal: BaseException | None = None
         self._timer: WakeUp | None = None
         self.retries = retries
-        self.room = Room(config.max_held)
+        self.capacity = CapacityLimiter(config.max_held)
         self.counters = Counters()
         self.armed_at = NEVER
-        self.in_flight = 0
 
     def open(self, clock: Clock) -> None:
-        """Take the clock, in the running loop."""
+        """Use this clock, in the running loop."""
         loop = asyncio.get_running_loop()
         self.ticks = ticker_of(clock, loop)
-        self._timer = WakeUp(clock, self._on_timer, self._ahead)
-        self.ahead_ns = self._timer.ahead_ns
-        self._kick = asyncio.Event()
-        self._landed = asyncio.Event()
-        self.settle()
+        self._timer = WakeUp(clock, self._on_timer, self._lead_time)
+        self.lead_time_ns = self._timer.lead_time_ns
+        self._wake_event = asyncio.Event()
+        self._call_ended = asyncio.Event()
+        self.update_slow_path()
 
-    def settle(self) -> None:
-        """Decide whether a nack has to go the long way: with hooks, while anything is to be tried again, and closed."""
-        is_special = bool(self._hooks) or len(self.retries) > 0 or self._is_closing
-        self.room.reserved = EVERY_PLACE if is_special else 0
+    def update_slow_path(self) -> None:
+        """Choose the path of nacks: the slow one if there are hooks or ids to retry, or the tracker is closing."""
+        is_slow = bool(self._hooks) or len(self.retries) > 0 or self._is_closing
+        self.capacity.reserved = EVERY_PLACE if is_slow else 0
 
     def now_ms(self) -> int:
-        """Return the clock's time."""
+        """Return the time of the clock."""
         return self.ticks() // NS_PER_MS
 
     def due_ms(self) -> int:
-        """Return the time up to which ids are to be sent by now."""
-        return (self.ticks() + self.ahead_ns) // NS_PER_MS
+        """Return the time up to which ids are sent by now."""
+        return (self.ticks() + self.lead_time_ns) // NS_PER_MS
 
-    # the timer
+    # -- the timer ---------------------------------------------------------------------------------------------------
 
     @property
     def early_wakeups(self) -> int:
@@ -114,9 +108,9 @@ class Sender:
         return 0 if self._timer is None else self._timer.early
 
     def arm(self, now_ms: int) -> None:
-        """Set the one timer for the earliest bucket or retry; touch nothing when it is right already."""
+        """Set the timer to the earliest bucket or retry, if it is not."""
         at_ms = self._earliest()
-        if self.armed_at in {at_ms, ATTENDED} or self._is_closing:
+        if self.armed_at in {at_ms, AWAKE} or self._is_closing:
             return
         self.disarm()
         if at_ms <= now_ms:
@@ -127,9 +121,8 @@ class Sender:
                 self._timer.set(at_ms, now_ms)
 
     def _earliest(self) -> int:
-        if self._retry_flights >= self._max_retry_flights:
-            return self._schedule.earliest
-        return min(self._schedule.earliest, self.retries.earliest)
+        earliest = self._buckets.earliest
+        return min(earliest, self.retries.earliest) if self.calls.may_retry else earliest
 
     def disarm(self) -> None:
         """Cancel the timer."""
@@ -138,18 +131,18 @@ class Sender:
         self.armed_at = NEVER
 
     def _wake(self) -> None:
-        self.armed_at = ATTENDED
-        self._kick.set()
+        self.armed_at = AWAKE
+        self._wake_event.set()
 
     def _on_timer(self, _at_ms: int) -> None:
         self.counters.wakeups += 1
-        if self._is_plain and self._group is not None and len(self._flights) < self._max_in_flight:
+        if self._is_plain and self._group is not None and not self.calls.is_full:
             self.armed_at = NEVER
             try:
                 self._send_at_once(self._group, self.due_ms())
             except BaseException as fatal:
                 self._fatal = fatal  # ends the sending task
-                self._kick.set()
+                self._wake_event.set()
                 if isinstance(fatal, KeyboardInterrupt | SystemExit):
                     raise
                 return
@@ -157,215 +150,235 @@ class Sender:
         else:
             self._wake()
 
-    # sending
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Send until closing, then give the callbacks that are under way ``close_timeout``, then cancel them."""
+        """Send until closing; then wait ``close_timeout`` for the calls in flight, and cancel the rest."""
         async with anyio.create_task_group() as group:
             self._group = group
             try:
                 while not self._is_closing:
-                    await self._kick.wait()
-                    self._kick.clear()
+                    await self._wake_event.wait()
+                    self._wake_event.clear()
                     if self._fatal is not None:
                         raise self._fatal
-                    if self.armed_at == ATTENDED:
+                    if self.armed_at == AWAKE:
                         await self._send_due(group)
                 with anyio.move_on_after(self._config.close_timeout.total_seconds()):
-                    while self._flights:
-                        self._landed.clear()
-                        await self._landed.wait()
+                    while len(self.calls):
+                        self._call_ended.clear()
+                        await self._call_ended.wait()
             finally:
                 self._group = None
                 group.cancel_scope.cancel()
 
     def _send_at_once(self, group: TaskGroup, now_ms: int) -> None:
-        """Call a plain callback where the timer is, once; the sending task sends what is due besides."""
-        flight = self._next_flight(now_ms)
-        if flight is None:
+        """Call a plain callback from the timer, once; the sending task sends what else is due."""
+        call = self._next_call(now_ms)
+        if call is None:
             return
-        self._take_off(flight)
+        self._begin(call)
         error: BaseException | None = None
         try:
-            result = contextvars.copy_context().run(self._redeliver, flight.ids)  # one of its own, as a task has
-        except Exception as raised:  # noqa: BLE001 - as in _fly
+            result = contextvars.copy_context().run(self._redeliver, call.ids)  # its own context, as a task has
+        except Exception as raised:  # noqa: BLE001 - as in _run
             error = raised
         except asyncio.CancelledError as cancelled:
             error = cancelled
         except BaseException as fatal:
-            self._land(flight, fatal)
+            self._end(call, fatal)
             raise
         else:
             if inspect.isawaitable(result):
-                flight.result = result
-                group.start_soon(self._fly, flight)
+                call.result = result
+                group.start_soon(self._run, call)
                 return
-        self._land(flight, error)
+        self._end(call, error)
 
     async def _send_due(self, group: TaskGroup) -> None:
-        while not self._is_closing and len(self._flights) < self._max_in_flight:
-            flight = self._next_flight(self.due_ms())
-            if flight is None:
+        while not self._is_closing and not self.calls.is_full:
+            call = self._next_call(self.due_ms())
+            if call is None:
                 self.armed_at = NEVER
                 self.arm(self.due_ms())
                 return
-            self._take_off(flight)
-            group.start_soon(self._fly, flight)
+            self._begin(call)
+            group.start_soon(self._run, call)
             await asyncio.sleep(0)
 
-    def _take_off(self, flight: Flight) -> None:
-        self._flights[flight] = None
-        self.in_flight += len(flight.ids)
-        self._retry_flights += flight.is_retry
-        self._was_retry = flight.is_retry
+    def _begin(self, call: RedeliveryCall) -> None:
+        self.calls.begin(call)
         self.counters.commands += 1
-        self.counters.retries += flight.is_retry
-        self.settle()
+        self.counters.retries += call.is_retry
+        self.update_slow_path()
 
-    def _next_flight(self, now_ms: int) -> Flight | None:
+    def _next_call(self, now_ms: int) -> RedeliveryCall | None:
         if self._earliest() > now_ms:
             return None
         if self._collapse:
-            return self._everything(now_ms)
-        if self._retry_flights == 0 and (self._max_in_flight > 1 or not self._was_retry):
-            return self._next_retry(now_ms) or self._next_fresh(now_ms)
-        return self._next_fresh(now_ms) or self._next_retry(now_ms)
+            return self._all_pending(now_ms)
+        if self.calls.prefers_retry:
+            return self._next_retry(now_ms) or self._next_new(now_ms)
+        return self._next_new(now_ms) or self._next_retry(now_ms)
 
-    def _next_fresh(self, now_ms: int) -> Flight | None:
-        due_at = self._schedule.earliest
+    def _next_new(self, now_ms: int) -> RedeliveryCall | None:
+        due_at = self._buckets.earliest
         if due_at > now_ms:
             return None
-        ids = self._schedule.pop_due(now_ms, self._config.max_batch)
+        ids = self._buckets.pop(now_ms, self._config.max_batch)
         if not len(ids):
             return None
         self.counters.late_ms.append(now_ms - due_at)
-        return Flight(ids)
+        return RedeliveryCall(ids)
 
-    def _next_retry(self, now_ms: int) -> Flight | None:
-        if self._retry_flights >= self._max_retry_flights:
-            return None
-        retry = self.retries.pop_due(now_ms)
-        return None if retry is None else Flight(list(retry.ids.values()), retry.attempt)
+    def _next_retry(self, now_ms: int) -> RedeliveryCall | None:
+        retry = self.retries.pop_due(now_ms) if self.calls.may_retry else None
+        return None if retry is None else RedeliveryCall(list(retry.ids.values()), retry.attempt)
 
-    def _everything(self, now_ms: int) -> Flight | None:
-        due_at = self._schedule.earliest
+    def _all_pending(self, now_ms: int) -> RedeliveryCall | None:
+        due_at = self._buckets.earliest
         if due_at <= now_ms:
             self.counters.late_ms.append(now_ms - due_at)
         retries = self.retries.pop_all()
-        ids = join_ids([self._schedule.pop_all(), *(list(retry.ids.values()) for retry in retries)])
-        return Flight(ids, max((retry.attempt for retry in retries), default=1)) if len(ids) else None
+        ids = join_ids([self._buckets.pop_all(), *(list(retry.ids.values()) for retry in retries)])
+        return RedeliveryCall(ids, max((retry.attempt for retry in retries), default=1)) if len(ids) else None
 
-    async def _fly(self, flight: Flight) -> None:
-        self._flights[flight] = asyncio.current_task()
+    async def _run(self, call: RedeliveryCall) -> None:
+        call.task = asyncio.current_task()
         error: BaseException | None = None
         try:
-            result, flight.result = flight.result, None
+            result, call.result = call.result, None
             if result is None:
-                result = self._redeliver(flight.ids)
+                result = self._redeliver(call.ids)
             if inspect.isawaitable(result):
                 await result
         except asyncio.CancelledError as cancelled:
-            error = cancelled  # of the callback, or of this task, which ends here: it is not to end the tracker
-        except Exception as raised:  # noqa: BLE001 - reported to hooks and statistics, and the ids are tried again
+            error = cancelled  # of the callback, or of this task, which ends here: it must not end the tracker
+        except Exception as raised:  # noqa: BLE001 - reported to hooks and statistics, and the ids are retried
             error = raised
         except BaseException as fatal:
             error = fatal
             raise
         finally:
-            self._land(flight, error)
+            self._end(call, error)
 
-    # landing
+    # -- the end of a call -------------------------------------------------------------------------------------------
 
-    def _land(self, flight: Flight, error: BaseException | None) -> None:
-        failed = flight.failed(error)
-        landing = Landing(
+    def _end(self, call: RedeliveryCall, error: BaseException | None) -> None:
+        failed = call.failed(error)
+        result = RedeliveryResult(
             failed=failed,
-            back=self._wanted(flight, failed),
+            to_retry=self._to_retry(call, failed),
             at_ms=self.now_ms(),
-            retry_delay_ms=self.retries.delay_ms(flight.attempt + 1),
+            retry_delay_ms=self.retries.delay_ms(call.attempt + 1),
             error=error,
         )
-        del self._flights[flight]
-        self._put_back(flight, landing)
-        self.in_flight -= len(flight.ids)
-        self._retry_flights -= flight.is_retry
-        self.counters.sent += len(flight.ids) - len(failed)
+        self.calls.end(call)
+        if self._is_closing:
+            self._unsent.extend(result.to_retry)
+        elif result.to_retry:
+            self.retries.add(result.to_retry, call.attempt + 1, result.retry_at_ms)
+        self.counters.sent += len(call.ids) - len(failed)
         if error is not None:
             self.counters.failed_commands += 1
             self.counters.last_error = repr(error)
-        self._landed.set()
-        self.settle()
-        if self.armed_at == ATTENDED:
-            self._kick.set()
+        self._call_ended.set()
+        self.update_slow_path()
+        if self.armed_at == AWAKE:
+            self._wake_event.set()
         else:
-            self.arm(landing.at_ms)
-        self.room.give(len(flight.ids) - len(landing.back))
+            self.arm(result.at_ms)
+        self.capacity.release(len(call.ids) - len(result.to_retry))
         if self._hooks:
-            for event in flight.events(landing):
+            for event in call.events(result):
                 self._hooks.emit(event)
 
-    def _put_back(self, flight: Flight, landing: Landing) -> None:
-        if self._is_closing:
-            self._left.extend(landing.back)
-        elif landing.back:
-            self.retries.add(landing.back, flight.attempt + 1, landing.retry_at_ms)
-
-    def _wanted(self, flight: Flight, failed: Sequence[MessageId]) -> Sequence[MessageId]:
+    def _to_retry(self, call: RedeliveryCall, failed: Sequence[MessageId]) -> Sequence[MessageId]:
+        """Return the failed ids that are not acknowledged, pending, to be retried or in a later call already."""
         if not len(failed):
             return ()
-        flights = list(self._flights)
-        later = flights[flights.index(flight) + 1 :]
         return [
             message_id
-            for message_id in flight.wanted(failed, self._schedule)
-            if not self._is_retried(message_id) and not any(other.learn(message_id) for other in later)
+            for message_id in call.wanted(failed, self._buckets)
+            if not self.retries.learn_if_here(message_id) and not self.calls.learn_after(call, message_id)
         ]
 
-    def _is_retried(self, message_id: MessageId) -> bool:
-        return message_id in self.retries and bool(self.retries.learn(message_id))
+    # -- adding and cancelling ---------------------------------------------------------------------------------------
 
-    # what happens to ids meanwhile
+    def add(self, message_id: MessageId, now_ms: int, delay_ms: int) -> bool:
+        """Add an id and return whether it is new; if it waits for a retry, the earlier of the two times counts."""
+        retry_at = self.retries.at_ms(message_id)
+        if retry_at is None:
+            return self._schedule.add(message_id, now_ms, delay_ms)
+        message_id = self.retries.learn(message_id)
+        if now_ms + delay_ms < retry_at:
+            self.retries.discard(message_id)
+            self._schedule.add(message_id, now_ms, delay_ms)
+        return False
 
-    def acknowledge_in_flight(self, message_id: MessageId) -> None:
-        """Remember an acknowledgement for the case that a callback under way fails."""
-        for flight in self._flights:
-            flight.acknowledge(message_id)
+    def on_nacked(self, count: int, added: int, now_ms: int) -> None:
+        """Count nacks, of which ``added`` ids were new, and set the timer."""
+        self.capacity.free -= added
+        self.counters.nacked_again += count - added
+        self.update_slow_path()
+        self.arm(now_ms)
+
+    def emit_nacked(self, ids: Sequence[MessageId], added: int, now_ms: int, delay_ms: int) -> None:
+        """Call the hooks for nacks."""
+        if self._hooks and len(ids):
+            self._hooks.emit(Nacked(ids, now_ms, delay_ms, now_ms + delay_ms, is_new=added > 0))
+
+    def cancel(self, message_id: MessageId) -> bool:
+        """Remove an acknowledged id and return whether it was pending; remember it for calls in flight."""
+        was_pending = self._buckets.discard(message_id)
+        if len(self.retries) and self.retries.discard(message_id):
+            was_pending = True
+            self.update_slow_path()
+        for call in self.calls if self.calls.ids else ():
+            call.acknowledge(message_id)
+        if was_pending:
+            self.counters.cancelled += 1
+            self.arm(self.now_ms())
+            self.capacity.release(1)
+            if self._hooks:
+                self._hooks.emit(Cancelled(message_id, self.now_ms()))
+        return was_pending
 
     def clear(self) -> int:
-        """Drop what is pending and forget what is in flight; return how many were pending."""
-        count = self._schedule.clear() + len(self.retries)
+        """Drop what is pending and forget what is in flight; return how many ids were pending."""
+        count = self._buckets.clear() + len(self.retries)
         self.retries.pop_all()
-        self.settle()
-        for flight in self._flights:
-            flight.is_forgotten = True
+        self.update_slow_path()
+        for call in self.calls:
+            call.is_forgotten = True
         self.counters.cleared += count
-        if self.armed_at != ATTENDED:
+        if self.armed_at != AWAKE:
             self.disarm()
-        self.room.give(count)
+        self.capacity.release(count)
         if self._hooks and count:
             self._hooks.emit(Cleared(count, self.now_ms()))
         return count
 
-    # the end
+    # -- closing -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send nothing more; :meth:`serve` comes to its end."""
+        """Stop sending; :meth:`serve` returns."""
         self._is_closing = True
         self.disarm()
-        self.settle()
-        self._kick.set()
-        self.room.dismiss()
+        self.update_slow_path()
+        self._wake_event.set()
+        self.capacity.wake_all()
 
     def is_own_task(self, task: asyncio.Task[object] | None) -> bool:
-        """Return whether this is a task that runs a callback: it cannot wait for itself."""
-        return task is not None and any(task is own for own in self._flights.values())
+        """Return whether a task runs a callback: it cannot wait for its own end."""
+        return task is not None and any(task is call.task for call in self.calls)
 
-    def take_left(self) -> Sequence[MessageId]:
-        """Take out everything that was not sent: in flight, retrying, pending."""
-        flying = [flight.wanted(flight.ids, self._schedule) for flight in self._flights]
-        retrying = [retry.ids.values() for retry in self.retries.pop_all()]
-        loose = list(dict.fromkeys(itertools.chain(self._left, *flying, *retrying)))
-        return join_ids([loose, self._schedule.pop_all()])
+    def take_unsent(self) -> Sequence[MessageId]:
+        """Remove and return all ids that were not sent: in flight, to be retried, pending."""
+        in_flight = [call.wanted(call.ids, self._buckets) for call in self.calls]
+        to_retry = [retry.ids.values() for retry in self.retries.pop_all()]
+        others = list(dict.fromkeys(itertools.chain(self._unsent, *in_flight, *to_retry)))
+        return join_ids([others, self._buckets.pop_all()])
 
 
 def _is_coroutine_function(call: Callable[..., object]) -> bool:

@@ -1,4 +1,4 @@
-"""What a tracker counts."""
+"""The figures of a tracker."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ WINDOW: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How late recent commands went out: ms between the start of a command's earliest bucket and its sending.
+    """How late calls of the callback were: ms between the start of their earliest bucket and the call.
 
-    Over the last 1 024 commands that were no retries; all 0 before the first.
+    Over the last 1 024 calls that were not retries; all 0 before the first.
     """
 
     p50_ms: int = 0
@@ -25,21 +25,21 @@ class Lateness:
 class NackStatistics:
     """A snapshot of a tracker; totals count since it was entered.
 
-    :param pending: ids that wait for their time, ``retrying`` included
-    :param retrying: ids whose callback failed and that wait for their next try
-    :param in_flight: ids that a callback has in hand
-    :param held: what counts against ``max_held``: pending, in flight, and places given to callers about to use them
-    :param waiting: callers of ``nack()`` that wait for room
-    :param buckets: time buckets that hold something
-    :param bytes: memory of the pending ids, as the index counts it
-    :param wakeups: times the timer fired, ``early_wakeups`` of these before its time (it was set again)
-    :param nacked: ids that were nacked, those pending already included
+    :param pending: ids that are not due, including ``retrying``
+    :param retrying: ids for which the callback failed and that wait for a retry
+    :param in_flight: ids that the callback is processing
+    :param held: what counts against ``max_held``: pending, in flight, and places of callers that were just woken
+    :param waiting: callers of ``nack()`` that wait because ``max_held`` ids are held
+    :param buckets: time buckets that are not empty
+    :param bytes: estimated memory of the pending ids
+    :param wakeups: how often the timer fired; ``early_wakeups`` of these came too early, and it was set again
+    :param nacked: ids that were nacked, including those that were pending
     :param sent: ids that the callback took
-    :param commands: calls of the callback, ``failed_commands`` of these raised, ``retries`` were tries after a failure
-    :param cancelled: pending ids taken out by an acknowledgement
+    :param commands: calls of the callback; ``failed_commands`` of these raised, ``retries`` were retries
+    :param cancelled: pending ids removed by an acknowledgement
     :param cleared: pending ids dropped by ``clear()``
-    :param hook_errors: events on which a hook raised
-    :param last_error: the callback's last error as text
+    :param hook_errors: events for which a hook raised
+    :param last_error: the last error of the callback as text
     :param lateness: see :class:`Lateness`
     """
 
@@ -66,7 +66,7 @@ class NackStatistics:
 
 @dataclass(slots=True)
 class Counters:
-    """The totals, while they grow."""
+    """The running totals."""
 
     wakeups: int = 0
     nacked_again: int = 0
@@ -80,7 +80,7 @@ class Counters:
     late_ms: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def lateness(self) -> Lateness:
-        """Return the percentiles of the recent commands."""
+        """Return the percentiles of the recent calls."""
         late = sorted(self.late_ms)
         if not late:
             return Lateness()

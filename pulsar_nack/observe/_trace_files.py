@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from ..config import TraceConfig
-from ..ledger._files import PRIVATE_FILE, PRIVATE_FOLDER
+from ..ledger.files import PRIVATE_FILE, PRIVATE_FOLDER
 
 
 class TraceFiles:

@@ -14,8 +14,8 @@ from typing import Final
 
 from ..config import BucketConfig
 from ..errors import InvalidArgumentError, LogStorageError
-from ..inspection._built import MANIFEST
-from ..ledger._home import storage_errors
+from ..inspection.folders import MANIFEST
+from ..ledger.files import storage_errors
 from ._build_encoding import CURSOR, SEGMENT_FILE, cursor_log, snapshot_folder
 from ._build_folder import INDEX, commit, write_file, write_log
 from ._build_snapshots import WrittenSnapshot

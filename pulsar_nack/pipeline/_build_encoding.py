@@ -32,9 +32,8 @@ from ..delayed.format import (
     snapshot_log_name,
     split_entries,
 )
-from ..index import portable
-from ..ledger._names import LOG, segment_name
-from ..ledger._record import encode_frame, encode_segment_header, seed_of
+from ..index import portable_bitmap
+from ..ledger.format import LOG, encode_frame, encode_segment_header, seed_of, segment_name
 from ._build_rows import Longs, Rows
 
 _APPEND: Final = 1 << 18
@@ -143,7 +142,7 @@ def _bitmaps(ledgers: Longs, entries: Longs) -> Iterator[tuple[int, bytes]]:
     begins = [0, *(np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1).tolist(), len(ledgers)]
     numbers = array("I", entries.astype(np.uint32).tobytes())
     for at, to in pairwise(begins):
-        yield int(ledgers[at]), portable(numbers[at:to])
+        yield int(ledgers[at]), portable_bitmap(numbers[at:to])
 
 
 def _encode_row(bitmaps: Iterator[tuple[int, bytes]], min_at: int, max_at: int) -> bytes:

@@ -24,11 +24,9 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import InvalidArgumentError, LogLockedError
-from ..inspection._built import MANIFEST
-from ..ledger._files import PRIVATE_FOLDER, OsFiles
-from ..ledger._home import storage_errors
-from ..ledger._names import GONE, LOCK, LOG, NEW, log_of
-from ..ledger._writer import write_all
+from ..inspection.folders import MANIFEST
+from ..ledger.files import PRIVATE_FOLDER, OsFiles, storage_errors, write_all
+from ..ledger.format import GONE, LOCK, LOG, NEW, log_of
 from ._build_encoding import SEGMENT_FILE
 
 INDEX: Final = "index"

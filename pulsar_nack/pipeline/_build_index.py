@@ -27,9 +27,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from .._check import as_folder
 from ..config import BucketConfig
 from ..errors import LogStorageError, PulsarNackError
-from ..ledger._folder import as_folder
 from ._build_commit import BuiltIndex, finish_build
 from ._build_folder import building, check_target
 from ._build_rows import BOUNDS, DuplicatePositionError, Longs, Rows, duplicate, refused

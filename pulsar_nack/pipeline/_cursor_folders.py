@@ -13,12 +13,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from ..errors import PulsarNackError
-from ..inspection._cursors import FoundCursor, find_cursors
-from ..inspection._folder import look_at
-from ..inspection._nacks import inspect_nacks
-from ..inspection._store import Store
-from ..inspection._topics import inspect_topic
-from ..ledger._names import LOG
+from ..inspection.folders import CursorFolder, FoundCursor, inspect_cursor_folder
+from ..ledger.format import LOG
 from ._hole_figures import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
 
 _SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
@@ -27,20 +23,18 @@ _SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
 def read_store(path: str) -> list[HoleRow | RefusedRow]:
     """Return the rows of a folder's cursors, and what is damaged. Blocks; changes and locks nothing."""
     try:
-        return look_at(Path(path), _rows)
+        return _rows(inspect_cursor_folder(Path(path)))
     except OSError as error:
         return [RefusedRow(path, f"cannot be read: {error.strerror or error}")]
     except PulsarNackError as error:
         return [RefusedRow(path, str(error))]
 
 
-def _rows(store: Store) -> list[HoleRow | RefusedRow]:
-    inspect_nacks(store)
-    cursors = list(find_cursors(store))
-    topic = inspect_topic(store, [each.report for each in cursors])
-    lengths = {} if topic is None else {each.ledger: (each.entries, each.bytes) for each in topic.ledgers}
+def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
+    ledgers = () if store.topic is None else store.topic.ledgers
+    lengths = {each.ledger: (each.entries, each.bytes) for each in ledgers}
     rows: list[HoleRow | RefusedRow] = []
-    for cursor in cursors:
+    for cursor in store.cursors:
         rows += _cursor_rows(store, cursor, lengths)
     for each in store.damage:
         if each.kind != "torn":
@@ -51,7 +45,7 @@ def _rows(store: Store) -> list[HoleRow | RefusedRow]:
     return rows
 
 
-def _cursor_rows(store: Store, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
+def _cursor_rows(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
     report = cursor.report
     named = _SUBSCRIPTION.fullmatch(report.name)
     subscription = unquote(named[1].replace("#", "%")) if named else report.name

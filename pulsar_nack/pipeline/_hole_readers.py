@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from ..errors import InvalidArgumentError
-from ..inspection._folder import stores_in
+from ..inspection.folders import stores_in
 from ._checks import Paths, path_names
 from ._cursor_folders import read_store
 from ._hole_figures import HoleRow, RefusedRow

@@ -59,7 +59,7 @@ class IndexBuilder:
     def __post_init__(self) -> None:
         self._ticks = TickRounding(1 << self.bits, is_strict=False)
         self._schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=self.bits))
-        self._buckets = self._schedule if self.kind == Kind.NACK else TimeBuckets()
+        self._buckets = self._schedule.buckets if self.kind == Kind.NACK else TimeBuckets()
 
     def add(self, arrivals: Iterable[Arrival]) -> None:
         """Add messages in order of time. About 1 us each."""

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import StructType
 
+from .._check import check_one_of
 from ..errors import InvalidArgumentError
 from ._checks import require_columns, schema_of
 from ._source import ROCKS_DB, STATE_STORE
@@ -65,8 +66,8 @@ def watch(
         state store is not RocksDB, see :data:`STATE_STORE`
     """
     _check(bound_ms=bound_ms, lateness_ms=lateness_ms)
-    _one_of("until", until, ("redeliver", "arrive"))
-    _one_of("clock", clock, ("event", "wall"))
+    check_one_of("until", until, ("redeliver", "arrive"))
+    check_one_of("clock", clock, ("event", "wall"))
     require_columns(df, TRACE)
     _check_spark(df)
     is_event = clock == "event"
@@ -214,11 +215,6 @@ def _check(**times: object) -> None:
     for name, value in times.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InvalidArgumentError(name, value, "whole milliseconds, 0 or more")
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InvalidArgumentError(name, value, f"one of {', '.join(known)}")
 
 
 def _check_spark(df: DataFrame) -> None:

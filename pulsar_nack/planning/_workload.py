@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from .._check import check_integer
 from .._delays import delay_seconds
 from ..errors import InvalidArgumentError
 
@@ -49,8 +50,8 @@ class Workload:
         if not delay_seconds(self.delay) > 0:
             raise InvalidArgumentError("delay", self.delay, "more than 0 seconds")
         _check_number("share", self.share, 1)
-        _check_count("entries_per_ledger", self.entries_per_ledger, _MAX_ENTRIES)
-        _check_count("batch_size", self.batch_size, _MAX_BATCH)
+        check_integer("entries_per_ledger", self.entries_per_ledger, 1, _MAX_ENTRIES)
+        check_integer("batch_size", self.batch_size, 1, _MAX_BATCH)
         if self.kind == Kind.DELAYED and self.batch_size > 1:
             raise InvalidArgumentError("batch_size", self.batch_size, "1: delayed messages are not batched")
         if self.pending > _MAX_PENDING:
@@ -75,8 +76,3 @@ class Workload:
 def _check_number(field: str, value: object, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:  # false for NaN too
         raise InvalidArgumentError(field, value, f"a number above 0 and at most {most:g}")
-
-
-def _check_count(field: str, value: object, most: int) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise InvalidArgumentError(field, value, f"an integer from 1 to {most}")

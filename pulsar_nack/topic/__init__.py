@@ -1,8 +1,8 @@
 """Local topics: publish, subscriptions and dispatch in this process, durable on logs."""
 
-from ..consumer._local import LocalPort
 from ._dispatcher import SubscriptionType
 from ._opening import OpeningTopic, open_local
+from ._port import LocalPort
 from ._statistics import SubscriptionStatistics, TopicStatistics
 from ._topic import LocalTopic
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from .._tasks import TaskOwner
 from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
-from ..consumer._local import LocalPort
 from ..cursor import Cursor
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ledger import LogStore
@@ -20,6 +19,7 @@ from ._consumers import ConsumerInbox
 from ._cursors import Cursors, LedgerTrimmer
 from ._dispatcher import SubscriptionType
 from ._ledgers import TopicLedgers
+from ._port import LocalPort
 from ._subscription import Subscription
 from ._trackers import Trackers
 

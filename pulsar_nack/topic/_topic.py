@@ -12,16 +12,15 @@ from typing import Any, NamedTuple, Self, overload
 
 from .._check import check_flag, clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
-from .._lifetime import OfOneLoop
+from .._lifetime import LoopBound
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
-from ..consumer._local import LocalPort, NoPort
 from ..cursor import Cursor
 from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
-from ..ledger._taking import given_back, take, within
+from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
 from ._arguments import (
     InitialPosition,
     SubscriptionTypeName,
@@ -35,12 +34,13 @@ from ._arguments import (
 from ._dispatcher import SubscriptionType
 from ._entry import entry_class
 from ._ledgers import STATE, TopicLedgers
+from ._port import LocalPort, NoPort
 from ._publisher import EntryPublisher, LocalPublisher
 from ._registry import SubscriptionRegistry
 from ._statistics import TopicStatistics
 
 
-class LocalTopic(OfOneLoop):
+class LocalTopic(LoopBound):
     """A topic without a broker: durable, ordered, with the four subscription types.
 
     Open it with :meth:`open`, and close it with :meth:`aclose` or ``async with``. A message survives kill -9 once
@@ -105,8 +105,8 @@ class LocalTopic(OfOneLoop):
         check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
         opened: list[LogStore] = [] if owned is None else [owned]
-        async with given_back(opened):
-            part = await take(home if isinstance(home, LogStore) else opened[0], STATE)
+        async with close_on_error(opened):
+            part = await take_ownership(home if isinstance(home, LogStore) else opened[0], STATE)
             opened.append(part)
             ledgers = await TopicLedgers.open(part, settings.config, settings.clock)
             self = cls(name, part, ledgers, settings)
@@ -146,7 +146,9 @@ class LocalTopic(OfOneLoop):
         if self._closing is None:
             self._is_closed = True
             self._closing = self._subscriptions.begin_close(self._ledgers.aclose, self._place.aclose)
-        async with within(self._settings.config.cursor.close_timeout.total_seconds(), f"LocalTopic {self.name!r}"):
+        async with storage_timeout(
+            self._settings.config.cursor.close_timeout.total_seconds(), f"LocalTopic {self.name!r}"
+        ):
             await asyncio.shield(self._closing)
 
     def _ensure_open(self) -> None:

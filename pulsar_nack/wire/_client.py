@@ -17,7 +17,7 @@ from .._foreign import quoted
 from .._lifetime import NotCopied, check_loop
 from ..clock import LoopClock
 from ..consumer import Consumer, Subscribing
-from ..consumer._consumer import check_settings
+from ..consumer.transport import check_settings
 from ..errors import ClosedError, InvalidArgumentError
 from ._connection._address import parse_service_url
 from ._connection._context import ClientContext

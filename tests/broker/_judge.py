@@ -140,7 +140,7 @@ class Judge:
             each.gone_at = life.now()
 
     def _remembered(self) -> list[Sent]:
-        known = {each for worker in self._life.workers for each in worker.consumer._states._records}
+        known = {each for worker in self._life.workers for each in worker.consumer._engine.table._records}
         return [each for each in self._life.messages if each.id in known]
 
 

@@ -358,7 +358,7 @@ async def test_a_killed_consumer_loses_nothing(service_url: str, topic: str) -> 
 
 async def test_lost_requests_are_made_again(service_url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """U22: redelivery requests that the client accepts and drops are made again, here after 4 s, once for each."""
-    monkeypatch.setattr("pulsar_nack.consumer._states.REQUEST_MEMORY_MS", round(1_000 * patience(1)))
+    monkeypatch.setattr("pulsar_nack.consumer._requests.REQUEST_MEMORY_MS", round(1_000 * patience(1)))
     async with subscribed(service_url, topic, redelivery="broker") as (client, consumer):
         await send(client, topic, numbered(20))
         messages = await take(consumer, 20)

@@ -231,7 +231,7 @@ async def test_a_limit_of_the_namespace_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """O20: with as many held as the namespace allows nothing comes any more: a line and the statistics say why."""
-    monkeypatch.setattr("pulsar_nack.consumer._consumer._HELD_BACK_S", 1.0)
+    monkeypatch.setattr("pulsar_nack.consumer._unacked.HELD_BACK_S", 1.0)
     admin.request("POST", f"namespaces/{strict_namespace}/{limit}", 100)
     admin.request("PUT", f"persistent/{strict_namespace}/one")
     topic = f"persistent://{strict_namespace}/one"
@@ -251,7 +251,7 @@ async def test_a_limit_of_the_namespace_is_told(
         async with asyncio.timeout(patience(10)):
             while not consumer.statistics().is_held_back:
                 await asyncio.sleep(0.05)
-        assert f"nothing comes while {held} messages are in work or held here" in caplog.text
+        assert f"nothing comes while {held} messages are unacknowledged here" in caplog.text
         waiting.cancel()
 
 

@@ -17,7 +17,7 @@ from pulsar_nack.topic import LocalPort, LocalTopic
 class StandInTopic:
     """What tests use of :class:`~pulsar_nack.testing.FakeTopic`, on a local topic.
 
-    Publishing does not wait: ids are told in advance, and a task does the work. When the last port is closed, so is the
+    Publishing does not wait: ids are known in advance; a task does the work. When the last port is closed, so is the
     broker, until somebody needs it again.
     """
 

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from pulsar_nack import ClosedError, Delivery, MessageId
 from pulsar_nack.consumer import AcksDone
 from pulsar_nack.testing import FakePort, FakeTopic
-from pulsar_nack.testing._fake_faults import NO_FAULT
+from pulsar_nack.testing._call_faults import NO_FAULT
 
 T = TypeVar("T")
 
 
 class NowaitPort(FakePort):
-    """Hands over what is here without waiting, and acknowledges in a task of its own."""
+    """Hands over messages without waiting, and acknowledges in a task."""
 
     def __init__(self, topic: FakeTopic | None = None, **options: Any) -> None:
         super().__init__(topic, **options)
@@ -39,7 +39,7 @@ class NowaitPort(FakePort):
             try:
                 await self.acknowledge([message_id])
                 error = None
-            except Exception as failure:  # noqa: BLE001 - handed to whoever waits for it
+            except Exception as failure:  # noqa: BLE001 - handed to the call that waits
                 error = failure
             finally:
                 done([token], error)

@@ -1,7 +1,7 @@
 """The official client as the tests use it: clients that are closed, producers with and without batches.
 
 Consumers of ours are over the official client, or over the native wire where the test, or its module, asks for the
-fixture ``transport``; both are told the same, with the official client's names.
+fixture ``transport``; both take the same settings, with the official client's names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def official_client(url: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def subscribed(url: str, topic: str | list[str], **settings: Any) -> AsyncIterator[tuple[Any, Consumer]]:
-    """A client and a consumer of ours on the subscription ``sub``, exact to the ms unless told otherwise."""
+    """A client and a consumer of ours on the subscription ``sub``, exact to the ms by default."""
     async with official_client(url) as client, subscribing(client, url) as subscribe:
         consumer = await subscribe(topic, **{"config": EXACT, **settings})
         yield client, consumer
@@ -72,7 +72,7 @@ async def subscribing(client: Any, url: str) -> AsyncIterator[Subscribe]:
 
 
 async def send(client: Any, topic: str, payloads: Sequence[bytes], *, batched: bool = False, **options: Any) -> None:
-    """Send payloads, each in an entry of its own or all in one."""
+    """Send payloads, each in one entry or all in one."""
     producer = await client.create_producer(
         topic, batching_enabled=batched, batching_max_publish_delay_ms=100, **options
     )
@@ -81,7 +81,7 @@ async def send(client: Any, topic: str, payloads: Sequence[bytes], *, batched: b
 
 
 async def take(consumer: Consumer, count: int, timeout: float = 10.0) -> list[Message]:
-    """Receive so many messages, each within ``timeout`` seconds."""
+    """Receive ``count`` messages, each within ``timeout`` seconds."""
     return [await consumer.receive(timeout=timeout) for _ in range(count)]
 
 

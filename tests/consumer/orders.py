@@ -1,6 +1,6 @@
 """All orders of events up to a length, breadth first, where equal states are gone on from once.
 
-There is no way to copy a consumer, so each step plays its order from the beginning, in a round of its own. Two orders
+There is no way to copy a consumer, so each step plays its order from the beginning, in a new round. Two orders
 lead to the same state if their :class:`Picture` is the same.
 """
 
@@ -16,14 +16,19 @@ from time import process_time
 from typing import Any, Final, Self
 
 from pulsar_nack import Consumer, Message, MessageId
+from pulsar_nack.consumer._engine import ConsumerEngine
+from pulsar_nack.consumer._receiver import Receiver
+from pulsar_nack.consumer._settings import ConsumerSettings
+from pulsar_nack.consumer._settler import LoopTurn, Settler
 from pulsar_nack.testing import VirtualClockEventLoop
 
 from .two_workers import LEDGER, World, WrongError
 
 _SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._consumer._ack_")
 """Objects of these modules are looked into; of others only the type counts."""
+_NOT_SEEN_THROUGH: Final = {Consumer, ConsumerEngine, ConsumerSettings, LoopTurn, Message, Receiver, Settler}
 _COUNTERS: Final = {
-    *("acked", "acked_again", "done", "failures", "given_up", "redelivered_local", "redelivered_broker"),
+    *("acked", "acked_again", "done", "failures", "redelivered_local", "redelivered_broker"),
     *("asked_again", "request", "_tries", "id"),
 }
 """Fields that say how often something happened, which makes no difference to what can happen."""
@@ -34,13 +39,13 @@ DISTURBANCES: Final = {
 """The events that do not happen on a quiet day."""
 _BEGIN_S: Final = 1_000_000.0
 _ROUNDS: Final = 40
-"""After so many a world is made new, as a topic with many messages is slow."""
+"""After this many rounds a world is made new, as a topic with many messages is slow."""
 
 
 class Picture:
     """What a state is: all that is known of the round's messages at the broker, in the consumers, and in hands.
 
-    Times that have passed are all the same, later ones are told from now on, and entries from the round's first one.
+    All past times are equal. Later times count from now, and entries from the round's first one.
     """
 
     def __init__(self, world: World) -> None:
@@ -127,7 +132,9 @@ def picture(world: World) -> bytes:
     for worker in world.workers:
         consumer = worker.consumer
         parts.append((sorted(worker.hand), sorted(worker.acking), len(worker.calls)))
-        parts += [draw.of(part) for part in vars(consumer).values() if _is_looked_into(part)]
+        engine = consumer._engine
+        for owner in (engine, engine.settler, engine.receiver):
+            parts += [draw.of(part) for part in vars(owner).values() if _is_looked_into(part)]
         parts += [
             (each.is_connected, draw.of(each.acks._groups), draw.of(each.acks.sets))
             for each in consumer.port._consumers
@@ -137,7 +144,7 @@ def picture(world: World) -> bytes:
 
 def _is_looked_into(value: Any) -> bool:
     kind = type(value)
-    return kind.__module__.startswith(_SEEN_THROUGH) and kind not in {Consumer, Message}
+    return kind.__module__.startswith(_SEEN_THROUGH) and kind not in _NOT_SEEN_THROUGH
 
 
 @dataclass
@@ -229,7 +236,7 @@ def _note(found: Explored, wrong: str, order: tuple[str, ...]) -> None:
 
 
 class Stage:
-    """Plays orders, each in a round of its own, and now and then in a new world."""
+    """Plays orders, each in a new round, and now and then in a new world."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds

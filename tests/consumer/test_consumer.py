@@ -228,7 +228,7 @@ async def is_quiet_into(consumer: Consumer, seen: list[bytes]) -> bool:
 
 @virtual_time
 async def test_ack_and_nack_race(ports: Ports) -> None:
-    """U20: of an ack and a nack from two tasks one wins and the other is told, whichever begins."""
+    """U20: of an ack and a nack from two tasks one wins and the other raises, whichever begins."""
     for first, second in (("ack", "nack"), ("nack", "ack")):
         async with consuming(ports.port()) as (port, consumer):
             port.topic.publish(b"x")
@@ -269,7 +269,7 @@ async def test_the_same_verb_twice(ports: Ports) -> None:
 
 @virtual_time
 async def test_an_ack_cancels_a_nack_that_has_returned(ports: Ports) -> None:
-    """U20: what was nacked and then acknowledged is not shown again, whether it waits, is requested or kept."""
+    """U20: a message that was nacked and then acknowledged is not redelivered, whether held, requested or kept."""
     for redelivery in ("local", "broker", "auto"):
         async with consuming(ports.port(), redelivery=redelivery) as (port, consumer):
             port.topic.publish(b"x")
@@ -296,7 +296,7 @@ async def test_a_failed_ack_after_a_nack_leaves_the_nack(ports: Ports) -> None:
             await message.ack()
         again = await consumer.receive()
         assert now() - start == pytest.approx(5)
-        with pytest.raises(AlreadySettledError, match="shown again"):
+        with pytest.raises(AlreadySettledError, match="redelivered"):
             await message.ack()
         await again.ack()
         assert port.subscription.backlog == 0
@@ -327,13 +327,13 @@ async def test_many_waiting_nacks_never_make_the_broker_rewind(ports: Ports, sub
 
 @virtual_time
 async def test_a_handle_of_an_earlier_attempt_cannot_nack(ports: Ports) -> None:
-    """U20: while a later attempt is in work, a nack through an earlier one is told that it comes too late."""
+    """U20: while a later attempt is being processed, a nack through an earlier one raises: it is too late."""
     async with consuming(ports.port()) as (port, consumer):
         port.topic.publish(b"x")
         early = await consumer.receive()
         await consumer.negative_acknowledge(early.id, 1)
         late = await consumer.receive()
-        with pytest.raises(AlreadySettledError, match="shown again"):
+        with pytest.raises(AlreadySettledError, match="redelivered"):
             await early.nack(delay=0)
         await late.ack()
 
@@ -379,7 +379,7 @@ async def test_a_failed_ack_of_a_held_message_holds_it_still(ports: Ports, monke
 
 @virtual_time
 async def test_a_cancelled_ack_is_carried_out(ports: Ports) -> None:
-    """U20: cancelling whoever waits for an ack does not stop it; a nack is told."""
+    """U20: cancelling a call that waits for an ack does not stop the ack; a nack meanwhile raises."""
     async with consuming(ports.port()) as (port, consumer):
         port.topic.publish(b"x")
         port.delay_next("acknowledge", 2)
@@ -412,7 +412,7 @@ async def test_double_deliveries_are_shown_once(ports: Ports, second_count: int 
 @pytest.mark.not_on("wire", "local", reason="only the fake port delivers what is acknowledged")
 @virtual_time
 async def test_acked_after_it_was_asked_for(ports: Ports) -> None:
-    """U24: asked for, then acknowledged before it arrives; it arrives all the same: acknowledged again, not shown."""
+    """U24: requested, then acknowledged before it arrives; it arrives anyway: acknowledged again, not delivered."""
     async with consuming(ports.port(latency=0.5), redelivery="broker") as (port, consumer):
         port.redeliver_acked_next()
         port.topic.publish(b"x")
@@ -476,7 +476,7 @@ async def poison_in_a_batch(port: FakePort) -> None:
 
 
 async def test_what_is_shown_from_memory_is_not_ahead_where_the_broker_is_asked_ahead(ports: Ports) -> None:
-    """On the real clock: of a batch that is in work too a message comes no earlier than a bucket before its time."""
+    """On the real clock: a message of a batch that is being processed comes at most a bucket before its time."""
     port = ports.port(latency=0.0009)
     async with Consumer(port, config=EXACT) as consumer:
         port.topic.publish_batch([b"0", b"1"])
@@ -625,7 +625,7 @@ async def test_close_finishes_acks_under_way(ports: Ports) -> None:
 
 @virtual_time
 async def test_close_is_bounded(ports: Ports) -> None:
-    """U21: an acknowledgement that hangs holds up closing for the close timeout, no longer; whoever waits is told."""
+    """U21: an acknowledgement that hangs delays closing by the close timeout, no longer; its call raises."""
     async with consuming(ports.port(), config=NackConfig(close_timeout=2)) as (port, consumer):
         port.topic.publish(b"x")
         port.delay_next("acknowledge", 3600)
@@ -698,7 +698,7 @@ async def test_held_ones_count_for_the_warning(ports: Ports, caplog: pytest.LogC
 
 @virtual_time
 async def test_unacked_messages_are_bounded(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
-    """U17, U33: at 80 % of the limit one warning, at the limit a nack waits; cancelled, its message stays in work."""
+    """U17, U33: at 80 % of the limit one warning, at the limit a nack waits; cancelled, its message stays delivered."""
     async with consuming(ports.port(receiver_queue_size=5), unacked_limit=15) as (port, consumer):
         for number in range(10):
             port.topic.publish(bytes([number]))
@@ -919,7 +919,7 @@ def test_whatever_happens_nothing_is_lost_or_doubled(ports: Ports, data: st.Data
             assert port.subscription.backlog == 0
             statistics = consumer.statistics()
             assert statistics.unacked == statistics.requested == statistics.kept == statistics.kept_bytes == 0
-            consumer._states._check()
+            consumer._engine.table._check()
 
     run()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId, UndecodableMessageError
-from pulsar_nack.consumer._dead_letter import Rules, as_reason, base_name, key_of, origin_id
+from pulsar_nack.consumer._dead_letter_rules import DeadLetterRules, as_reason, base_name, key_of, origin_id
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.for_each import for_each
 
@@ -66,28 +66,29 @@ async def test_a_port_that_cannot_publish_needs_a_publisher() -> None:
 @pytest.mark.parametrize(("count", "is_last", "is_beyond"), [(0, False, False), (1, False, False), (2, True, False)])
 def test_which_attempt_is_the_last(count: int, is_last: bool, is_beyond: bool) -> None:
     """U6: with 2 redeliveries the attempts 1, 2 and 3 are shown, and the third is the last."""
-    rules = Rules(DeadLetterPolicy(2), "billing")
+    rules = DeadLetterRules(DeadLetterPolicy(2), "billing")
     assert rules.is_last(count) is is_last
     assert (rules.reason_for(delivery(), count) is not None) is is_beyond
 
 
 def test_what_comes_beyond_the_last_attempt_is_not_shown() -> None:
     """One delivery too many goes away unseen, with how often it was shown."""
-    assert Rules(DeadLetterPolicy(2), "billing").reason_for(delivery(), 3) == "3 attempts failed"
+    assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(delivery(), 3) == "3 attempts failed"
 
 
 def test_what_others_may_read_is_shown() -> None:
     """O12: an error that is of this process alone is no reason."""
     unreadable = delivery(error=UndecodableMessageError("payload: encrypted with the key k", is_local=True))
-    assert Rules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0) is None
-    assert Rules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 3) == "3 attempts failed"
+    assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0) is None
+    assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 3) == "3 attempts failed"
 
 
 def test_what_cannot_be_read_is_not_shown() -> None:
     """An error of the payload is the reason, whatever the count."""
     unreadable = delivery(error=UndecodableMessageError("payload: damaged"))
     assert (
-        Rules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0) == "UndecodableMessageError: payload: damaged"
+        DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0)
+        == "UndecodableMessageError: payload: damaged"
     )
 
 
@@ -101,14 +102,14 @@ def test_what_cannot_be_read_is_not_shown() -> None:
 )
 def test_the_topic_is_named_after_topic_and_subscription(topic: str, origin: str) -> None:
     """U15: one dead-letter topic for all partitions, with the name that the Java client gives it."""
-    letter = Rules(DeadLetterPolicy(2), "billing").letter(delivery(topic=topic), 3, "why")
+    letter = DeadLetterRules(DeadLetterPolicy(2), "billing").message(delivery(topic=topic), 3, "why")
     assert letter.topic == f"{origin}-billing-DLQ"
     assert base_name(topic) == origin
 
 
 def test_the_properties_are_those_of_the_java_client_and_ours() -> None:
     """U15: the message's own stay, with topic, subscription and id as the Java client writes them, attempts, reason."""
-    letter = Rules(DeadLetterPolicy(2, "dead"), "billing").letter(
+    letter = DeadLetterRules(DeadLetterPolicy(2, "dead"), "billing").message(
         delivery(properties={"colour": "red"}, event_time_ms=5, ordering_key="o"), 3, "no such customer"
     )
     assert letter.properties == {
@@ -124,9 +125,11 @@ def test_the_properties_are_those_of_the_java_client_and_ours() -> None:
 
 
 def test_where_a_message_was_first_stays() -> None:
-    """A dead letter of a dead letter tells the first topic and id, as with the Java client, and the new reason."""
+    """A dead letter of a dead letter has the first topic and id, as with the Java client, and the new reason."""
     first = {"REAL_TOPIC": "first", "ORIGIN_MESSAGE_ID": "1:2:3", "PULSAR_NACK_REASON": "old"}
-    found = Rules(DeadLetterPolicy(2, "dead"), "billing").letter(delivery(properties=first), 3, "new").properties
+    found = (
+        DeadLetterRules(DeadLetterPolicy(2, "dead"), "billing").message(delivery(properties=first), 3, "new").properties
+    )
     assert (found["REAL_TOPIC"], found["ORIGIN_MESSAGE_ID"]) == ("first", "1:2:3")
     assert found["PULSAR_NACK_REASON"] == "new"
 

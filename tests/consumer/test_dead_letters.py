@@ -171,7 +171,7 @@ async def test_the_last_round_of_a_batch_in_which_some_succeed(ports: Ports) -> 
 @pytest.mark.not_on("wire", "local", reason="their topics acknowledge single messages of a batch when a consumer does")
 @virtual_time
 async def test_index_acks_that_the_broker_does_not_know(ports: Ports) -> None:
-    """U25: with index acks on here and off at the broker, whose count stays at 1 then, it ends all the same."""
+    """U25: with index acks on here and off at the broker, whose count stays at 1 then, it ends too."""
     topic = ports.topic(batch_index_ack=False)
     async with consuming(ports.port(topic, batch_index_ack=True), redelivery="broker") as (_, consumer, publisher):
         topic.publish_batch([b"0", b"poison", b"2"])
@@ -265,7 +265,7 @@ async def test_a_crash_in_the_last_attempt(ports: Ports, *, killed: bool) -> Non
 
 @virtual_time
 async def test_the_reason_of_the_last_nack(ports: Ports) -> None:
-    """What the last nack was told is written with the dead letter, and each nack's is traced."""
+    """The reason of the last nack is written with the dead letter, and each nack's reason is traced."""
     trace = Trace()
     async with consuming(ports.port(), most=1, trace=trace) as (port, consumer, publisher):
         port.topic.publish(b"poison")
@@ -342,13 +342,13 @@ async def test_after_a_nack(ports: Ports, redelivery: Any) -> None:
 
 @virtual_time
 async def test_not_after_it_is_shown_again_or_acknowledged(ports: Ports) -> None:
-    """A later attempt belongs to whoever has it; and an acknowledgement is final."""
+    """A later attempt belongs to the task that has it; and an acknowledgement is final."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         first = await consumer.receive(timeout=1)
         await first.nack(0.1)
         second = await consumer.receive(timeout=1)
-        with pytest.raises(AlreadySettledError, match="shown again"):
+        with pytest.raises(AlreadySettledError, match="redelivered"):
             await first.dead_letter("late")
         await second.ack()
         with pytest.raises(AlreadySettledError, match="acknowledged"):
@@ -358,7 +358,7 @@ async def test_not_after_it_is_shown_again_or_acknowledged(ports: Ports) -> None
 
 @virtual_time
 async def test_twice_is_once(ports: Ports) -> None:
-    """Two calls, and a nack meanwhile, make one dead letter; an acknowledgement meanwhile is told it is too late."""
+    """Two calls, and a nack meanwhile, make one dead letter; an acknowledgement meanwhile raises: it is too late."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -377,7 +377,7 @@ async def test_twice_is_once(ports: Ports) -> None:
 
 @virtual_time
 async def test_an_ack_after_the_last_nack_is_too_late(ports: Ports) -> None:
-    """The last nack has begun to send the message away: an ``ack`` is told so while that is under way."""
+    """The last nack has begun to dead-letter the message: an ``ack`` raises while that is under way."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"poison")
         message = await last_attempt(consumer)
@@ -538,7 +538,7 @@ async def test_close_waits_for_what_is_under_way(ports: Ports) -> None:
 
 @virtual_time
 async def test_close_gives_back_what_does_not_get_there(ports: Ports) -> None:
-    """What is not there by the close timeout is given back: the call is told, and the message comes again."""
+    """A dead letter not published by the close timeout is given back: the call raises, the message comes again."""
     topic = ports.topic()
     topic.publish(b"bad")
     topic.publish(b"poison")
@@ -663,7 +663,7 @@ async def test_acknowledging_is_tried_again_and_nothing_is_published_twice(ports
 
 @virtual_time
 async def test_a_cumulative_acknowledgement_ends_what_is_under_way(ports: Ports) -> None:
-    """What is acknowledged cumulatively is no dead letter any more; the call is told."""
+    """A message that is acknowledged cumulatively is no dead letter any more; the call raises."""
     async with consuming(ports.port(subscription_type="exclusive")) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)

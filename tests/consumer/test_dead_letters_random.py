@@ -42,7 +42,7 @@ class Life:
                     self.topic.publish(payload)
 
     async def live(self, actions: list[str], troubles: list[str]) -> None:
-        """Handle messages as told, then all that is left without trouble."""
+        """Handle messages by the plan, then all that is left without trouble."""
         acts, bad = iter(actions), iter(troubles)
         while True:
             self.port = FakePort(self.topic, subscription_type=self._kind, batch_index_ack=self._index_acks)
@@ -64,7 +64,7 @@ class Life:
                 if left:
                     return True
                 assert consumer.statistics().unacked == 0
-                consumer._states._check()
+                consumer._engine.table._check()
                 return False
             assert self.may_forget or message.data not in self.acked
             self.shown[message.data] += 1

@@ -520,7 +520,7 @@ async def test_a_nack_that_is_in_effect_ends_its_attempt(ports: Ports, how: str)
         with pytest.raises((asyncio.CancelledError, NotDurableError)):
             await nacking
         again = await consumer.receive()
-        with pytest.raises(AlreadySettledError, match="shown again"):
+        with pytest.raises(AlreadySettledError, match="redelivered"):
             await message.ack()
         await again.ack()
 

@@ -219,7 +219,7 @@ async def test_acknowledging_without_waiting(kind: type[FakePort]) -> None:
 async def test_a_failure_that_nobody_waits_for_is_a_nack(
     kind: type[FakePort], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where ``ack_soon`` fails the message is shown again after the consumer's delay, and a warning says so."""
+    """If ``ack_soon`` fails the message is redelivered after the consumer's delay, and a warning says so."""
     port = kind()
     async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
         port.topic.publish(b"x")
@@ -324,7 +324,7 @@ async def test_a_message_is_shown_where_all_others_are_being_acknowledged() -> N
         for _, done in port.asked:
             done(None)
         assert consumer.statistics().in_work == 0
-        consumer._states._check()
+        consumer._engine.table._check()
 
 
 class ClosingPort(NowaitPort):
@@ -351,7 +351,7 @@ class ClosingPort(NowaitPort):
 
 @virtual_time
 async def test_a_port_that_is_closed_while_calls_wait_ends_them() -> None:
-    """The message that came goes to the first call, the others are told; closing the consumer raises nothing."""
+    """The message that came goes to the first call, the others raise; closing the consumer raises nothing."""
     port = ClosingPort()
     async with Consumer(port) as consumer:
         first, second = [asyncio.create_task(consumer.receive()) for _ in range(2)]
@@ -364,7 +364,7 @@ async def test_a_port_that_is_closed_while_calls_wait_ends_them() -> None:
 
 @virtual_time
 async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it() -> None:
-    """An acknowledgement that is confirmed after a seek ends its call; the message that came anew stays nacked."""
+    """An acknowledgement that is confirmed after a seek ends its call; the redelivered message stays nacked."""
     port = SilentPort()
     async with Consumer(port) as consumer:
         port.topic.publish(b"x")
@@ -383,7 +383,7 @@ async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it() -> N
 
 @virtual_time
 async def test_a_slow_confirmation_from_before_a_seek_touches_nothing_after_it() -> None:
-    """So it is on a port with a call for each acknowledgement, in work and nacked."""
+    """On a port with a call for each acknowledgement the same is true, for delivered and nacked messages."""
     port = SlowPort()
     async with Consumer(port) as consumer:
         port.topic.publish(b"x")
@@ -402,7 +402,7 @@ async def test_a_slow_confirmation_from_before_a_seek_touches_nothing_after_it()
 
 
 class RefusingPort(FakePort):
-    """Takes a while to refuse acknowledgements, when told to."""
+    """Takes a while to refuse acknowledgements, if ``refuses`` is set."""
 
     refuses = False
 
@@ -442,7 +442,7 @@ async def test_what_could_not_be_acknowledged_after_a_seek_can_be_nacked(make: C
 
 @virtual_time
 async def test_a_consumer_shows_what_it_is() -> None:
-    """Its representation tells its state, and how much is unacknowledged."""
+    """The consumer's representation has its state, and the number of unacknowledged messages."""
     port = NowaitPort()
     consumer = Consumer(port)
     assert "not open" in repr(consumer)

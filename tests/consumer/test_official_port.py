@@ -16,10 +16,10 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import BrokerError, InvalidArgumentError, MessageId, TopicNotFoundError
+from pulsar_nack._topic_pattern import for_official_client
 from pulsar_nack.consumer import _official as official
-from pulsar_nack.consumer._handles import Handles, delivery_of
+from pulsar_nack.consumer._native_ids import NativeMessageIds, delivery_of
 from pulsar_nack.consumer._official import OfficialPort, broker_error
-from pulsar_nack.consumer._patterns import for_official_client
 from pulsar_nack.testing import virtual_time
 from tests.for_each import for_each
 
@@ -71,7 +71,7 @@ async def test_no_queue_is_for_one_topic() -> None:
     client = object.__new__(pulsar.asyncio.Client)
     for topic, options in ((["t"], {}), ("t.*", {"is_pattern_topic": True})):
         with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
-            pulsar_nack.subscribe(client, topic, "s", receiver_queue_size=0, **options)  # type: ignore[arg-type]
+            pulsar_nack.subscribe(client, topic, "s", receiver_queue_size=0, **options)
 
 
 async def test_partitions_without_a_queue_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ async def test_partitions_without_a_queue_are_refused(monkeypatch: pytest.Monkey
 
 
 class Encryption:
-    """What the binding tells of an encrypted message."""
+    """The binding's encryption context of an encrypted message."""
 
     key = "shop"
 
@@ -107,11 +107,11 @@ class Encryption:
 class NativeMessage:
     """As much of the binding's message as a delivery needs."""
 
-    def __init__(self, **told: Any) -> None:
-        self._told = {"data": b"", "properties": {}, "redelivery_count": 0, "int_schema_version": -1, **told}
+    def __init__(self, **fields: Any) -> None:
+        self._fields = {"data": b"", "properties": {}, "redelivery_count": 0, "int_schema_version": -1, **fields}
 
     def __getattr__(self, name: str) -> Any:
-        return lambda: self._told.get(name)
+        return lambda: self._fields.get(name)
 
 
 def test_what_the_client_tells_of_a_message() -> None:
@@ -180,7 +180,7 @@ async def test_what_the_library_cannot_take_is_refused_here() -> None:
 
 
 @for_each(
-    ("pattern", "told"),
+    ("pattern", "translated"),
     [
         ("x-.*", "persistent://public/default/x-.*"),
         ("^x-.*", "persistent://public/default/x-.*"),
@@ -198,9 +198,9 @@ async def test_what_the_library_cannot_take_is_refused_here() -> None:
         ("größe-.*", "persistent://public/default/größe-.*"),
     ],
 )
-def test_patterns_for_the_library(pattern: str, told: str) -> None:
+def test_patterns_for_the_library(pattern: str, translated: str) -> None:
     """O18: anchors and namespaces are made what its library compares with whole names."""
-    assert for_official_client(pattern) == told
+    assert for_official_client(pattern) == translated
 
 
 class Broken:
@@ -272,7 +272,7 @@ def test_hints_fit_the_error() -> None:
 def test_the_ends_need_no_topic() -> None:
     """O57: so that a consumer of a list can seek to the earliest and to the latest."""
     for end in (pulsar.MessageId.earliest, pulsar.MessageId.latest):
-        built = Handles(None).build(MessageId.from_bytes(end.serialize()))
+        built = NativeMessageIds(None).build(MessageId.from_bytes(end.serialize()))
         assert (built.ledger_id(), built.entry_id()) == (end.ledger_id(), end.entry_id())
 
 
@@ -315,7 +315,7 @@ async def test_settings_that_there_are_not() -> None:
     """They are refused by name, with the one that was meant, by ``wrap`` and before anything is subscribed to."""
     consumer = pulsar.asyncio.Consumer(FakeNative("t"), pulsar.schema.BytesSchema())
     with pytest.raises(InvalidArgumentError, match=r"backof: .*\(backoff\?\)"):
-        pulsar_nack.wrap(consumer, backof=1)
+        pulsar_nack.wrap(consumer, backof=1)  # type: ignore[call-arg]
     client = object.__new__(pulsar.asyncio.Client)
     for name, near in (("foo", ""), ("reciever_queue_size", "receiver_queue_size"), ("ack_memry", "ack_memory")):
         wrong: Any = {name: 1}
@@ -326,19 +326,19 @@ async def test_settings_that_there_are_not() -> None:
 
 def test_ids_are_built_with_their_topic() -> None:
     """N36: an id from numbers gets the partition's topic; among several topics it has to name its own."""
-    handles = Handles("persistent://public/default/t")
+    handles = NativeMessageIds("persistent://public/default/t")
     native = handles.build(MessageId(3, 4, 2, 1, batch_size=5))
     assert (native.ledger_id(), native.entry_id(), native.partition(), native.batch_index()) == (3, 4, 2, 1)
     assert handles._partition_topic(MessageId(3, 4, 2)) == "persistent://public/default/t-partition-2"
-    assert Handles("t-partition-2")._partition_topic(MessageId(3, 4, 2)) == "t-partition-2"
+    assert NativeMessageIds("t-partition-2")._partition_topic(MessageId(3, 4, 2)) == "t-partition-2"
     with pytest.raises(BrokerError, match="names none"):
-        Handles(None).build(MessageId(3, 4))
-    assert Handles(None).build(MessageId(3, 4, topic="t")).entry_id() == 4
+        NativeMessageIds(None).build(MessageId(3, 4))
+    assert NativeMessageIds(None).build(MessageId(3, 4, topic="t")).entry_id() == 4
 
 
 def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
-    """U26: a member that was not delivered here cannot be acknowledged: the client would acknowledge its mates too."""
-    handles = Handles("t")
+    """U26: a member not delivered here cannot be acknowledged: the client would acknowledge the whole batch."""
+    handles = NativeMessageIds("t")
     for message_id in (MessageId(3, 4, -1, 0), MessageId(3, 4, -1, 0, batch_size=5)):
         with pytest.raises(BrokerError, match="whole batch"):
             handles.for_ack(message_id)
@@ -348,8 +348,8 @@ def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
 
 def test_handles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the client's id objects the newest are kept; those that are acknowledged go."""
-    monkeypatch.setattr("pulsar_nack.consumer._handles._MOST_HANDLES", 3)
-    handles = Handles("t")
+    monkeypatch.setattr("pulsar_nack.consumer._native_ids._MOST_HANDLES", 3)
+    handles = NativeMessageIds("t")
     for entry in range(5):
         handles.remember(MessageId(1, entry), entry)
     handles.remember(MessageId(1, 2), "newer")

@@ -127,7 +127,7 @@ async def test_a_subscription_before_the_first_message() -> None:
 
 @virtual_time
 async def test_failures() -> None:
-    """A failed call raises what the client says, and the next one tries again; a closed producer is made anew."""
+    """A failed call raises what the client says, and the next one tries again; a closed producer is replaced."""
     client = Client()
     client.create_fails = [failure("Timeout")]
     publisher = OfficialPublisher(client)

@@ -63,6 +63,6 @@ async def test_all_short_orders_end_right(bounds: Bounds) -> None:
 @pytest.mark.parametrize("bounds", LONG, ids=str)
 @virtual_time
 async def test_all_orders_end_right(bounds: Bounds) -> None:
-    """The same for more events, or more of them that are disturbances."""
+    """All orders of more events, or with more disturbances, end right."""
     events, most = os.environ.get("EVENTS", bounds.events), os.environ.get("DISTURBANCES", bounds.disturbances)
     await check(replace(bounds, events=int(events), disturbances=int(most)))

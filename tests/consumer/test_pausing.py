@@ -42,13 +42,13 @@ async def test_nothing_is_shown_until_the_resume(ports: Ports, caplog: pytest.Lo
         consumer.resume()
         consumer.resume()
         assert not consumer.is_paused
-    told = [record for record in caplog.records if "cannot give back" in record.message]
-    assert len(told) == (0 if isinstance(port, SupportsPause) else 1)
+    warnings = [record for record in caplog.records if "cannot give back" in record.message]
+    assert len(warnings) == (0 if isinstance(port, SupportsPause) else 1)
 
 
 @virtual_time
 async def test_closing_while_paused() -> None:
-    """Calls that wait are told; before it is open and after it is closed there is nothing to pause."""
+    """Calls that wait raise; before it is open and after it is closed there is nothing to pause."""
     consumer = Consumer(FakePort())
     for call in (consumer.pause, consumer.resume):
         with pytest.raises(NotOpenError):

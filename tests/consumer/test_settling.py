@@ -10,7 +10,7 @@ import pytest
 
 from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy, WrongLoopError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
-from pulsar_nack.testing._fake_faults import Fault
+from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 
@@ -25,17 +25,17 @@ async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
             return data
 
 
-# --- ports that cannot tell ---
+# --- ports without session events ---
 
 
-@pytest.mark.not_on("wire", "local", reason="they tell of their sessions")
+@pytest.mark.not_on("wire", "local", reason="they report their sessions")
 @pytest.mark.parametrize("is_durable", [False, True])
 @pytest.mark.parametrize(("seconds", "is_hidden"), [(9.0, True), (12.0, False)])
 @virtual_time
 async def test_an_acknowledgement_hides_for_ten_seconds(
     ports: Ports, seconds: float, is_hidden: bool, is_durable: bool
 ) -> None:
-    """O1, O2, O3, O58: by default, where sessions are not told of: what was acknowledged longer ago is shown again."""
+    """O1, O2, O3, O58: without session events, a message that was acknowledged longer ago is delivered again."""
     machine = Machine(ports)
     machine.topic.publish(b"0")
     machine.topic.publish_batch([b"1", b"2"])
@@ -138,7 +138,7 @@ async def test_what_a_cumulative_ack_covers_is_settled(ports: Ports, is_durable:
 @pytest.mark.not_on("wire", reason="this stand-in has one topic")
 @virtual_time
 async def test_a_cumulative_ack_is_of_its_partition_and_of_the_batch_up_to_its_member(ports: Ports) -> None:
-    """O50: mates before it and chunks are covered; mates behind it, and another partition, are not."""
+    """O50: members before it and chunks are covered; members behind it, and another partition, are not."""
     topic, letters = ports.topic(partitions=2, batch_index_ack=True), FakePublisher()
     topic.publish_chunked([b"c", b"d"])  # partition 0
     topic.publish_batch([b"0", b"1", b"2"], partition=0)
@@ -245,7 +245,7 @@ async def test_two_tasks_open_one_consumer(tmp_path: Path, ports: Ports, is_dura
 
 
 def test_opening_in_another_loop() -> None:
-    """O54: open already, another event loop is told so."""
+    """O54: an open consumer refuses another event loop."""
 
     async def first() -> None:
         consumer = await Consumer(FakePort()).open()

@@ -67,7 +67,7 @@ class Worker:
             self.acking.pop(name, None)
 
     async def seek(self, position: MessageId) -> None:
-        """Forget what is in hand, and have it shown again."""
+        """Forget the messages in hand, and request their redelivery."""
         before = dict(self.hand)
         self.hand.clear()
         self.has_sought += 1

@@ -111,7 +111,7 @@ class WireSubscription:
         self._topic.broker.cut()
 
     def restart(self) -> None:
-        """End all connections, as a broker does that starts anew."""
+        """End all connections, as a broker that restarts."""
         self._topic.broker.cut()
 
 

@@ -22,7 +22,7 @@ from pulsar_nack.cursor.format._ledger_record import (
     ledger_size,
 )
 from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
-from pulsar_nack.index import EntryRanges, pieces_of
+from pulsar_nack.index import EntryRanges, sections_of
 from tests.for_each import for_each
 from tests.tiers import sample
 
@@ -55,7 +55,7 @@ def state_of(entries: Iterable[int] = (), batches: dict[int, BatchSet] | None = 
 
 def form_of(state: LedgerAcks) -> Form:
     """Return the form in which entries that are one piece are written."""
-    (piece,) = pieces_of(state.ranges)
+    (piece,) = sections_of(state.ranges)
     return smallest_form(piece).form
 
 
@@ -120,7 +120,7 @@ def test_a_state_comes_back(state: LedgerAcks, ledger: int, limit: int) -> None:
 def test_the_smallest_form_is_taken(entries: set[int]) -> None:
     """K33: no form that is not chosen would be smaller."""
     state = state_of(entries)
-    for piece in pieces_of(state.ranges):
+    for piece in sections_of(state.ranges):
         lengths = piece.lengths()
         chosen = smallest_form(piece)
         sizes = {
@@ -193,11 +193,11 @@ def test_k33_the_limit_counts_the_envelope(extra: int) -> None:
 
 def test_many_ranges_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger with very many ranges is written piece by piece, each in its own form, and is one again."""
-    monkeypatch.setattr("pulsar_nack.index._pieces.WHOLE", 100)
-    monkeypatch.setattr("pulsar_nack.index._pieces.WINDOW", 1_000)
+    monkeypatch.setattr("pulsar_nack.index._sections.WHOLE", 100)
+    monkeypatch.setattr("pulsar_nack.index._sections.WINDOW", 1_000)
     entries = [*range(0, 1_000, 2), *range(1_000, 5_500), *range(5_600, 9_000, 90)]
     state = state_of(entries, {5_555: BatchSet(4, 1)})
-    assert len({smallest_form(piece).form for piece in pieces_of(state.ranges)}) == 3
+    assert len({smallest_form(piece).form for piece in sections_of(state.ranges)}) == 3
     parts = list(encode_body(state))
     assert len(parts) > 8
     assert decode_ledger(encode_ledger(4, state)) == (4, state)

@@ -120,8 +120,8 @@ def test_words_are_written() -> None:
     assert record == position(1, -1) + long_property("#acks.sequence", 0) + words(5, 0b11 << 45, -(2**63) + 1)
 
 
-def test_a_range_over_ledgers_claims_its_last_one_only() -> None:
-    """How many entries the first ledger has is not known: only what is surely meant counts."""
+def test_k8_a_range_over_ledgers_claims_its_last_one_only() -> None:
+    """K8: how many entries the first ledger has is not known; the last one is claimed from its beginning."""
     record = position(1, -1) + message_range((1, 3), (3, 5)) + message_range((4, 2), (4, 2))
     assert entries(decode_legacy(record)) == {3: [(0, 5)]}
 

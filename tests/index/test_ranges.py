@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.index import EntryRanges
 from tests.for_each import for_each
-from tests.tiers import examples
+from tests.tiers import examples, size
 
 ENTRIES = st.one_of(
     st.integers(0, 24),
@@ -68,13 +68,12 @@ def apply(ranges: EntryRanges, model: set[int], step: str, entry: int, width: in
 @examples(300)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), ENTRIES, st.integers(0, 9)), max_size=40))
 def test_behaves_as_a_set(steps: list[tuple[str, int, int]]) -> None:
-    """Every step tells what a set of numbers would, and leaves the same entries, count, ends and ranges."""
+    """Every step returns what a set of numbers would, and leaves the same entries, count, ends and ranges."""
     ranges, model = EntryRanges(), set[int]()
     for step, entry, width in steps:
         apply(ranges, model, step, entry, width)
         ranges._verify()
         assert list(ranges.ranges()) == ranges_of(model)
-        assert ranges.last_range == (ranges_of(model)[-1] if model else None)
         assert (entry in ranges) == (entry in model)
 
 
@@ -147,12 +146,14 @@ def test_refuses_ranges_that_end_before_they_begin() -> None:
         EntryRanges.from_ranges([(5, 4)])
 
 
-def test_empty() -> None:
-    """An empty set has no ends and no ranges, and taking out of it does nothing."""
-    ranges = EntryRanges()
-    assert (ranges.first, ranges.last, ranges.last_range, list(ranges.ranges())) == (None, None, None, [])
-    assert (ranges.discard_range(0, 2**63 - 1), ranges.discard_below(7), ranges.pop_run(3)) == (0, 0, 3)
-    assert not ranges
+def test_k9_empty() -> None:
+    """K9: an empty set, and one that has become empty, has no first and last entry, no range, and is no error."""
+    emptied = EntryRanges.from_ranges([(3, 5), (70_000, 80_000)])
+    assert emptied.discard_range(0, 2**63 - 1) == 10_004
+    for ranges in (EntryRanges(), emptied):
+        assert (ranges.first, ranges.last, list(ranges.ranges())) == (None, None, [])
+        assert (len(ranges), ranges.range_count) == (0, 0)
+        assert (ranges.discard_range(0, 2**63 - 1), ranges.discard_below(7), ranges.pop_run(3)) == (0, 0, 3)
 
 
 def test_cost_grows_with_holes() -> None:
@@ -203,10 +204,8 @@ def test_next_absent_over_long_runs() -> None:
             expected = 2 + length if start <= 1 + length else start
             assert ranges.next_absent(start) == expected
         assert ranges.next_absent(0) == 0
-        assert ranges.last_range == (9_000_000, 9_000_001)
         ranges.discard_range(9_000_001, 9_000_001)
         ranges.add_range(9_000_000, 8_999_999 + length)
-        assert ranges.last_range == (9_000_000, 8_999_999 + length)
 
 
 @for_each("boundary", [65_536, 2**20, 2**32, 2**33, 2**48])
@@ -216,5 +215,20 @@ def test_runs_end_at_a_boundary(boundary: int) -> None:
         ranges = EntryRanges.from_ranges([(boundary - length, boundary - 1), (2**63 - 4, 2**63 - 4)])
         assert [ranges.next_absent(boundary - before) for before in range(1, length + 1)] == [boundary] * length
         ranges = EntryRanges.from_ranges([(1, 1), (2**40, 2**40), (2**50, 2**50 + length)])
-        assert ranges.last_range == (2**50, 2**50 + length)
         assert ranges.pop_run(2**50) == 2**50 + length + 1
+
+
+def test_k10_overlapping_intervals() -> None:
+    """K10: intervals of width 7 every 5 entries, and removals every 4, are those of a reference set at each step."""
+    ranges, reference = EntryRanges(), set[int]()
+    for number in range(size(10_000, fast=4_000)):
+        first = number * 5
+        reference.update(range(first, first + 7))
+        ranges.add_range(first, first + 6)
+        if number % 4 == 0:
+            assert ranges.discard_range(first, first + 1) == 2
+            reference -= {first, first + 1}
+        assert len(ranges) == len(reference)
+        if number % 1_000 == 0:
+            assert list(ranges.ranges()) == ranges_of(reference)
+    assert list(ranges.ranges()) == ranges_of(reference)

@@ -15,37 +15,38 @@ from pyroaring import BitMap, BitMap64
 
 from pulsar_nack import InvalidArgumentError, MessageId
 from pulsar_nack.index import NEVER, TimeBuckets, as_entries
-from pulsar_nack.index import _blocks as blocks_module
-from pulsar_nack.index import _growing as growing_module
-from pulsar_nack.index import _intake as intake_module
-from pulsar_nack.index import _positions as positions_module
-from pulsar_nack.index import _sealed as sealed_module
+from pulsar_nack.index import _chunks as chunks_module
+from pulsar_nack.index import _distant as distant_module
+from pulsar_nack.index import _inserter as inserter_module
+from pulsar_nack.index import _pending as pending_module
+from pulsar_nack.index import _sealer as sealer_module
 from pulsar_nack.index import _store as store_module
-from pulsar_nack.index._sealed import unseal
+from pulsar_nack.index import _sweep as sweep_module
+from pulsar_nack.index._chunks import unseal
 from tests.for_each import for_each
 from tests.tiers import examples, size
 
 SMALL: dict[tuple[Any, str], int] = {
-    (growing_module, "FOLD"): 2,
-    (growing_module, "_FOLD_EARLY"): 2,
-    (growing_module, "_FOLD_PLAIN"): 2,
-    (growing_module, "_MANY_OPEN"): 1,
-    (growing_module, "_MOST_OPEN"): 2,
-    (growing_module, "_WORTH_CLOSING"): 1,
-    (growing_module, "_SPLIT_AT"): 2,
-    (growing_module, "_GIVE_UP"): 2,
-    (blocks_module, "_LARGE"): 4,
-    (blocks_module, "_THIN"): 2,
+    (sealer_module, "FOLD"): 2,
+    (sealer_module, "_FOLD_EARLY"): 2,
+    (sealer_module, "_FOLD_PLAIN"): 2,
+    (sealer_module, "_MANY_OPEN"): 1,
+    (sealer_module, "_MOST_OPEN"): 2,
+    (sealer_module, "_WORTH_CLOSING"): 1,
+    (sealer_module, "_SPLIT_AT"): 2,
+    (sealer_module, "_GIVE_UP"): 2,
+    (distant_module, "_LARGE"): 4,
+    (distant_module, "_THIN"): 2,
     (store_module, "_FEW_PARTS"): 1,
-    (intake_module, "_SPAN"): 10,
-    (intake_module, "_SWEEP_AT"): 3,
-    (intake_module, "_SEAL_FROM"): 4,
-    (intake_module, "_STEPS"): 1,
-    (intake_module, "_MOST_APPENDS"): 2,
-    (intake_module, "_FEW"): 1,
-    (positions_module, "_FEW_EACH"): 1_000,
+    (inserter_module, "_WINDOW"): 10,
+    (sweep_module, "_SWEEP_AT"): 3,
+    (inserter_module, "_SEAL_FROM"): 4,
+    (sweep_module, "_STEPS"): 1,
+    (inserter_module, "_MOST_APPENDS"): 2,
+    (pending_module, "_FEW_ADDED"): 1,
+    (pending_module, "_FEW_EACH"): 1_000,
 }
-"""Limits that force the rare paths: few ids already fold, sweep, make blocks and split them."""
+"""Limits that force the rare paths: few ids already fold, sweep, make groups and split them."""
 
 
 @pytest.fixture(params=["usual limits", "small limits"])
@@ -58,40 +59,41 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def check(buckets: TimeBuckets) -> None:
     """Assert the invariants that the heads of the index's files state."""
-    buckets._settle()
-    store, positions = buckets._store, buckets._positions
-    assert len(positions.pending) == len(buckets)
-    assert set(store.starts) == {*store.open, *store.chunks, *store.rests}
+    store, pending, earliest = buckets._store, buckets._pending, buckets._earliest
+    pending.settle()
+    stale, covered = store.stale, store.ranges.covered
+    assert len(pending.numbers) == len(buckets)
+    assert set(store.starts) == {*store.open, *store.chunks.by_start, *store.draining}
     assert list(store.starts) == sorted(store.starts)
-    ranges = [(window.low, window.high) for window in store.windows]
-    assert len(store.windows.covered) == sum(high - low + 1 for low, high in ranges)
-    starts = {*store.starts, *(window.start for window in store.windows)}
+    assert len(covered) == sum(each.high - each.low + 1 for each in store.ranges)
+    starts = {*store.starts, *(each.start for each in store.ranges)}
     found: dict[int, list[int]] = {}
     for start in starts:
-        for number in store.content(start):
+        for number in store.live_numbers(start):
             found.setdefault(number, []).append(start)
-    for block in store.blocks.by_base.values():
-        assert block.base > buckets.earliest
-        for start, numbers in block.by_start():
-            for number in store.copies.living(positions.bitmap(numbers), positions.pending, start):
+    for group in store.distant.by_base.values():
+        assert group.base > buckets.earliest
+        for start, numbers in group.by_start():
+            for number in stale.live_copies(pending.bitmap_type(numbers), pending.numbers, start):
                 found.setdefault(number, []).append(start)
-    assert store.blocks.count == sum(map(len, store.blocks.by_base.values()))
-    assert set(found) == set(positions.pending)
+    assert store.distant.count == sum(map(len, store.distant.by_base.values()))
+    assert set(found) == set(pending.numbers)
     doubled = {number for number, where in found.items() if len(where) > 1}
-    assert doubled <= set(store.copies.doubled)
-    if store.copies.stale:
-        assert max(store.copies.stale) <= buckets._guard
-    if store.windows.covered:
-        assert max(store.windows.covered) <= buckets._guard
-    for used in (positions.pending, store.windows.covered, store.copies.stale):
+    assert doubled <= set(stale.doubled)
+    assert max(stale.numbers, default=-1) <= stale.top
+    assert max(covered, default=-1) == store.ranges.top
+    assert not (earliest.is_kept(earliest.start) and earliest.start in store.appends)
+    for start, append in store.appends.items():
+        assert append.__self__ is store.open[start]  # type: ignore[attr-defined]
+    for used in (pending.numbers, covered, stale.numbers):
         for number in used:
-            slot = positions.slots.by_index.get(number >> 16)
-            if slot is not None and slot is positions.slot and buckets._top <= slot.base + 0xFFFF:
-                assert number <= buckets._top
-            elif slot is not None:
-                assert number <= slot.top
+            block = pending.blocks.by_index.get(number >> 16)
+            if block is not None and block is pending.block and buckets._inserter._top <= block.base + 0xFFFF:
+                assert number <= buckets._inserter._top
+            elif block is not None:
+                assert number <= block.top
             else:
-                assert used is store.windows.covered
+                assert used is covered
 
 
 ENTRIES = st.integers(0, 40)
@@ -170,8 +172,8 @@ class IndexMachine(RuleBasedStateMachine):
         self.now += by
         got = [
             message_id
-            for slot, numbers in self.buckets.pop_parts(self.now)
-            for message_id in slot.message_ids(numbers.to_array())
+            for block, numbers in self.buckets.pop_parts(self.now)
+            for message_id in block.message_ids(numbers.to_array())
         ]
         due = {message_id for message_id, start in self.starts.items() if start <= self.now}
         assert sorted(got) == sorted(due)
@@ -180,9 +182,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(steps=st.one_of(st.none(), st.integers(1, 3)))
     def sweep(self, steps: int | None) -> None:
-        if self.buckets._sweep is None:
-            self.buckets._sweep = self.buckets._store.sweep()
-        self.buckets._go_on_sweeping(steps)
+        if len(self.buckets):
+            self.buckets._sweeper.sweep(steps)
 
     @rule()
     def clear(self) -> None:
@@ -233,22 +234,22 @@ def test_a_long_random_run_agrees_with_a_dict() -> None:
 
 
 def test_ids_in_order_cost_next_to_nothing() -> None:
-    """100 000 ids in order in 40 buckets are kept as windows: no bytes per id."""
+    """100 000 ids in order in 40 buckets are kept as id ranges: no bytes per id."""
     buckets = TimeBuckets()
     for entry in range(100_000):
         buckets.put(MessageId(5, entry), entry // 2500 * 256)
-    assert len(buckets._store.windows) >= 38
+    assert len(buckets._store.ranges) >= 38
     assert buckets.bytes < 60_000
 
 
-def test_an_id_from_another_bucket_dissolves_the_window_over_it() -> None:
+def test_an_id_from_another_bucket_dissolves_the_id_range_around_it() -> None:
     """A late id inside a sealed range keeps its own deadline and leaves its neighbours theirs."""
     buckets = TimeBuckets()
     for entry in range(0, 2_000, 2):
         buckets.put(MessageId(5, entry), 100)
     buckets.put(MessageId(5, 5_000), 200)
     buckets.put(MessageId(5, 6_000), 300)
-    assert len(buckets._store.windows) > 0
+    assert len(buckets._store.ranges) > 0
     buckets.put(MessageId(5, 1_001), 250)
     check(buckets)
     assert list(buckets.pop(100)) == [MessageId(5, entry) for entry in range(0, 2_000, 2)]
@@ -256,7 +257,7 @@ def test_an_id_from_another_bucket_dissolves_the_window_over_it() -> None:
 
 
 def test_a_bucket_drains_in_order_of_position_under_a_limit() -> None:
-    """Inside a bucket ids come by ledger and entry, whatever the order of arrival was, also piece by piece."""
+    """Inside a bucket ids come by ledger and entry, in whatever order they were added, and also in several calls."""
     buckets = TimeBuckets()
     ids = [MessageId(ledger, entry) for ledger in (3, 1, 2) for entry in range(5)]
     for message_id in ids:
@@ -291,26 +292,41 @@ def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
     assert len(buckets) == 1
 
 
-def test_slots_are_given_back() -> None:
+def test_an_index_that_becomes_empty_is_like_a_new_one() -> None:
+    """Whether the last id fires or is cancelled, the figures are those of a new index, and nothing old fires later."""
+    buckets = TimeBuckets()
+    empty = buckets.bytes
+    for round_ in range(300):
+        ids = [MessageId(1 + (round_ + number) // 7, number) for number in range(1 + round_ % 3)]
+        for message_id in ids:
+            assert buckets.put(message_id, round_)
+        if round_ % 2:
+            assert list(buckets.pop(round_)) == sorted(ids)
+        else:
+            assert all(map(buckets.discard, ids))
+        check(buckets)
+        assert (len(buckets), buckets.earliest, buckets.bucket_count, buckets.bytes) == (0, NEVER, 0, empty)
+
+
+def test_id_blocks_are_released() -> None:
     """Ledgers that come and go leave nothing behind while one id stays pending."""
     buckets = TimeBuckets()
     buckets.put(MessageId(1, 1), NEVER - 1)
     for ledger in range(2, 5_000):
         buckets.put(MessageId(ledger, 7), ledger)
         assert list(buckets.pop(ledger)) == [MessageId(ledger, 7)]
-    assert len(buckets._positions.slots) < 200
+    assert len(buckets._pending.blocks) < 200
 
 
-def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more slots than fit, numbers go over to 64 bits and nothing is lost, doubled or moved."""
-    monkeypatch.setattr("pulsar_nack.index._positions.SLOT_SIZE", 8)
+def test_more_id_blocks_than_32_bits_can_name() -> None:
+    """With more id blocks than fit, numbers change to 64 bits and nothing is lost, doubled or moved."""
     buckets = TimeBuckets()
-    monkeypatch.undo()
+    buckets._pending.blocks.limit = 8
     ids = [MessageId(ledger, 1, -1, ledger % 3 - 1) for ledger in range(1, 40)]
     chunked = MessageId(50, 3, first_chunk=MessageId(50, 1))
     for message_id in [*ids[:6], chunked, *ids[6:]]:
         assert buckets.put(message_id, 100 - message_id.ledger)
-    assert buckets._positions.is_wide
+    assert buckets._pending.is_wide
     assert not buckets.put(ids[20], 5)
     assert buckets.discard(ids[3])
     assert buckets.put_entries(60, as_entries(range(100)), 200) == 100
@@ -320,6 +336,20 @@ def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> No
     rest = [message_id for message_id in ids if message_id not in {ids[3], ids[20]}]
     assert sorted(buckets.pop(100)) == rest
     assert len(buckets.pop(200)) == 100
+
+
+@for_each("entries", [range(100), range(0, 200, 2)])
+def test_many_entries_at_once_may_widen_numbers(entries: range) -> None:
+    """Entries of a ledger that has no room among the numbers of 32 bits are added to numbers of 64 bits."""
+    buckets = TimeBuckets()
+    buckets._pending.blocks.limit = 8
+    for ledger in range(1, 9):
+        buckets.put(MessageId(ledger, 1), 10)
+    assert buckets.put_entries(60, as_entries(entries), 20) == 100
+    assert buckets._pending.is_wide
+    check(buckets)
+    assert len(buckets.pop(10)) == 8
+    assert list(buckets.pop(20)) == [MessageId(60, entry) for entry in entries]
 
 
 @for_each("bad", [MessageId(-1, -1), MessageId(3, -1), "1:2", None, (1, 2, -1, -1)])
@@ -334,7 +364,7 @@ def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
 
 
 def test_a_topic_that_is_told_later_is_given_back() -> None:
-    """An id that names its topic brings it back, though its ledger was met without one before."""
+    """An id with a topic keeps it, even if the ledger was first seen without a topic."""
     buckets = TimeBuckets()
     buckets.put(MessageId(1, 1), 10)
     for entry in range(2, 6):
@@ -361,7 +391,7 @@ def test_everything_is_taken_at_once() -> None:
 
 
 def test_many_empty_buckets_are_left_behind_in_steps() -> None:
-    """Cancelling thousands of buckets never makes one call look at all of them; what is left is found all the same."""
+    """Cancelling thousands of buckets never makes one call look at all of them; the last one is still found."""
     buckets = TimeBuckets()
     for entry in range(6_000):
         buckets.put(MessageId(1, entry), entry)
@@ -376,7 +406,7 @@ def test_many_empty_buckets_are_left_behind_in_steps() -> None:
 
 
 @pytest.mark.slow
-def test_thin_buckets_lie_in_blocks_and_fire_in_time() -> None:
+def test_thin_buckets_lie_in_groups_and_fire_in_time() -> None:
     """Thousands of buckets with a few ids each take few bytes an id, and every id fires with its bucket."""
     chance, buckets = random.Random(6), TimeBuckets()
     starts = {
@@ -384,7 +414,7 @@ def test_thin_buckets_lie_in_blocks_and_fire_in_time() -> None:
     }
     for message_id, start in starts.items():
         assert buckets.put(message_id, start)
-    assert buckets._store.blocks.count > 30_000
+    assert buckets._store.distant.count > 30_000
     assert buckets.bytes < 16 * len(starts)
     cancelled = [message_id for message_id in starts if chance.random() < 0.3]
     for message_id in cancelled:
@@ -401,15 +431,15 @@ def test_thin_buckets_lie_in_blocks_and_fire_in_time() -> None:
     assert not buckets
 
 
-def test_a_block_that_is_no_longer_thin_is_split() -> None:
-    """Buckets that have become thick while in a block leave it, long before they are due."""
+def test_a_group_that_is_no_longer_thin_is_split() -> None:
+    """A group whose buckets are no longer thin is split, long before they are due."""
     chance, buckets = random.Random(7), TimeBuckets()
     for entry in range(2_000):
         buckets.put(MessageId(1, entry), entry << 20)
     for entry in range(100_000):
         buckets.put(MessageId(2, entry), (1_500 << 20) + (chance.randrange(64) << 8))
-    assert buckets._store.blocks.count < 40_000
-    assert buckets._store.chunks
+    assert buckets._store.distant.count < 40_000
+    assert buckets._store.chunks.by_start
     assert len(list(buckets.pop((1_500 << 20) + 0x4000))) == 101_501
     check(buckets)
 
@@ -433,8 +463,8 @@ def test_ids_out_of_order_and_in_order_by_turns() -> None:
     assert [starts[message_id] for message_id in buckets.pop(NEVER)] == sorted(starts.values())
 
 
-def test_due_ids_of_many_slots_read_by_place() -> None:
-    """What few share a slot is one run, read as ids, positions, slices and single places alike."""
+def test_due_ids_of_many_blocks_read_by_place() -> None:
+    """Few ids of each of many blocks are one run, which reads as ids, positions, slices and single items."""
     buckets = TimeBuckets()
     ids = [MessageId(ledger, 7, -1, -1 if ledger % 3 else 2) for ledger in range(1, 101)]
     ids[50] = MessageId(51, 9, first_chunk=MessageId(51, 8))
@@ -454,7 +484,7 @@ def test_gaps_are_read_as_they_were_written() -> None:
     for bitmap, typecode, base in ((BitMap, "I", 1 << 31), (BitMap64, "Q", 1 << 40)):
         for most in (2, 128, 255):
             flat = array(typecode, accumulate((chance.randrange(1, most + 1) for _ in range(700)), initial=base))
-            packed = sealed_module._gaps(flat)
+            packed = chunks_module._gaps(flat)
             assert packed is not None
             assert unseal(packed, bitmap).to_array() == flat
         for beyond in (
@@ -463,7 +493,7 @@ def test_gaps_are_read_as_they_were_written() -> None:
             [base + 5, base],
             [base, base + 9, base + 8],
         ):
-            assert sealed_module._gaps(array(typecode, beyond)) is None
+            assert chunks_module._gaps(array(typecode, beyond)) is None
 
 
 @pytest.mark.parametrize("typecode", ["I", "Q"])
@@ -475,10 +505,10 @@ def test_numbers_are_packed_in_any_order(typecode: str) -> None:
         for count in (1, 2, 3, 100, 500):
             for numbers in (chance.sample(range(1 << 31, (1 << 31) + spread), min(spread, count)) for _ in range(5)):
                 for flat in (array(typecode, numbers), array(typecode, sorted(numbers))):
-                    chunk = sealed_module.pack(flat, bitmap)
+                    chunk = chunks_module.pack(flat, bitmap)
                     kinds.add(chunk[0])
                     assert unseal(chunk, bitmap) == bitmap(flat)
-                    assert min(flat) & ~0xFFFF <= sealed_module.where_begins(chunk) <= min(flat)
+                    assert min(flat) & ~0xFFFF <= chunks_module.where_begins(chunk) <= min(flat)
                     assert len(chunk) <= 30 + flat.itemsize * len(flat)
     assert len(kinds) == 3
 
@@ -489,10 +519,10 @@ def test_parts_that_reach_over_each_other_are_joined() -> None:
     ids = [MessageId(ledger, entry) for ledger in range(size(20, fast=5)) for entry in range(0, 65_536, 13)]
     for message_id in chance.sample(ids, len(ids)):
         buckets.put(message_id, 1_000)
-    chunks = buckets._store.chunks[1_000]
+    chunks = buckets._store.chunks.by_start[1_000]
     first = len(ids) * 7 // 10
     assert len(chunks) < 48
-    assert buckets._store.chunk_bytes == sum(len(chunk) + sealed_module.OBJECT_BYTES for chunk in chunks)
+    assert buckets._store.chunks._bytes == sum(len(chunk) + chunks_module._OBJECT_BYTES for chunk in chunks)
     check(buckets)
     assert list(buckets.pop(1_000, first)) == ids[:first]
     assert list(buckets.pop(1_000)) == ids[first:]
@@ -500,14 +530,14 @@ def test_parts_that_reach_over_each_other_are_joined() -> None:
 
 @pytest.mark.parametrize("typecode", ["I", "Q"])
 def test_where_a_sealed_part_begins(typecode: str) -> None:
-    """Whatever a part is sealed as, it is known without decoding that nothing lies before, but for one slot's range."""
+    """However a part is sealed, its begin is known without decoding, down to the range of its id block."""
     chance, bitmap = random.Random(10), BitMap if typecode == "I" else BitMap64
     kinds = set()
     for base in (0, 70_000, 1 << 31, *((1 << 33, 1 << 39) if typecode == "Q" else ())):
         for spread in (700, 7_000, 300_000, 60_000_000):
             for numbers in (range(base, base + spread), [base + chance.randrange(spread) for _ in range(500)]):
                 content = bitmap(array(typecode, numbers[:70_000]))
-                chunk = sealed_module.seal(bitmap(content))
+                chunk = chunks_module.seal(bitmap(content))
                 kinds.add(chunk[0])
-                assert content.min() & ~0xFFFF <= sealed_module.where_begins(chunk) <= content.min()
+                assert content.min() & ~0xFFFF <= chunks_module.where_begins(chunk) <= content.min()
     assert len(kinds) == 3

@@ -40,7 +40,7 @@ class OfConsumer:
     """A durable consumer."""
 
     async def open(self, store: LogStore) -> Any:
-        """Open it on a port of its own."""
+        """Open it on a new port."""
         return await Consumer(FakePort(), durable=store, config=NackConfig(close_timeout=TIMEOUT_S)).open()
 
     async def change(self, opened: Any, number: int) -> None:
@@ -49,7 +49,7 @@ class OfConsumer:
 
     async def find(self, opened: Any) -> set[int]:
         """Look for nacks."""
-        return {number for number in range(10) if opened._durable.find(MessageId(1, number)) is not None}
+        return {number for number in range(10) if opened._settler.durable.find(MessageId(1, number)) is not None}
 
 
 class OfCursor:
@@ -161,8 +161,8 @@ async def test_closing_ends_in_time(kind: Kind, storage: str) -> None:
     assert threads.has_hung
     await ends_within(TIMEOUT_S, opened.aclose())
     if isinstance(opened, Consumer):
-        assert isinstance(opened._port, FakePort)
-        assert opened._port.is_closed
+        assert isinstance(opened.port, FakePort)
+        assert opened.port.is_closed
         assert opened.statistics().durable_failures == 1
     change.cancel()
     with suppress(asyncio.CancelledError, LedgerError, NotDurableError):
@@ -227,7 +227,7 @@ async def test_a_cancelled_opening_ends_at_once(kind: Kind, storage: str) -> Non
 
 @virtual_time
 async def test_closing_while_opening_hangs() -> None:
-    """O48: a consumer that is closed by another task while its opening hangs ends too; who opens it is told."""
+    """O48: a consumer that another task closes while its opening hangs ends too; its opener gets an error."""
     store, threads = Storage("objects").store()
     port = FakePort()
     consumer = Consumer(port, durable=store)

@@ -11,9 +11,9 @@ from pulsar_nack import MessageId, NackSchedule
 def test_pop_all_takes_everything_and_ends() -> None:
     """Everything comes out, by position, whatever its deadline, and an empty schedule gives nothing."""
     schedule = NackSchedule()
-    assert list(schedule.pop_all()) == []
+    assert list(schedule.buckets.pop_all()) == []
     schedule.add(MessageId(1, 1), 0, 86_400_000)
     schedule.add(MessageId(1, 2), 0, 100)
-    assert list(schedule.pop_all()) == [MessageId(1, 1), MessageId(1, 2)]
+    assert list(schedule.buckets.pop_all()) == [MessageId(1, 1), MessageId(1, 2)]
     assert (len(schedule), schedule.next_at()) == (0, None)
-    assert list(schedule.pop_all()) == []
+    assert list(schedule.buckets.pop_all()) == []

@@ -165,7 +165,7 @@ class Unprintable(Exception):  # noqa: N818
         raise ValueError("no name")
 
 
-@pytest.mark.parametrize("error", [RedeliveryError("no", failed=[[1]]), Unprintable()])  # type: ignore[list-item]
+@pytest.mark.parametrize("error", [RedeliveryError("no", failed=[[1]]), Unprintable()])
 @pytest.mark.parametrize("is_plain", [True, False])
 @virtual_time
 async def test_what_cannot_be_noted_ends_the_tracker_too(error: Exception, is_plain: bool) -> None:
@@ -185,7 +185,7 @@ async def test_what_cannot_be_noted_ends_the_tracker_too(error: Exception, is_pl
     assert "broken" in repr(tracker)
     with pytest.raises(ExceptionGroup):
         await tracker.aclose()
-    assert sorted(tracker._left) == [mid(1), mid(2)]
+    assert sorted(tracker._unsent or ()) == [mid(1), mid(2)]
 
 
 def test_an_interrupt_ends_the_program() -> None:
@@ -213,7 +213,7 @@ async def test_it_is_called_a_part_of_a_millisecond_ahead() -> None:
     def redeliver(_: Sequence[MessageId]) -> None:
         early.append(due_at_ms - time.monotonic_ns() / 1e6)
 
-    async with NegativeAcksTracker(redeliver, EXACT, ahead=0.0009) as tracker:
+    async with NegativeAcksTracker(redeliver, EXACT, lead_time=0.0009) as tracker:
         for entry in range(2_000):
             due_at_ms = time.monotonic_ns() // 1_000_000 + 2
             tracker.nack_nowait(mid(entry), 0.002)
@@ -230,16 +230,18 @@ async def test_it_is_called_a_part_of_a_millisecond_ahead() -> None:
 
 async def test_clocks_of_whole_milliseconds_are_not_ahead() -> None:
     """They could not tell what is due."""
-    assert WakeUp(LoopClock(), print, 0.0005).ahead_ns == 500_000
-    assert WakeUp(MonotonicClock(), print, 0.0005).ahead_ns == 0
-    assert WakeUp(ManualClock(), print, 0.0005).ahead_ns == 0
-    async with NegativeAcksTracker(Recorder(), ahead=0.0005) as tracker:
-        assert tracker.ahead == 0.0005
+    assert WakeUp(LoopClock(), print, 0.0005).lead_time_ns == 500_000
+    assert WakeUp(MonotonicClock(), print, 0.0005).lead_time_ns == 0
+    assert WakeUp(ManualClock(), print, 0.0005).lead_time_ns == 0
+    async with NegativeAcksTracker(Recorder(), lead_time=0.0005) as tracker:
+        assert tracker.lead_time == 0.0005
     sent: list[int] = []
     clock = ManualClock()
-    async with NegativeAcksTracker(lambda _: sent.append(clock.now_ms()), EXACT, clock=clock, ahead=0.0005) as tracker:
+    async with NegativeAcksTracker(
+        lambda _: sent.append(clock.now_ms()), EXACT, clock=clock, lead_time=0.0005
+    ) as tracker:
         await settle()
-        assert tracker.ahead == 0
+        assert tracker.lead_time == 0
         due_at = clock.now_ms() + 10
         tracker.nack_nowait(mid(1), 0.01)
         clock.advance(9)
@@ -250,8 +252,8 @@ async def test_clocks_of_whole_milliseconds_are_not_ahead() -> None:
     assert sent == [due_at]
 
 
-@for_each("ahead", [-0.1, 0.001, float("nan"), True, "0", None])
-def test_bad_times_ahead(ahead: Any) -> None:
+@for_each("lead_time", [-0.1, 0.001, float("nan"), True, "0", None])
+def test_bad_times_ahead(lead_time: Any) -> None:
     """Named, with the value."""
-    with pytest.raises(InvalidArgumentError, match="ahead"):
-        NegativeAcksTracker(Recorder(), ahead=ahead)
+    with pytest.raises(InvalidArgumentError, match="lead_time"):
+        NegativeAcksTracker(Recorder(), lead_time=lead_time)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pulsar_nack import BucketConfig, InvalidArgumentError
-from pulsar_nack.ledger._folder import as_folder
-from pulsar_nack.ledger._home import storage_errors
+from pulsar_nack._check import as_folder
+from pulsar_nack.ledger.files import storage_errors
 from pulsar_nack.pipeline._build_commit import BuiltIndex, finish_build
 from pulsar_nack.pipeline._build_folder import building, check_target
 from pulsar_nack.pipeline._build_rows import BOUNDS, DuplicatePositionError, Rows, duplicate, refused

@@ -22,7 +22,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.cli import main
 from pulsar_nack.inspection import BuiltReport, inspect_folder
-from pulsar_nack.ledger._files import OsFiles
+from pulsar_nack.ledger.files import OsFiles
 from pulsar_nack.pipeline import _build_folder
 from pulsar_nack.testing import ManualClock
 from tests.tiers import examples

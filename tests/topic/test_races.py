@@ -12,9 +12,9 @@ import pytest
 
 from pulsar_nack import BrokerError, BucketConfig, LogStorageError, MessageId, open_local
 from pulsar_nack.config import CursorConfig, TopicConfig
-from pulsar_nack.consumer._local_inbox import BatchMembers
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
+from pulsar_nack.topic._inbox import BatchMembers
 from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY
 from tests.topic.test_local_topic import numbered, payloads, take
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 import pulsar_nack
-from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError, NackConfig
+from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError
+from pulsar_nack.consumer._settings import ConsumerOptions, ConsumerSettings
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
-from pulsar_nack.wire._consumer._settings import ConsumerSettings, SubscribeSettings, split_settings
+from pulsar_nack.wire._consumer._settings import SubscribeSettings, split_settings
 from tests.for_each import for_each
 from tests.patience import patience
 from tests.processes import run_python
@@ -199,27 +200,14 @@ async def test_closing_the_client_closes_its_consumers() -> None:
 
 def test_every_setting_has_its_place() -> None:
     """The settings for type checkers are those of consumers and subscriptions, and each goes where it belongs."""
-    hints = get_type_hints(ConsumerSettings, localns=vars(pulsar_nack.wire._consumer._settings) | names_for_checkers())
+    hints = {name: kind.__forward_arg__ for name, kind in ConsumerOptions.__annotations__.items()}
+    assert hints == {each.name: each.type for each in fields(ConsumerSettings)}
     of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
     assert set(SubscribeSettings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
     every = dict.fromkeys(SubscribeSettings.__annotations__, None)
     consumer, subscription = split_settings(every)
     assert set(consumer) == set(hints)
     assert set(subscription) == of_subscription | {"durable"}
-
-
-def names_for_checkers() -> dict[str, Any]:
-    """The names that the settings have for type checkers only."""
-    from os import PathLike
-
-    from pulsar_nack.consumer import ConsumerTrace, Redelivery
-    from pulsar_nack.ledger import LogStore
-    from pulsar_nack.nack import HookLike
-
-    public = ("Backoff", "Clock", "DeadLetterPolicy", "MessageId")
-    names: dict[str, Any] = {name: getattr(pulsar_nack, name) for name in public}
-    names |= {"NackConfig": NackConfig, "Delay": float, "PathLike": PathLike, "HookLike": HookLike}
-    return names | {"ConsumerTrace": ConsumerTrace, "Redelivery": Redelivery, "LogStore": LogStore}
 
 
 async def test_the_client_is_of_one_loop() -> None:

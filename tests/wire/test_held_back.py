@@ -56,7 +56,7 @@ async def test_a_limit_of_the_broker_below_ours_is_told_once(
         assert consumer.statistics().is_held_back
         told = "the broker allows this consumer of persistent://public/default/t no more than 50 unacknowledged"
         (line,) = caplog.messages
-        assert line.startswith(f"nothing comes while 50 messages are in work or held here, of at most 50000: {told}")
+        assert line.startswith(f"nothing comes while 50 messages are unacknowledged here, of at most 50000: {told}")
         for message in messages[:5]:
             await message.ack()
         assert len(await all_that_comes(consumer, 1)) == 5

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from pulsar_nack import Consumer, Message, MessageId
-from pulsar_nack.consumer._states import States
+from pulsar_nack.consumer._message_table import MessageTable
 from pulsar_nack.wire import Client, ClientOptions
 from tests.tiers import seeds
 from tests.wire.fake_broker import FakeBroker, silence
@@ -112,8 +112,8 @@ async def test_what_is_held_is_little_for_the_collector(publish: Any, way: dict[
     async with consuming(publish, **way) as (_, consumer):
         await hold_all(consumer, 600)
         held = tracked()
-        consumer._holds.clear()
-        consumer._states.clear()
+        consumer._engine.queue.clear()
+        consumer._engine.table.clear()
         check_few(for_each_message(tracked(), held))
 
 
@@ -127,11 +127,11 @@ async def test_what_is_due_is_little_for_the_collector(publish: Any) -> None:
             await asyncio.sleep(0.05)
         requested = tracked()
         broker.normally("REDELIVER_UNACKNOWLEDGED_MESSAGES")
-        await consumer.port.redeliver([record.id for record in consumer._states._records.values()])
+        await consumer.port.redeliver([record.id for record in consumer._engine.table._records.values()])
         await arrived(consumer, COUNT // 2)
         come = tracked()
         consumer.port._inbox.clear()
-        consumer._states.clear()
+        consumer._engine.table.clear()
         nothing = tracked()
         check_few(for_each_message(nothing, requested))
         if publish is plain:
@@ -140,15 +140,15 @@ async def test_what_is_due_is_little_for_the_collector(publish: Any) -> None:
 
 async def test_what_has_come_is_forgotten_as_a_request() -> None:
     """O41: a message that has come and is settled leaves nothing behind, whatever was asked for before it."""
-    states = States()
+    states = MessageTable()
     records = [states.hold(MessageId(1, number)) for number in range(3)]
     for record in records:
         states.request(record, 0)
     states.deliver(records[2].id, 1, 1)
-    states.settle_all([states.begin_ack(records[2].id)], 2)
-    states.settle_all([states.begin_ack(records[1].id)], 3)
+    states.settle_all([states.mark_acking_unknown(records[2].id)], 2)
+    states.settle_all([states.mark_acking_unknown(records[1].id)], 3)
     states._check()
-    assert list(states._requests) == [records[0]]
+    assert list(states.requests.open) == [records[0]]
 
 
 async def hold_all(consumer: Consumer, delay: float) -> None:
@@ -159,7 +159,7 @@ async def hold_all(consumer: Consumer, delay: float) -> None:
     messages.clear()
     del message
     await asyncio.sleep(0.01)
-    consumer._following._new.clear()  # type: ignore[union-attr]  # as a second later
+    consumer._engine.mark_delete._new.clear()  # type: ignore[union-attr]  # as a second later
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,14 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
     turn, took = 0, Counter[int]()
 
     def count(method: Any) -> Any:
-        def counted(states: States, *arguments: Any) -> Any:
+        def counted(table: MessageTable, *arguments: Any) -> Any:
             took[turn] += 1
-            return method(states, *arguments)
+            return method(table, *arguments)
 
         return counted
 
-    monkeypatch.setattr(States, "request", count(States.request))
-    monkeypatch.setattr(States, "show", count(States.show))
+    monkeypatch.setattr(MessageTable, "request", count(MessageTable.request))
+    monkeypatch.setattr(MessageTable, "redeliver", count(MessageTable.redeliver))
     storm = 1_500
 
     async def count_turns() -> None:

@@ -74,7 +74,7 @@ async def test_what_is_here_counts_whatever_its_producer_claims(rest: bytes) -> 
         client.subscribe("t", "s", **options) as consumer,
     ):
         await asyncio.sleep(10)
-        port: Any = consumer._port
+        port: Any = consumer.port
         assert 1 <= len(port._inbox) <= 10
         for _ in range(50):
             await (await consumer.receive(timeout=10)).ack()
@@ -160,7 +160,7 @@ async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
             got.append((message.id.entry, max(message.id.batch_index, 0)))
             await message.ack()
         assert (got, errors) == ([divmod(number, messages) for number in range(3 * messages)], 1)
-        port: Any = consumer._port
+        port: Any = consumer.port
         (member,) = port._consumers
         assert (member.queue.messages, member.queue.bytes, port._context.memory_limit.bytes) == (0, 0, 0)
         assert member.queue.permits.out + member.queue.permits._free == member.queue.permits.size

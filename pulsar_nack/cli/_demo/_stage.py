@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ... import Consumer, DelayedDeliveryConfig, LocalTopic, LoopClock, NackConfig, connect, subscribe
-from ...consumer._official import broker_error
+from ...consumer.transport import broker_error
 from ...errors import BrokerError, MissingExtraError, PulsarNackError
 from ...testing import EmbeddedBroker, FakePort, FakeTopic
 

@@ -11,16 +11,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, Self
 
+from ..._check import as_folder
 from ...clock import Clock
 from ...cursor import DispatchGate
 from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
-from ...ledger._folder import as_folder
-from ...ledger._taking import Part, given_back, take
+from ...ledger.ownership import OwnedStore, close_on_error, take_ownership
+from .._message_table import MessageTable
 from .._port import Delivery
-from .._redelivery import Holds
-from .._states import States
+from .._redelivery_queue import RedeliveryQueue
 from ._generations import IN_USE, STATE, acquire_ownership, recover
 from ._journal import COMPACT_BYTES, Journal, MonotonicWallClock, Outcome
 from ._pending import PendingMessage
@@ -64,9 +64,9 @@ class DurableNacks:
     The consumer calls :meth:`restore` before :meth:`holds_back`.
     """
 
-    _states: States
-    _holds: Holds
-    _store: Part | LocalLogStore  # closed at last
+    _states: MessageTable
+    _holds: RedeliveryQueue
+    _store: OwnedStore | LocalLogStore  # closed at last
     _owner_log: Log  # open as long as the state is owned
 
     def __init__(
@@ -112,7 +112,7 @@ class DurableNacks:
         if isinstance(durable, LogStore):
             return await cls._open(durable, state, steady, compact_bytes, context)
         store = await LocalLogStore.open(durable, threads=2)
-        async with given_back([store]):
+        async with close_on_error([store]):
             try:
                 self = await cls._open(store, state, steady, compact_bytes, context)
             except LogLockedError as error:
@@ -129,8 +129,8 @@ class DurableNacks:
         compact_bytes: int,
         context: DurableContext,
     ) -> Self:
-        part = await take(store, STATE)
-        async with given_back([part]):
+        part = await take_ownership(store, STATE)
+        async with close_on_error([part]):
             owner_log = await acquire_ownership(part)
             logs = await recover(part, state)
             clock.advance_to(state.last_at_ms)
@@ -230,21 +230,21 @@ class DurableNacks:
         :param now_ms: the time of the consumer's clock
         """
         states = self._states
-        if states.get(delivery.id) is not None or states.is_hidden(delivery.id, now_ms):
+        if states.get(delivery.id) is not None or states.acked.hides(delivery.id, now_ms):
             return False
         pending = self.find(delivery.id)
         if pending is None:
             return False
         remaining_ms = pending.time_ms - self._clock.now_ms()
         if remaining_ms <= 0:
-            states.remember(delivery.id, pending.redeliveries)
+            states.requests.remember(delivery.id, pending.redeliveries)
             return False
         record = states.restore(delivery.id, pending.redeliveries, delivery.redelivery_count)
         self._holds.hold(record, remaining_ms, delivery)
         self.restored += 1
         return True
 
-    async def restore(self, states: States, holds: Holds, now_ms: int) -> None:
+    async def restore(self, states: MessageTable, holds: RedeliveryQueue, now_ms: int) -> None:
         """Give the consumer the acknowledgements from before its opening; other tasks run in between.
 
         :param states: the consumer's messages, used from now on, as is ``holds``

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from ...errors import CursorFormatError, InvalidArgumentError
-from ...index import varint_bytes, whole_piece
+from ...index import varint_bytes, whole_section
 from ._batch_set import BatchSet, BatchSets
 from ._protobuf import INT64_MAX, deltas, messages
 
@@ -43,7 +43,7 @@ def batches_size(batches: BatchSets) -> int:
     """
     if not batches or batches.entries is None:
         return 0
-    piece = whole_piece(batches.entries)
+    piece = whole_section(batches.entries)
     entries = varint_bytes(piece.first) + piece.gap_bytes + piece.count - piece.range_count
     columns = entries, batches.size_bytes, batches.width_bytes, batches.unacked_bytes
     parts = -(-len(batches) // _STEP)

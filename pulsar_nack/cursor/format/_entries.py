@@ -22,7 +22,7 @@ from itertools import accumulate, repeat
 from typing import Any, Final, NamedTuple
 
 from ...errors import CursorFormatError
-from ...index import EntryRanges, Piece, add_entries, add_runs, add_words, pieces_of, varint_bytes
+from ...index import EntryRanges, Section, add_entries, add_runs, add_words, sections_of, varint_bytes
 from ._protobuf import INT64_MAX, messages
 
 MAX_ACKED: Final = 1 << 32
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     form: Form
 
 
-def smallest_form(piece: Piece) -> Choice:
+def smallest_form(piece: Section) -> Choice:
     """Choose the form of a piece. O(bytes of its bitmap), in microseconds."""
     count, ranges, span = piece.count, piece.range_count, piece.span
     if count == 1:
@@ -70,7 +70,7 @@ def smallest_form(piece: Piece) -> Choice:
 def encode_entries(ranges: EntryRanges) -> Iterator[bytes]:
     """Yield acknowledged entries as pieces of a LedgerBody; each takes some milliseconds at most."""
     acked = len(ranges)
-    for piece in pieces_of(ranges):
+    for piece in sections_of(ranges):
         yield _encode(piece, smallest_form(piece).form)
     if acked:
         yield bytes(messages().LedgerBody(acked=acked).SerializeToString())
@@ -81,7 +81,7 @@ def entries_size(ranges: EntryRanges) -> int:
     if not ranges.range_count:
         return 0
     total = 1 + varint_bytes(len(ranges))
-    for piece in pieces_of(ranges):
+    for piece in sections_of(ranges):
         size = 1 + varint_bytes(piece.first)
         inner, form = smallest_form(piece)
         if form is not Form.ALONE:
@@ -107,7 +107,7 @@ def decode_entries(body: Any) -> EntryRanges:
     return ranges
 
 
-def _encode(piece: Piece, form: Form) -> bytes:
+def _encode(piece: Section, form: Form) -> bytes:
     body = messages().LedgerBody()
     entries = body.entries.add(first=piece.first)
     if form is Form.WORDS:

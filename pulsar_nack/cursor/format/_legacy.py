@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from ...errors import CursorFormatError, InvalidArgumentError
 from ...ids import Position
-from ...index import EntryRanges, add_words, pieces_of
+from ...index import EntryRanges, add_words, sections_of
 from .._ledgers import Ledgers
 from ._batch_set import BatchSet
 from ._batches import checked_batch
@@ -178,7 +178,7 @@ def _add_words(info: Any, states: Sequence[tuple[int, LedgerAcks]], most: int, l
 
 def _words(ranges: EntryRanges) -> Sequence[int]:
     bits = 0
-    for piece in pieces_of(ranges):
+    for piece in sections_of(ranges):
         bits |= int.from_bytes(piece.words(), "little") << piece.first
     return BatchSet(0, 0).words if not bits else BatchSet(bits.bit_length(), bits).words
 

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from ..._check import check_clock, check_has, check_kind, check_list, check_text
 from ..._delays import Delay, delay_seconds
-from ..._lifetime import OfOneLoop
+from ..._lifetime import LoopBound
 from ..._tasks import TaskOwner
 from ...clock import Clock, WallClock
 from ...errors import (
@@ -32,7 +32,7 @@ from ...errors import (
     SnapshotNotFoundError,
 )
 from ...ledger import LogStore
-from ...ledger._taking import within
+from ...ledger.ownership import storage_timeout
 from .._arguments import INT64_MAX, INT64_MIN, check_int
 from ..format import (
     SNAPSHOT_LOG_NAME,
@@ -52,7 +52,7 @@ MAX_APPEND: Final = 1 << 23
 _HIGHEST_APPEND: Final = 15 << 20
 
 
-class LogSnapshotStorage(OfOneLoop):
+class LogSnapshotStorage(LoopBound):
     """A :class:`~pulsar_nack.BucketSnapshotStorage` on a store of logs, which its owner closes afterwards.
 
     A damaged or truncated snapshot raises :class:`~pulsar_nack.SnapshotFormatError`, one that a later release wrote
@@ -106,7 +106,7 @@ class LogSnapshotStorage(OfOneLoop):
             self._check_loop("the snapshots")
         self._is_closed = True
         self._open_snapshots.drop_all()
-        async with within(self._close_timeout_s, "the snapshots"):
+        async with storage_timeout(self._close_timeout_s, "the snapshots"):
             await self._tasks.wait_until_idle()
 
     async def __aenter__(self) -> Self:

@@ -17,7 +17,7 @@ from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError, InvalidArgumentError
 from ...ids import Position
-from ...index import EntrySets
+from ...index import PositionSet
 from .._arguments import INT64_MAX, check_int, check_message, check_on_due
 from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting
 from ._tracker import BucketDelayedDeliveryTracker
@@ -115,7 +115,7 @@ class SharedSubscription:
         self._name = name
         self.mark_delete = mark_delete
         self._on_due = on_due
-        self._replay = EntrySets()
+        self._replay = PositionSet()
         self._is_closed = False
 
     @property

@@ -12,14 +12,14 @@ from os import PathLike
 from typing import Any, Final, Self
 
 from ..._check import check_flag, check_has, check_text, clock_of, config_of
-from ..._lifetime import NOWHERE, ClosesOnExit, OfOneLoop, home_of
+from ..._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError
 from ...ids import Position
 from ...index import MAX_ENTRY
 from ...ledger import LogStore
-from ...ledger._taking import given_back
+from ...ledger.ownership import close_on_error
 from .._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick, entries_of, times_of
 from ..format import snapshot_protobuf
 from ..storage import BucketSnapshotStorage, DelayedCursor
@@ -35,7 +35,7 @@ from ._worker import Worker
 _NAME: Final = "BucketDelayedDeliveryTracker"
 
 
-class BucketDelayedDeliveryTracker(ClosesOnExit, OfOneLoop):
+class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
     """Holds back delayed messages of one subscription, with most of the index on storage, over restarts (PIP-195).
 
     Times are exact to the ms. If it is not strict, a message may be taken up to a tick before its time; if it is
@@ -51,7 +51,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, OfOneLoop):
     ) -> None:
         self._config = config
         self._now_ms = clock.now_ms
-        self._home = NOWHERE  # where calls need no further check
+        self._home = NO_THREAD  # where calls need no further check
         self._snapshots = snapshots
         self._index = BucketIndex(config)
         self._timer = timer = DispatchTimer(self._index, config, clock, on_due)
@@ -320,13 +320,13 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, OfOneLoop):
         """Close the tracker: unfinished work is dropped, snapshots stay, ``on_due`` is not called again. Idempotent."""
         if not self._is_closed:
             self._check_loop("the tracker")
-        self._is_closed, self._home = True, NOWHERE
+        self._is_closed, self._home = True, NO_THREAD
         self._timer.close()
         await self._worker.aclose()
 
     def _check_home(self) -> None:
         self._ensure_open()
-        self._home = home_of(self._loop)
+        self._home = loop_thread_of(self._loop)
 
     def _ensure_open(self) -> None:
         if self._is_closed:
@@ -367,7 +367,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
     async def _open_with(
         cls, logs: TrackerLogs, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
     ) -> Self:
-        async with given_back([logs.place]):
+        async with close_on_error([logs.place]):
             self = await cls.open(logs.storage, logs.cursor, config, clock=clock, on_due=on_due)
         self._logs = logs
         return self

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ...ids import Position
-from ...index import EntrySets
+from ...index import PositionSet
 from ._columns import Index
 
 _make = tuple.__new__
@@ -15,7 +15,7 @@ _MEASURED: Final = 64
 _SWEEP: Final = 512
 
 
-class BulkPositionSet(EntrySets):
+class BulkPositionSet(PositionSet):
     """A set of positions with bulk operations.
 
     A bitmap grows while entries are removed, since each removal may split a run in two. So the ledgers are compressed
@@ -125,14 +125,14 @@ class BulkPositionSet(EntrySets):
         find = self._ledgers.get
         return [index for index in indexes if index[2] in find(index[1], ())]
 
-    def includes(self, other: EntrySets) -> bool:
+    def includes(self, other: PositionSet) -> bool:
         """Return whether this set includes another one. O(ledgers), plus the comparison of bitmaps."""
         return all(
             (held := self._ledgers.get(ledger)) is not None and entries.issubset(held)
             for ledger, entries in other._ledgers.items()
         )
 
-    def take_over(self, other: EntrySets) -> int:
+    def take_over(self, other: PositionSet) -> int:
         """Move another set into this one; return how many positions are new. 1 us for a new ledger, 3 us otherwise."""
         before = self._count
         both = self._ledgers.keys() & other._ledgers.keys()

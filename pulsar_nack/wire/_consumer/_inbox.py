@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from ...consumer import Delivery
+from ...consumer.transport import WaitingCalls
 from ._deliveries import QueuedMessage
 from ._receiver_queue import ReceiverQueue
 from ._unread_entry import QueuedEntry, UnreadEntry
@@ -27,7 +28,7 @@ class WireInbox:
         self._before_wait = before_wait
         self._ready: deque[QueuedMessage | UnreadEntry] = deque()
         self._sources: deque[ReceiverQueue] = deque()  # the source of each item in _ready
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = WaitingCalls()
         self._epochs: dict[ReceiverQueue, int] = {}
 
     def __len__(self) -> int:
@@ -42,7 +43,7 @@ class WireInbox:
         self._ready.append(item)
         self._sources.append(source)
         if self._waiters:
-            self.wake_all() if type(item) is UnreadEntry else self._wake_one()
+            self.wake_all() if type(item) is UnreadEntry else self._waiters.wake_one()
 
     async def get(self) -> Delivery:
         """Wait for a delivery and take it; cancelling it loses none."""
@@ -52,7 +53,7 @@ class WireInbox:
             if delivery is not None:
                 return delivery
             self._before_wait()
-            await self._wait()
+            await self._waiters.wait(self.__len__)
 
     def get_nowait(self) -> Delivery | None:
         """Take the next delivery, None if none is here."""
@@ -129,24 +130,4 @@ class WireInbox:
 
     def wake_all(self) -> None:
         """Let every waiting call check again."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled() and self._ready:
-                self._wake_one()  # the message that woke this call is for the next one
-            raise
-        finally:
-            self._waiters.remove(waiter)
-
-    def _wake_one(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        self._waiters.wake_all()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...ids import MessageId, _names_message
+from ...ids import MessageId, _is_message_id
 from ...index import PositionRanges
 from ._redelivery_requests import Place
 
@@ -67,7 +67,7 @@ class NonDurablePosition:
         """Note entries of which every message is acknowledged."""
         for ledger, entry in places:
             self._requested.discard((ledger, entry))
-            if self._unacked.discard_range((ledger, entry - 1), (ledger, entry)):
+            if self._unacked.discard(ledger, entry):
                 self._acked.add(ledger, entry)
         self._forget_acked()
 
@@ -75,9 +75,7 @@ class NonDurablePosition:
         """Note that everything up to an entry is acknowledged."""
         self._acked_through = place if self._acked_through is None else max(self._acked_through, place)
         self._requested = {each for each in self._requested if each > place}
-        first = self._unacked.first
-        if first is not None and first.lower < place:
-            self._unacked.discard_range(first.lower, place)
+        self._unacked.trim(*place)
 
     def request(self, places: Iterable[Place]) -> bool:
         """Note which taken entries are requested; return whether some of them can only come in another session."""
@@ -103,7 +101,7 @@ class NonDurablePosition:
 def id_after(message_id: MessageId) -> MessageId | None:
     """Return the first id after this one, None for the ids of the earliest and the latest message."""
     ledger, entry, partition, index = message_id
-    if not _names_message(message_id):
+    if not _is_message_id(message_id):
         return None
     return MessageId(ledger, entry + 1, partition) if index < 0 else MessageId(ledger, entry, partition, index + 1)
 
@@ -113,4 +111,4 @@ def id_before(message_id: MessageId) -> MessageId:
     ledger, entry, partition, index = message_id
     if index > 0:
         return MessageId(ledger, entry, partition, index - 1)
-    return MessageId(ledger, entry - 1, partition) if _names_message(message_id) else message_id
+    return MessageId(ledger, entry - 1, partition) if _is_message_id(message_id) else message_id

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ...errors import ClosedError, InvalidArgumentError, PulsarNackError
-from ...ids import MessageId, Position, _names_message
+from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
 from .._connection._retry import gather_or_cancel, gather_settled
 from .._protocol._topics import normalize
@@ -245,7 +245,7 @@ class WirePort:
         """
         self._check_open()
         consumers: list[AnyTopicConsumer]
-        consumers = [self._consumers.of(position)] if _names_message(position) else list(self._consumers)
+        consumers = [self._consumers.of(position)] if _is_message_id(position) else list(self._consumers)
         await gather_or_cancel(consumer.seek(position) for consumer in consumers)
 
     # --- asking the broker --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from ...consumer import Delivery
-from ...consumer._port import bytes_of
+from ...consumer.transport import bytes_of
 from ...errors import MissingExtraError
 from ...ids import MessageId
 from .._connection._context import ClientContext

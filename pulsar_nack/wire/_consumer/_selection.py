@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from ...consumer._patterns import TopicPattern
+from ..._topic_pattern import TopicPattern
 from ...errors import InvalidArgumentError, TopicNotFoundError
 from .._connection._lookup import Lookup
 from .._connection._retry import gather_or_cancel

@@ -17,7 +17,7 @@ from typing import Final
 
 from ...consumer import SessionEvent
 from ...errors import BrokerRefusedError, ClosedError, ConnectionLostError, TopicNotFoundError
-from ...ids import MessageId, _names_message
+from ...ids import MessageId, _is_message_id
 from .._connection._broker_errors import as_text, is_busy, is_transient, is_unknown_consumer
 from .._connection._context import ClientContext
 from .._connection._retry import reconnect, retry_transient
@@ -236,7 +236,7 @@ class SessionKeeper:
 
     def begin_at(self, position: MessageId | int) -> None:
         """Note a seek: the next session begins there."""
-        self._next_first = position if _names_message(position) else None
+        self._next_first = position if _is_message_id(position) else None
         if self._position is not None:
             self._position.move(id_before(position) if isinstance(position, MessageId) else _EARLIEST)
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ...consumer import Consumer
-from ...consumer._checks import a_setting
+from ..._check import suggest_name
+from ...consumer import ConsumerOptions
+from ...consumer.transport import CONSUMER_SETTINGS
 from ...errors import InvalidArgumentError
 from .._connection._options import ClientOptions
 from ._subscribe_options import InitialPosition, KeyShared, SubscribeOptions
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from ..._delays import Delay
-    from ...backoff import Backoff
-    from ...clock import Clock
-    from ...config import NackConfig
-    from ...consumer import ConsumerTrace, DeadLetterPolicy, Redelivery
     from ...ids import MessageId
-    from ...ledger import LogStore
-    from ...nack import HookLike
     from .._connection._options import SchemaInfo
     from .._producer._options import AccessMode, Compression, ProducerOptions
     from .._producer._routing import Hashing, Router
@@ -33,7 +25,6 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model", bound=BaseModel)
 _OTHER_NAMES: Final = {"durable_subscription": "durable"}
 """Settings that have another name in :class:`SubscribeOptions`, because the consumer has that name already."""
-_OF_CONSUMER: Final = frozenset(inspect.signature(Consumer).parameters) - {"port"}
 OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions)) - {
     "subscription",
     "type",
@@ -42,26 +33,7 @@ OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions
 """The settings of a subscription, except its name and type."""
 
 
-class ConsumerSettings(TypedDict, total=False):
-    """The settings of :class:`~pulsar_nack.Consumer`."""
-
-    redelivery: Redelivery
-    backoff: Backoff | Delay | Sequence[Delay] | None
-    config: NackConfig | None
-    max_local_bytes: int
-    unacked_limit: int | None
-    ack_memory: Delay
-    dead_letter: DeadLetterPolicy | None
-    hooks: Sequence[HookLike]
-    clock: Clock | None
-    durable: str | PathLike[str] | LogStore | None
-    durable_ttl: Delay
-    max_ack_state_bytes: int
-    wall_clock: Clock | None
-    trace: ConsumerTrace | None
-
-
-class SubscribeSettings(ConsumerSettings, total=False):
+class SubscribeSettings(ConsumerOptions, total=False):
     """The settings of a consumer and of its subscription."""
 
     consumer_name: str | None
@@ -121,12 +93,12 @@ def split_settings(settings: Mapping[str, Any]) -> SplitSettings:
     """
     found = SplitSettings({}, {})
     for name, value in settings.items():
-        if name in _OF_CONSUMER:
+        if name in CONSUMER_SETTINGS:
             found.consumer[name] = value
         elif name in OF_SUBSCRIPTION:
             found.subscription[_OTHER_NAMES.get(name, name)] = value
         else:
-            raise InvalidArgumentError(name, value, a_setting(name, [*_OF_CONSUMER, *OF_SUBSCRIPTION]))
+            raise InvalidArgumentError(name, value, suggest_name(name, [*CONSUMER_SETTINGS, *OF_SUBSCRIPTION]))
     return found
 
 
@@ -159,7 +131,7 @@ def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
         name = ".".join(map(str, first["loc"]))
         is_unknown = first["type"] == "extra_forbidden"
         expected = (
-            a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
+            suggest_name(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
         )
         given = first["input"]
         if is_unknown and kind is ClientOptions:

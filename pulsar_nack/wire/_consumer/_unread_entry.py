@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Self
 
 from ...consumer import Delivery
-from ...consumer._port import OF_A_PROPERTY, bytes_of
+from ...consumer.transport import PROPERTY_BYTES, bytes_of
 from ...errors import MissingExtraError, UndecodableMessageError
 from ...ids import MessageId, _delivered_id
 from .._protocol._batches import Member
@@ -77,7 +77,7 @@ class UnreadEntry:
         self.messages = members.bit_count()
         """How many messages are left to deliver, as far as known."""
         self._size = min(metadata.uncompressed_size, factory.max_bytes) if metadata.compression else len(entry.payload)
-        self._overhead = overhead + OF_A_PROPERTY * len(metadata.properties)
+        self._overhead = overhead + PROPERTY_BYTES * len(metadata.properties)
         here = self._overhead + len(entry.payload) + (0 if stored is entry.payload else len(stored))
         self.bytes = max(here, self._size)
         """Size of the messages that are left."""

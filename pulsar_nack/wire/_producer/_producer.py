@@ -10,8 +10,7 @@ from typing import Any, Final, Self
 
 from ..._delays import Delay
 from ..._lifetime import ClosesWhenDropped, check_loop
-from ...consumer._port import Schema
-from ...consumer._producers import Producers, warn_without_schema
+from ...consumer.transport import DeadLetterProducers, Schema, warn_without_schema
 from ...errors import AlreadyEnteredError, BrokerError, BrokerRefusedError, ClosedError, WouldBlockError
 from ...ids import MessageId
 from .._connection._broker_errors import as_text, is_transient
@@ -347,7 +346,7 @@ class WirePublisher:
     def __init__(self, context: ClientContext, initial_subscription: str | None = None) -> None:
         self._context = context
         self._options = ProducerOptions(chunking=True, initial_subscription=initial_subscription)
-        self._producers: Producers[tuple[str, Schema | None], Producer] = Producers(self._make)
+        self._producers: DeadLetterProducers[tuple[str, Schema | None], Producer] = DeadLetterProducers(self._make)
 
     async def _make(self, key: tuple[str, Schema | None]) -> Producer:
         topic, schema = key

@@ -15,7 +15,7 @@ from pulsar_nack.delayed.bucket._buckets import MutableBucket
 from pulsar_nack.delayed.bucket._merge import StreamMerger
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
 from pulsar_nack.delayed.format import BulkPositionSet, Columns, Index
-from pulsar_nack.index import EntrySets
+from pulsar_nack.index import PositionSet
 from tests.for_each import for_each
 from tests.tiers import size
 
@@ -204,7 +204,7 @@ def test_entries_that_are_not_all_new() -> None:
 
 def test_many_ledgers_are_taken_over_at_once() -> None:
     """Beyond some ledgers that both have sizes are not measured; they are no smaller than they should be."""
-    one, other, measured = BulkPositionSet(), BulkPositionSet(), EntrySets()
+    one, other, measured = BulkPositionSet(), BulkPositionSet(), PositionSet()
     for ledger in range(100):
         for entry in range(0, 50, 2):
             one.add(ledger, entry)

@@ -9,7 +9,7 @@ import pytest
 
 from pulsar_nack import InjectedError, Position
 from pulsar_nack.delayed.format import SegmentRow, decode_metadata, encode_indexes, encode_metadata
-from pulsar_nack.index import EntrySets
+from pulsar_nack.index import PositionSet
 
 from .stage import Stage, positions
 
@@ -369,7 +369,7 @@ async def test_recovers_the_older_form() -> None:
 async def test_reads_what_pulsar_names() -> None:
     """The property of a broker is understood, and a snapshot of two ledgers in one segment is read."""
     stage = Stage()
-    sets = EntrySets()
+    sets = PositionSet()
     for position in ((400, 1), (403, 7)):
         sets.add(*position)
     metadata = encode_metadata([SegmentRow(1000, 1005, sets.dump())])

@@ -20,7 +20,7 @@ from pulsar_nack.delayed.format import (
     encode_metadata,
     snapshot_protobuf,
 )
-from pulsar_nack.index import EntrySets
+from pulsar_nack.index import PositionSet
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 
@@ -62,7 +62,7 @@ def test_parts_make_a_segment() -> None:
 
 def test_metadata_come_back() -> None:
     """Rows are read as they were written; bitmaps go through as they are."""
-    sets = EntrySets()
+    sets = PositionSet()
     sets.add(3, 4)
     rows = [SegmentRow(1, 2, sets.dump()), SegmentRow(2, 9, {})]
     assert decode_metadata(encode_metadata(rows)) == rows

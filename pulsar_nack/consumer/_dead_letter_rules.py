@@ -1,0 +1,166 @@
+"""The rules of dead letters: the user's policy, which messages are dead letters, and what is published of each. Pure.
+
+A message is delivered ``max_redeliveries + 1`` times in all. It goes to the dead-letter topic when the last of these is
+negatively acknowledged. Without being delivered it goes there when it comes once more anyway (a process died in the
+last attempt, or it comes from another consumer), or when nobody can read it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ..errors import InvalidArgumentError
+from ..ids import MessageId
+from ._port import Delivery, Publisher, Schema
+
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+OLD_ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_IDY_TIME"
+"""The Java client writes the id under two names."""
+ATTEMPTS: Final = "PULSAR_NACK_ATTEMPTS"
+REASON: Final = "PULSAR_NACK_REASON"
+
+MOST_REASON: Final = 1_000
+"""Characters of a reason that are kept."""
+_PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPolicy:
+    """When a consumer gives a message up, and where it goes then.
+
+    :param max_redeliveries: how often a message is redelivered; at least 1. The dead-letter topic gets it after one
+        attempt more than that
+    :param topic: the dead-letter topic; None: ``<topic>-<subscription>-DLQ``, one for all partitions
+    :param initial_subscription: a subscription that is created before the first message is published, so that the
+        broker keeps the messages
+    :param publisher: publishes the messages; None: the client that the consumer was made with
+    :raises InvalidArgumentError: names the setting
+    """
+
+    max_redeliveries: int
+    topic: str | None = None
+    initial_subscription: str | None = None
+    publisher: Publisher | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.max_redeliveries) is not int or self.max_redeliveries < 1:
+            raise InvalidArgumentError("max_redeliveries", self.max_redeliveries, "an integer of at least 1")
+        for field in ("topic", "initial_subscription"):
+            if (value := getattr(self, field)) is not None and not (isinstance(value, str) and value):
+                raise InvalidArgumentError(field, value, "a name or None")
+        if self.topic is not None and self.topic.startswith("non-persistent://"):
+            raise InvalidArgumentError("topic", self.topic, "a persistent topic: another one keeps no dead letters")
+        if self.publisher is not None and not hasattr(self.publisher, "publish"):
+            raise InvalidArgumentError("publisher", self.publisher, "a Publisher or None")
+        if self.publisher is not None and self.initial_subscription is not None:
+            expected = "None, as publisher is given: it creates the topic"
+            raise InvalidArgumentError("initial_subscription", self.initial_subscription, expected)
+
+
+class DeadLetterRules:
+    """Decides for one consumer which messages are dead letters.
+
+    :param subscription: its name
+    """
+
+    def __init__(self, setting: DeadLetterPolicy, subscription: str) -> None:
+        self._most = setting.max_redeliveries
+        self._topic = setting.topic
+        self._subscription = subscription
+
+    def is_last(self, redelivery_count: int) -> bool:
+        """Return whether the attempt with this count is the last one."""
+        return redelivery_count >= self._most
+
+    def reason_for(self, delivery: Delivery, redelivery_count: int) -> str | None:
+        """Return why a message that has just come is a dead letter, None if it is to be delivered.
+
+        A message that only this process cannot read is delivered, since others may be able to read it.
+        """
+        if delivery.error is not None and not getattr(delivery.error, "is_local", False):
+            return f"{type(delivery.error).__name__}: {delivery.error}"
+        return attempts_failed(redelivery_count) if redelivery_count > self._most else None
+
+    def message(self, delivery: Delivery, attempts: int, reason: str) -> DeadLetterMessage:
+        """Return the dead letter of a message that was delivered ``attempts`` times."""
+        origin = base_name(delivery.topic or delivery.id.topic or "")
+        topic = self._topic or f"{origin}-{self._subscription}-DLQ"
+        is_readable = delivery.error is None
+        return DeadLetterMessage(
+            topic,
+            None if delivery.is_null and is_readable else delivery.data,
+            properties_of(delivery, origin, self._subscription, attempts, reason),
+            key_of(delivery),
+            delivery.ordering_key,
+            delivery.event_time_ms,
+            (origin, delivery.schema_version) if delivery.schema_version and is_readable else None,
+        )
+
+
+class DeadLetterMessage(NamedTuple):
+    """A message for a dead-letter topic, as :meth:`~pulsar_nack.Publisher.publish` takes it."""
+
+    topic: str
+    data: bytes | None
+    properties: Mapping[str, str]
+    key: str | bytes | None
+    ordering_key: str | None
+    event_time_ms: int
+    schema: Schema | None
+
+
+def attempts_failed(attempts: int) -> str:
+    """Return the reason of a message whose nacks named none."""
+    return f"{attempts} attempts failed"
+
+
+def base_name(topic: str) -> str:
+    """Return the name of a topic without the number of a partition."""
+    found = _PARTITION.fullmatch(topic)
+    return topic if found is None else found[1]
+
+
+def origin_id(message_id: MessageId) -> str:
+    """Return an id as the Java client writes it: ``ledger:entry:partition``, and the batch index if there is one."""
+    numbers = message_id[:4] if message_id.batch_index >= 0 else message_id[:3]
+    return ":".join(map(str, numbers))
+
+
+def properties_of(delivery: Delivery, topic: str, subscription: str, attempts: int, reason: str) -> dict[str, str]:
+    """Return the message's properties with its origin added; existing ones stay, as in the Java client."""
+    found = dict(delivery.properties)
+    origin = origin_id(delivery.id)
+    for name, value in (
+        (REAL_TOPIC, topic),
+        (REAL_SUBSCRIPTION, subscription),
+        (ORIGIN_MESSAGE_ID, origin),
+        (OLD_ORIGIN_MESSAGE_ID, origin),
+    ):
+        found.setdefault(name, value)
+    return found | {ATTEMPTS: str(attempts), REASON: reason}
+
+
+def key_of(delivery: Delivery) -> str | bytes | None:
+    """Return the key; decoded to bytes if it was encoded and the bytes encode to the same text."""
+    key = delivery.key
+    if key is None or not delivery.is_key_encoded:
+        return key
+    try:
+        decoded = base64.b64decode(key, validate=True)
+    except (binascii.Error, ValueError):
+        return key
+    return decoded if base64.b64encode(decoded).decode("ascii") == key else key
+
+
+def as_reason(reason: object) -> str:
+    """Return a checked reason, cut to 1 000 characters."""
+    if not isinstance(reason, str):
+        raise InvalidArgumentError("reason", reason, "a str")
+    return reason[:MOST_REASON].encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,250 @@
+"""The parts of a consumer and what runs them: it is behind the object that users hold, and does not know that object.
+
+One task (:meth:`ConsumerEngine.serve`) owns everything that runs: the tracker, the pump, the acknowledgements, and the
+durable state. Opening starts it, closing ends it, from whatever task either is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from .._delays import delay_ms
+from ..clock import LoopClock, WallClock
+from ..config import NackConfig
+from ..errors import ClosedError
+from ._acks import Acks
+from ._dead_letters import DeadLetters
+from ._gate_queue import DurableGateQueue
+from ._mark_delete import MarkDeleteWatch, ignore_wait
+from ._message_state import MessageState, State
+from ._message_table import WAITING, MessageTable
+from ._payloads import LruPayloads, PayloadCache
+from ._port import ConsumerPort, SessionEvent, SupportsConnectionState, SupportsHeldBack, SupportsSessions
+from ._receiver import Receiver
+from ._redelivery_queue import RedeliveryQueue
+from ._settings import ConsumerSettings
+from ._settler import Settler
+from ._tracing import MessageTrace, names_of
+from ._unacked import UnackedLimiter, watch_held_back
+
+_log = logging.getLogger("pulsar_nack.consumer")
+
+
+class ConsumerEngine:
+    """Builds the parts of one consumer, and runs them from opening to closing."""
+
+    def __init__(self, port: ConsumerPort, settings: ConsumerSettings) -> None:
+        traits, most = port.traits, settings.max_local_bytes
+        self.port = port
+        self._settings = settings
+        config = settings.config or NackConfig()
+        self._close_timeout = config.close_timeout
+        self.clock = clock = settings.clock or LoopClock()
+        note = None if settings.trace is None else settings.trace.source(*names_of(port))
+        trace = MessageTrace(note, clock)
+        self._reporting = port if traits.tells_sessions and isinstance(port, SupportsSessions) else None
+        self._is_local = self._reporting is not None and not traits.keeps_acks
+        self._port_keeps_members = self._is_local and traits.batch_index_ack  # a broker loses them at an unload
+        limit = None if settings.unacked_limit is None else settings.unacked_limit - traits.receiver_queue_size
+        self._ack_memory_ms = delay_ms(settings.ack_memory)
+        self.table = table = MessageTable(
+            ack_memory_ms=self._ack_memory_ms,
+            most_delivered=2 * (limit or 500_000),
+            keeps_members=self._port_keeps_members,
+        )
+        self.limiter = UnackedLimiter(table, limit, traits.receiver_queue_size, self._must_admit)
+        self.mark_delete: MarkDeleteWatch | None = None
+        if self._reporting is not None:
+            self.mark_delete = MarkDeleteWatch(
+                self._reporting, table, clock, is_waiting=self._has_waiting, passed=self._on_passed
+            )
+        self.dead: DeadLetters | None = None
+        if settings.dead_letter is not None:
+            self.dead = DeadLetters(
+                settings.dead_letter, port, table, max_bytes=most, mark_delete=self.mark_delete, trace=trace
+            )
+        self.queue = RedeliveryQueue(
+            port,
+            table,
+            PayloadCache(most),
+            settings.redelivery,
+            config,
+            clock=clock,
+            hooks=settings.hooks,
+            freed=self.limiter.changed,
+            waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
+            lost=self._on_lost,
+            trace=trace,
+        )
+        self.settler = Settler(self.queue, LruPayloads(most), self.limiter, self.dead, settings)
+        self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None, stop=self.stop)
+        table.requests.may_be_at_port = self.receiver.may_be_at_port
+        table.requests.bring_all = self._reporting is not None and not traits.honours_ids
+        self._ends_at = math.inf
+        self._stopping = asyncio.Event()
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    async def serve(self, opened: asyncio.Future[None]) -> None:
+        """Run everything until :meth:`stop`, then finish and close the port; ``opened`` is set once messages can come.
+
+        :raises LogLockedError: another consumer uses the durable state
+        :raises LedgerError: the durable state cannot be read or written
+        """
+        settler = self.settler
+        try:
+            async with AsyncExitStack() as stack:
+                await self._open_durable(stack)
+                async with self.queue.tracker, asyncio.TaskGroup() as tasks:
+                    acks = settler.acks = Acks(
+                        self.port,
+                        self.table,
+                        self.clock,
+                        tasks=tasks,
+                        on_settled=settler.on_settled,
+                        on_failed=settler.on_ack_failed,
+                        on_unobserved_error=settler.on_unobserved_error,
+                        ask_for=self.queue.ask_for,
+                        durable=settler.durable,
+                    )
+                    background = self._start(tasks, acks)
+                    opened.set_result(None)
+                    await self._stopping.wait()
+                    if self.dead is not None:
+                        await self.dead.finish(self._remaining_s())
+                    await acks.finish(self._remaining_s())
+                    settler.trace_cancelled("close")
+                    await self._finish_durable()
+                    for task in background:
+                        task.cancel()
+        finally:
+            if settler.acks is not None:
+                settler.acks.give_up()
+            if self.dead is not None:
+                await self.dead.aclose()
+            await self.port.close()
+
+    def _start(self, tasks: asyncio.TaskGroup, acks: Acks) -> list[asyncio.Task[None]]:
+        receiver = self.receiver
+        runs = [receiver.pump(), acks.run(), self.queue.watch()]
+        if self.dead is not None:
+            self.dead.start(tasks, acks)
+        if self.mark_delete is not None:
+            runs.append(self.mark_delete.run())
+        if self.settler.durable is not None:
+            runs.append(self.settler.durable.run())
+        if isinstance(self.port, SupportsHeldBack):
+            runs.append(watch_held_back(self.port, receiver.inbox.wanted, self.limiter, lambda: receiver.received))
+        if self._reporting is not None:
+            self._reporting.watch_sessions(self._on_session)
+        return [tasks.create_task(run) for run in runs]
+
+    def stop(self) -> None:
+        """Let :meth:`serve` end, within ``close_timeout``."""
+        if not self._stopping.is_set():
+            self._ends_at = asyncio.get_running_loop().time() + self._close_timeout.total_seconds()
+        self._stopping.set()
+
+    def end_calls(self, error: Exception) -> None:
+        """Raise an error in all calls that wait, and refuse later ones."""
+        self.settler.is_closed = True
+        self.receiver.inbox.close(self.receiver.unreadable or error)
+        self.limiter.close(error)
+
+    def on_end(self, server: asyncio.Task[None]) -> None:
+        """End all waiting calls when serving ended, for whatever reason."""
+        error = ClosedError("the consumer")
+        if not server.cancelled() and server.exception() is not None:
+            error.__cause__ = server.exception()
+        self.end_calls(error)
+
+    def _remaining_s(self) -> float:
+        """Return how long closing may still take."""
+        return max(self._ends_at - asyncio.get_running_loop().time(), 0.0)
+
+    # --- durable state -----------------------------------------------------------------------------------------------
+
+    async def _open_durable(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        if settings.durable is None:
+            return
+        from .durable import DurableContext, DurableNacks
+
+        port = self.port if isinstance(self.port, SupportsConnectionState) else None
+        durable = await DurableNacks.open(
+            settings.durable,
+            memory_ms=0 if self.port.traits.keeps_acks else self._ack_memory_ms,
+            keeps_members=not self._port_keeps_members,
+            ttl_ms=delay_ms(settings.durable_ttl),
+            clock=settings.wall_clock or WallClock(),
+            context=DurableContext(
+                in_flight=lambda: self.limiter.count() - self.receiver.waiting(),
+                is_connected=lambda: port is None or port.is_connected,
+                max_ack_state_bytes=settings.max_ack_state_bytes,
+            ),
+        )
+        self.settler.durable = self.receiver.durable = durable
+        self.receiver.gate_queue = DurableGateQueue(durable, self.receiver.inbox)
+
+        async def close() -> None:
+            await durable.aclose(self._remaining_s())
+
+        stack.push_async_callback(close)
+        await durable.restore(self.table, self.queue, self.clock.now_ms())
+
+    async def _finish_durable(self) -> None:
+        """Write everything; if the port keeps the acknowledgements, also note that they can be forgotten."""
+        durable = self.settler.durable
+        if durable is None:
+            return
+        if self._is_local and self._reporting is not None:
+            try:
+                async with asyncio.timeout(self._remaining_s()):
+                    await self._reporting.flush()
+            except Exception as error:  # noqa: BLE001 - then they are remembered
+                _log.debug("acknowledgements are remembered, as they could not be written: %r", error)
+            else:
+                durable.confirmed()
+        await durable.finish(self._remaining_s())
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
+        table, place = self.table, (topic, partition)
+        if event is SessionEvent.LOST:
+            table.sessions.lost(place, self.clock.now_ms())
+        elif event is SessionEvent.CLOSED:
+            table.sessions.closed(place)
+            if self.settler.durable is not None:
+                self.settler.durable.confirmed()
+        elif event is SessionEvent.INACTIVE:
+            waiting = table.select(WAITING, place)
+            table.leave(waiting)
+            self.settler.drop([*waiting, *self.receiver.drop_waiting(place)], "inactive")
+        else:  # what does not come in this session was settled by others, or is theirs
+            if table.requests.bring_all:
+                self.receiver.drop_waiting(place)
+            self.queue.doubt(table.select(set(State), place))
+
+    def _on_passed(self, records: Sequence[MessageState]) -> None:
+        """Drop messages before the mark-delete position: skipped, cleared, expired, or settled by other consumers."""
+        if self.dead is not None:
+            for record in records:
+                self.dead.drop(record.id, "acknowledged at the broker")
+        self.settler.drop(records, "passed")
+
+    def _on_lost(self, records: Sequence[MessageState]) -> None:
+        self.settler.drop(records, "settled by another consumer")
+
+    def _has_waiting(self) -> bool:
+        table = self.table
+        return bool(table.held or table.requested or (self.dead is not None and len(self.dead)))
+
+    def _must_admit(self) -> bool:
+        """Return whether a nack must not wait: a message is ready, or nothing but nacks that wait is unacknowledged."""
+        table, inbox = self.table, self.receiver.inbox
+        return len(inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + 1)

@@ -1,0 +1,82 @@
+"""The state of one unacknowledged message, and what a delivery of it means to the consumer."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ..ids import MessageId, _merge_ids
+
+
+class State(Enum):
+    """Where an unacknowledged message is."""
+
+    DELIVERED = "delivered"
+    HELD = "negatively acknowledged"
+    REQUESTED = "requested again"
+    ACKING = "acknowledged"
+    DEAD_LETTERING = "sent to the dead-letter topic"
+
+
+class Verdict(Enum):
+    """What to do with a delivery."""
+
+    DELIVER = "deliver"
+    REPLAY = "deliver, replayed"
+    DUPLICATE = "drop"
+    ACK_AGAIN = "acknowledge again"
+
+
+class MessageState:
+    """One unacknowledged message: ``id`` as it was delivered, ``redelivery_count`` of its latest delivery to the user.
+
+    A held message has no other objects than its state and id for the garbage collector, since there may be many.
+    """
+
+    __slots__ = (
+        "before_ack",
+        "due_at_ms",
+        "expires_at_ms",
+        "has_duplicate",
+        "hidden_count",
+        "id",
+        "is_doubtful",
+        "is_due",
+        "is_early",
+        "is_guessed",
+        "is_held",
+        "is_local",
+        "received_before",
+        "redelivery_count",
+        "request",
+        "state",
+    )
+
+    def __init__(self, id: MessageId, state: State, redelivery_count: int = 0) -> None:
+        self.id = id
+        self.state = state
+        self.redelivery_count = redelivery_count
+        self.before_ack: State | None = None
+        self.received_before: int | None = None
+        """How many deliveries had been received when the newest request timed out."""
+        self.hidden_count = self.due_at_ms = self.expires_at_ms = self.request = 0
+        self.is_held = self.is_local = self.is_early = self.is_guessed = False
+        self.is_doubtful = self.has_duplicate = self.is_due = False
+        # hidden_count: redeliveries that the broker counts beyond redelivery_count, for duplicates that were dropped
+        # due_at_ms, is_local, is_early: of the present hold, if is_held
+        # is_local: redelivered from memory, whatever happens to the rest of its batch
+        # is_early: its timer fires the port's latency before due_at_ms
+        # is_guessed: the message was not known when it was acknowledged, so redelivery_count may be too low to
+        #   distinguish attempts
+        # is_doubtful: delivered in an ended session and not in the present one, so another consumer may have it, or
+        #   may have settled it
+        # has_duplicate: a delivery was dropped while an acknowledgement was pending
+        # is_due: its timer fired while an acknowledgement was pending
+        # request: the number of its newest request, which expires at expires_at_ms
+
+    def learn(self, message_id: MessageId) -> None:
+        """Add the chunks that an equal id names to the id kept here."""
+        if message_id is not self.id and message_id.is_chunked:
+            self.id = _merge_ids(self.id, message_id)
+
+    def __repr__(self) -> str:
+        return f"<MessageState of {self.id!r}: {self.state.value}, redelivered {self.redelivery_count} times>"

@@ -1,0 +1,382 @@
+"""The unacknowledged messages of a consumer, and what a delivery of each therefore means. Pure: no clock, no await.
+
+::
+
+              deliver            hold               request             deliver
+    (unknown) -----> DELIVERED ---------> HELD ----------------> REQUESTED -------> DELIVERED
+                          |                |  redeliver (local)      |
+                          |                +---------> DELIVERED     +-- 30 s --> (unknown)
+                          +--- mark_acking / settle_all, from every state -----> (settled)
+                          +--- dead_letter, from every state but ACKING -------> DEAD_LETTERING
+
+==============  =========================================================================================
+state           what a delivery from the broker means
+==============  =========================================================================================
+unknown         deliver it
+DELIVERED       a duplicate: the broker sent it twice, or its entry came back for another batch member. Drop it
+HELD            a duplicate too: nacked and not due. Drop it
+REQUESTED       the answer to the request: deliver it
+ACKING          an acknowledgement is under way: acknowledge this duplicate also, once that is confirmed
+DEAD_LETTERING  a duplicate: it is on its way to the dead-letter topic, and acknowledged once it is there. Drop it
+settled         acknowledge it again, while that hides it (see ``_sessions``), or while its batch is not wholly
+                acknowledged and the broker need not know. Else it was replayed on purpose: deliver it
+==============  =========================================================================================
+
+State decides, not time, with two limits that keep it from being wrong for ever: REQUESTED ends after 30 s, unless the
+answer may wait at the port; and what is settled hides for ``ack_memory`` at most. Forgetting is always safe: a message
+that is not known is delivered. Requests that brought nothing are repeated, see ``_requests``.
+
+Memory: unacknowledged messages are bounded by the broker and by ``most_delivered``, of which the oldest are forgotten;
+settled ones (``_ack_memory``) and the counts of forgotten requests (``_requests``) by numbers there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from ..errors import AlreadySettledError
+from ..ids import MessageId
+from ._ack_memory import MOST_ENTRIES, AckMemory
+from ._batches import is_through
+from ._message_state import MessageState, State, Verdict
+from ._requests import OpenRequests
+from ._sessions import Place, place_of
+
+WAITING: Final = (State.HELD, State.REQUESTED)
+UNDELIVERED: Final = (*WAITING, State.DEAD_LETTERING)
+
+
+class MessageTable:
+    """The unacknowledged messages of one consumer, by id.
+
+    :param ack_memory_ms: how long an acknowledged message that comes back is hidden, see :class:`Sessions`
+    :param most_delivered: how many delivered messages are known at most
+    :param keeps_members: the broker keeps confirmed acknowledgements of single messages of a batch when a session ends
+    """
+
+    def __init__(
+        self, *, ack_memory_ms: int = 10_000, most_delivered: int = 100_000, keeps_members: bool = False
+    ) -> None:
+        self.acked = AckMemory(ack_memory_ms, keeps_members=keeps_members)
+        self.sessions = self.acked.sessions
+        self.batches = self.acked.batches
+        self.requests = OpenRequests()
+        self.held = 0
+        self.delivered = 0
+        """Messages in any other state than HELD and REQUESTED."""
+        self.requested = 0
+        self._records: dict[MessageId, MessageState] = {}
+        self.get: Callable[[MessageId], MessageState | None] = self._records.get
+        """Returns the state of an unacknowledged message, None if it is not known."""
+        self._most_delivered = most_delivered
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def select(self, states: Collection[State], place: Place | None = None) -> list[MessageState]:
+        """Return the messages in one of these states, of one topic and partition or of all. O(known messages)."""
+        found = [each for each in self._records.values() if each.state in states]
+        if place is None:
+            return found
+        topic, partition = place
+        here = [each for each in found if each.id[2] == partition]
+        return here if topic is None else [each for each in here if each.id.topic in {None, topic}]
+
+    # --- what the broker sends -------------------------------------------------------------------------------------
+
+    def add_new(self, message_id: MessageId, broker_count: int) -> MessageState | None:
+        """Note a delivery of a message of which nothing at all is known, the usual case; else None, for deliver()."""
+        records, requests, acked = self._records, self.requests, self.acked
+        if message_id in records or message_id[3] >= 0:
+            return None
+        if requests.counts or requests.open or acked.marks or requests.retries.known:
+            return None
+        key = message_id[:3]
+        if key in acked.entries or key in acked.older_entries:
+            return None
+        record = records[message_id] = MessageState(message_id, State.DELIVERED, broker_count)
+        self.delivered += 1
+        if self.delivered > self._most_delivered:
+            self._forget_oldest()
+        return record
+
+    def deliver(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
+        """Decide on a delivery and note it; amortized O(1)."""
+        if self.requests.open:
+            self.expire(now_ms)
+        record = self._records.get(message_id)
+        if record is None:
+            verdict = self.acked.judge(message_id, now_ms)
+            if verdict is not Verdict.ACK_AGAIN:
+                counts = self.requests.counts
+                count = max(broker_count, counts.pop(message_id, -1) + 1) if counts else broker_count
+                self._add(MessageState(message_id, State.DELIVERED, count))
+            return verdict
+        record.learn(message_id)
+        if record.state is State.REQUESTED:  # what the broker counted for dropped duplicates is left out
+            record.redelivery_count = max(record.redelivery_count + 1, broker_count - record.hidden_count)
+            self._move(record, State.DELIVERED)
+            return Verdict.DELIVER
+        record.hidden_count = max(record.hidden_count, broker_count - record.redelivery_count)
+        if record.state is not State.ACKING:
+            return Verdict.DUPLICATE
+        record.has_duplicate = True
+        return Verdict.ACK_AGAIN
+
+    def restore(self, message_id: MessageId, count: int, broker_count: int) -> MessageState:
+        """Note a delivery of a message that is not known here, and was held before a restart: it is held again."""
+        self.batches.seen(message_id)
+        record = MessageState(message_id, State.HELD, count)
+        record.hidden_count = max(broker_count - count, 0)
+        self._add(record)
+        return record
+
+    # --- negative acknowledgement ----------------------------------------------------------------------------------
+
+    def check_unsettled(self, message_id: MessageId) -> None:
+        """Raise :class:`AlreadySettledError` for a message that is acknowledged, or whose acknowledgement began."""
+        record = self._records.get(message_id)
+        if self.acked.is_acked(message_id) if record is None else record.state is State.ACKING:
+            raise AlreadySettledError(message_id, State.ACKING.value)
+
+    def hold(self, message_id: MessageId) -> MessageState:
+        """Note a negative acknowledgement, also of a message that was never seen.
+
+        :raises AlreadySettledError: the message is acknowledged, or its acknowledgement began
+        """
+        record = self._records.get(message_id)
+        if record is not None and record.state is State.DELIVERED:
+            self._move(record, State.HELD)
+            record.is_guessed = False  # the next delivery has its count
+            if message_id is not record.id:
+                record.learn(message_id)
+            return record
+        self.check_unsettled(message_id)
+        if record is None:
+            record = MessageState(message_id, State.HELD, self.requests.counts.pop(message_id, 0))
+            record.is_doubtful = self.sessions.has_ended(place_of(message_id))
+            self._add(record)
+        record.learn(message_id)
+        return record
+
+    def dead_letter(self, message_id: MessageId, count: int) -> MessageState:
+        """Note that a message goes to the dead-letter topic; ``count`` is its redelivery count if it is not known."""
+        record = self._records.get(message_id)
+        if record is None:
+            known = self.requests.counts.pop(message_id, 0)
+            record = MessageState(message_id, State.DELIVERED, max(count, known))
+            self._add(record)
+        record.is_held = False
+        self._move(record, State.DEAD_LETTERING)
+        return record
+
+    def redeliver(self, record: MessageState) -> None:
+        """Note that a held message is redelivered from memory."""
+        record.redelivery_count += 1
+        record.is_held = False
+        self._move(record, State.DELIVERED)
+
+    def request(self, record: MessageState, now_ms: int) -> int:
+        """Note that the broker is asked for a held message; return the request's number."""
+        record.is_held = False
+        record.request += 1
+        record.received_before = None
+        self.requests.expect(record, now_ms)
+        self._move(record, State.REQUESTED)
+        return record.request
+
+    def request_failed(self, record: MessageState, request: int) -> bool:
+        """Note that a request failed; True when the message is held again.
+
+        False when it has arrived or is settled, or if a newer request is under way, which decides then.
+        """
+        if self._records.get(record.id) is not record or record.request != request:
+            return False
+        if record.state is State.ACKING and record.before_ack is State.REQUESTED:
+            record.before_ack = State.HELD
+        if record.state is State.REQUESTED:
+            self._move(record, State.HELD)
+        return record.state is State.HELD
+
+    # --- acknowledgement -------------------------------------------------------------------------------------------
+
+    def mark_acking_unknown(self, message_id: MessageId) -> MessageState:
+        """Note an acknowledgement of a message that may be unknown; the caller ensures that it is the only one."""
+        record = self._records.get(message_id)
+        if record is None:
+            record = MessageState(message_id, State.DELIVERED, self.requests.counts.pop(message_id, 0))
+            record.is_guessed = True
+            self._add(record)
+        record.learn(message_id)
+        self.mark_acking(record)
+        return record
+
+    def mark_acking(self, record: MessageState) -> None:
+        """Note that the acknowledgement of a known message is under way."""
+        before = record.before_ack = record.state
+        if before is State.DELIVERED:
+            record.state = State.ACKING  # which counts as delivered too
+        else:
+            self._move(record, State.ACKING)
+
+    def ack_failed(self, record: MessageState) -> bool:
+        """Return a message to its state before the acknowledgement; True when its time came meanwhile."""
+        if self._records.get(record.id) is not record:
+            return False
+        if record.is_guessed and record.before_ack is State.DELIVERED:  # no task has it
+            self._remove(record)
+            return False
+        self._move(record, record.before_ack or State.DELIVERED)
+        was_due, record.is_due = record.is_due, False
+        return was_due
+
+    def settle_all(self, records: Sequence[MessageState], now_ms: int) -> Sequence[MessageState]:
+        """Note confirmed acknowledgements; return those of known messages: a seek may have forgotten the others.
+
+        In line: the hot path.
+        """
+        known, acked, batches, requests = self._records, self.acked, self.batches, self.requests.open
+        entries = acked.entries
+        stamp = batches.stamp = (self.sessions.turn, now_ms)
+        forgotten: list[MessageState] = []
+        for record in records:
+            message_id = record.id
+            if known.get(message_id) is record:
+                del known[message_id]
+                self.delivered -= 1
+                if (message_id[3] < 0 and not batches.entries) or batches.acked(message_id):
+                    entries[message_id[:3]] = stamp
+            else:
+                forgotten.append(record)
+        if requests:
+            for record in records:
+                requests.pop(record, None)
+        if len(entries) > MOST_ENTRIES:
+            acked.bound()
+        return records if not forgotten else [record for record in records if record not in forgotten]
+
+    def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageId]:
+        """Forget everything up to and including ``message_id`` in its partition; return those; O(unacknowledged)."""
+        gone = [record for record in self._records.values() if is_through(record.id, message_id)]
+        for record in gone:
+            self._remove(record)
+        self.requests.retries.discard_if(lambda known: is_through(known, message_id))
+        self.acked.ack_through(message_id, now_ms)
+        return [record.id for record in gone]
+
+    def leave(self, records: Iterable[MessageState]) -> None:
+        """Forget messages that the broker redelivers; their redelivery counts are remembered."""
+        for record in records:
+            self._remove(record)
+            self.requests.remember_last(record)
+
+    def passed(self, records: Iterable[MessageState], last: tuple[int, int], now_ms: int) -> list[MessageState]:
+        """Note that everything up to an entry is acknowledged; return which of these waited, and are settled now.
+
+        :param records: of one partition
+        """
+        known = self._records.get
+        gone = [
+            record
+            for record in records
+            if record.id[:2] <= last and record.state in UNDELIVERED and known(record.id) is record
+        ]
+        for record in gone:
+            self.mark_acking(record)
+        self.settle_all(gone, now_ms)
+        for record in gone:
+            self.acked.pass_entry(record.id)
+        return gone
+
+    def give_back(self, message_id: MessageId) -> None:
+        """Forget a received message that nobody took; when it comes again that is the same attempt."""
+        record = self._records.get(message_id)
+        if record is not None:
+            self._remove(record)
+            if record.redelivery_count:
+                self.requests.remember(message_id, record.redelivery_count - 1)
+
+    def clear(self) -> None:
+        """Forget everything: after a seek all messages are new."""
+        self._records.clear()
+        self.requests.clear()
+        self.held = self.delivered = self.requested = 0
+        self.acked.clear()
+
+    def ask_for(self, counts: Mapping[MessageId, int], now_ms: int) -> None:
+        """Request messages that were forgotten here, and that the broker still counts as delivered to us."""
+        requests = self.requests
+        requests.retries.make_room(len(counts))
+        requests.most_counts = max(requests.most_counts, len(requests.counts) + len(counts))
+        for message_id, count in counts.items():
+            if message_id not in self._records:
+                requests.counts.pop(message_id, None)
+                requests.remember(message_id, count)
+                requests.retries.add(message_id, now_ms)
+
+    def expire(self, now_ms: int) -> None:
+        """Forget requests that brought nothing for 30 s; they are repeated."""
+        open_requests = self.requests.open
+        while open_requests and next(iter(open_requests)).expires_at_ms <= now_ms:
+            record = self.requests.pop_expired(now_ms)
+            if record is not None:
+                self._remove(record)
+                self.requests.give_up(record, now_ms)
+
+    # --- keeping count ---------------------------------------------------------------------------------------------
+
+    def _add(self, record: MessageState) -> None:
+        self._records[record.id] = record
+        if self.requests.retries.known:
+            self.requests.retries.discard(record.id)
+        self._count(record.state, 1)
+        if self.delivered > self._most_delivered:
+            self._forget_oldest()
+
+    def _remove(self, record: MessageState) -> None:
+        del self._records[record.id]
+        self._count(record.state, -1)
+        if record.state is State.REQUESTED:
+            self.batches.requested(record.id, -1)
+        self.requests.open.pop(record, None)
+
+    def _move(self, record: MessageState, state: State) -> None:
+        before, record.state = record.state, state
+        if before is State.HELD:
+            self.held -= 1
+        elif before is State.REQUESTED:
+            self.requested -= 1
+        else:
+            self.delivered -= 1
+        self._count(state, 1)
+        is_requested = state is State.REQUESTED
+        if record.id[3] >= 0 and (before is State.REQUESTED) is not is_requested:
+            self.batches.requested(record.id, 1 if is_requested else -1)
+        if not is_requested and state is not State.ACKING:
+            self.requests.open.pop(record, None)
+
+    def _count(self, state: State, change: int) -> None:
+        if state is State.HELD:
+            self.held += change
+        elif state is State.REQUESTED:
+            self.requested += change
+        else:
+            self.delivered += change
+
+    def _forget_oldest(self) -> None:
+        """Forget the oldest 1/16 of delivered messages, so that this costs O(1) for each new one; never the newest."""
+        newest = next(reversed(self._records.values()))  # all others may be on their way to being settled
+        oldest = (each for each in self._records.values() if each.state is State.DELIVERED and each is not newest)
+        for record in [record for record, _ in zip(oldest, range(self._most_delivered // 16 + 1), strict=False)]:
+            self._remove(record)
+
+    def _check(self) -> None:
+        """Assert every invariant; for tests."""
+        states, open_requests = [record.state for record in self._records.values()], self.requests.open
+        assert self.held == states.count(State.HELD)
+        assert self.requested == states.count(State.REQUESTED)
+        assert self.delivered == len(states) - self.held - self.requested
+        assert all(self._records.get(record.id) is record for record in open_requests)
+        assert set(self.select({State.REQUESTED})) <= set(open_requests)
+        assert all(known == record.id for known, record in self._records.items())

@@ -1,0 +1,370 @@
+"""Takes deliveries from the port, decides what each means, and hands messages to the calls that wait for them.
+
+A pump awaits the port while a call waits and none is here. On a port that supports it, calls take messages without the
+pump. Each delivery gets a verdict from the message table: deliver, drop as a duplicate, or acknowledge again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from .._delays import Delay, delay_ms
+from ..errors import ClosedError, MissingExtraError
+from ..ids import MessageId
+from ._acks import Acks
+from ._gate_queue import DurableGateQueue
+from ._inbox import Inbox
+from ._message import Message
+from ._message_state import MessageState, State, Verdict
+from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
+from ._sessions import Place, place_of
+from ._settler import Settler
+
+if TYPE_CHECKING:
+    from .durable import DurableNacks
+
+_log = logging.getLogger("pulsar_nack.consumer")
+_UNWANTED_AFTER_S: Final = 0.1
+"""How long a message waits for a call of ``receive`` without a queue; then it goes back to the broker."""
+_USUAL_QUEUE: Final = 1_000
+"""How many messages a client may have prefetched if it does not say."""
+
+
+class Receiver:
+    """The receiving half of one consumer.
+
+    :param is_durable: :attr:`durable` will be set before anything is received
+    :param stop: called to close the consumer after a message that this process cannot read
+    """
+
+    def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool, stop: Callable[[], None]) -> None:
+        self.received = self.delivered = self.duplicates = self.replayed = 0
+        self.unreadable: MissingExtraError | None = None
+        self.durable: DurableNacks | None = None
+        self.gate_queue: DurableGateQueue | None = None
+        self.turn = settler.turn
+        self._port = port
+        self._settler = settler
+        self._queue = queue = settler.queue
+        self._table = queue.table
+        self._payloads = queue.payloads
+        self._trace = queue.trace
+        self._clock = queue.clock
+        self._recent = settler.recent
+        self._limiter = settler.limiter
+        self._dead = settler.dead
+        self._stop = stop
+        self._pausable = port if isinstance(port, SupportsPause) else None
+        self._prefetched = port.traits.receiver_queue_size
+        has_queue = self._prefetched > 0 or self._pausable is None
+        self.inbox: Inbox[Message] = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
+        queue.redeliver = self._redeliver
+        self._is_plain = not (is_durable or queue.trace.is_on or queue.router.may_keep_all)
+        self._nowait = port.receive_nowait if not is_durable and isinstance(port, SupportsNowait) else None
+        self.receive_nowait = self._nowait
+        """Takes a message from the port without waiting; None if that is not possible, or while paused."""
+        self._has_warned_paused = self._is_pumping = False
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    def take_ready(self, receive_nowait: Callable[[], Delivery | None]) -> Message | None:
+        """Take a message without waiting, if no call waits and a message is here."""
+        inbox, turn = self.inbox, self.turn
+        if inbox.waiters or (self._dead is not None and self._dead.is_full and not inbox.ready):
+            return None
+        if inbox.ready and (message := inbox.get_nowait()) is not None:
+            turn.now_ms = self._clock.now_ms()
+            return message
+        while not self._is_pumping and (delivery := receive_nowait()) is not None:
+            turn.now_ms = self._clock.now_ms()
+            if (message := self._take(delivery)) is not None:
+                return message
+            if self._dead is not None and self._dead.is_full:
+                return None
+        return None
+
+    async def wait(self, timeout: Delay | None) -> Message:
+        """Wait for a message; on a durable consumer, until it may be delivered and that is noted."""
+        async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
+            if self.durable is None:
+                return await self.inbox.get()
+            return await self._until_noted(await self._next_admitted(), self.durable)
+
+    async def _next_admitted(self) -> Message:
+        while True:
+            message = await self.inbox.get()
+            if self.gate_queue is None or self.gate_queue.admits(message):
+                return message
+            self._trace.hold(message.id, message.redelivery_count, "paused")
+
+    async def _until_noted(self, message: Message, durable: DurableNacks) -> Message:
+        """Note durably that a message is delivered before it is, so that an attempt counts that ends the process.
+
+        If that fails the message is delivered anyway. If the call is cancelled, the next one gets the message.
+        """
+        while True:
+            try:
+                await durable.delivered(message.id, message.redelivery_count)
+            except asyncio.CancelledError:
+                self._put_back(message)
+                raise
+            self._settler.check_open()
+            if self._is_current(message):
+                return message
+            message = await self._next_admitted()
+
+    async def let_others_run(self, message: Message) -> None:
+        """Let other tasks run before a message is delivered; if the call is cancelled, the next one gets it."""
+        self.turn.yielded_at_ms = self.turn.now_ms
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.delivered -= 1
+            self._put_back(message)
+            raise
+
+    def _put_back(self, message: Message) -> None:
+        message._keeps = None
+        self.inbox.put(message, first=True)
+
+    def check_readable(self) -> None:
+        """Raise the error of a message that this process cannot read, if there was one."""
+        if self.unreadable is not None:
+            raise copy.copy(self.unreadable)
+
+    # --- the pump --------------------------------------------------------------------------------------------------
+
+    async def pump(self) -> None:
+        """Take deliveries from the port while calls wait, until cancelled."""
+        while True:
+            await self.inbox.wanted.wait()
+            if self.gate_queue is not None:
+                await self.gate_queue.has_room.wait()
+            if self._dead is not None:
+                await self._dead.has_room.wait()
+            self._is_pumping = True
+            try:
+                delivery = await self._port.receive()
+            except ClosedError as error:
+                self.inbox.close(error)
+                return
+            except MissingExtraError as error:
+                self.inbox.fail(error)
+                self.unreadable, self._settler.on_idle = error, self._on_idle
+                self._on_idle()
+            except Exception as error:  # noqa: BLE001 - handed to the calls that wait
+                self.inbox.fail(error)
+            else:
+                self._is_pumping = False
+                self._hand_on(delivery)
+            finally:
+                self._is_pumping = False
+
+    def _hand_on(self, delivery: Delivery | None) -> None:
+        """Give messages to the calls that wait, one after the other while more come without waiting."""
+        receive_nowait, waiters, dead = self.receive_nowait, self.inbox.waiters, self._dead
+        while delivery is not None:
+            message = self._take(delivery)
+            if message is not None:
+                self._put(message)
+            if receive_nowait is None or not waiters or (dead is not None and dead.is_full):
+                return
+            try:
+                delivery = receive_nowait()
+            except ClosedError:  # the pump's next call of the port raises it too
+                return
+
+    def may_be_at_port(self, record: MessageState) -> bool:
+        """Return whether the port may have a requested message, because it may have more than was received since.
+
+        To request it again would be to give it to another consumer too.
+        """
+        if self._is_pumping:  # the port has nothing
+            return False
+        if record.received_before is None:
+            record.received_before = self.received
+        is_unknown = not self._prefetched and self._pausable is None
+        most = _USUAL_QUEUE if is_unknown else self._prefetched
+        return self.received - record.received_before <= most
+
+    # --- verdicts --------------------------------------------------------------------------------------------------
+
+    def _take(self, delivery: Delivery) -> Message | None:
+        """Return the message to be delivered, None for a delivery that is not."""
+        self.received += 1
+        message_id = delivery.id
+        record = self._table.add_new(message_id, delivery.redelivery_count) if self._is_plain else None
+        if record is None:
+            return self._take_known(delivery, message_id)
+        if self._payloads.bytes:
+            self._payloads.pop(message_id)
+        if self._dead is not None and self._dead.takes(delivery, record):
+            return None
+        table = self._table
+        if table.delivered + table.held >= self._limiter.near:
+            self._limiter.warn_if_near()
+        return Message(self._settler, delivery, record.redelivery_count)
+
+    def _take_known(self, delivery: Delivery, message_id: MessageId) -> Message | None:
+        """Judge a delivery of a message that is or may be known, or whose arrival is to be noted."""
+        now_ms = self.turn.now_ms = self._clock.now_ms()
+        known = self._table.get(message_id)
+        if self.durable is not None and known is None:
+            if self.durable.was_acked(message_id):
+                self._acks.ack_duplicate(message_id)
+                return None
+            if self.durable.holds_back(delivery, now_ms):
+                self._trace.hold(message_id, delivery.redelivery_count, "not due")
+                self._limiter.warn_if_near()
+                return None
+        if known is not None and known.is_doubtful:
+            self._queue.came_again(known, delivery)
+        due_at_ms = known.due_at_ms if known is not None and known.state is State.REQUESTED else None
+        verdict = self._table.deliver(message_id, delivery.redelivery_count, now_ms)
+        if verdict is Verdict.DUPLICATE:
+            self.duplicates += 1
+            return None
+        record = self._table.get(message_id)
+        if verdict is Verdict.ACK_AGAIN:
+            if record is None:  # else once its acknowledgement is confirmed, which may fail
+                self._acks.ack_duplicate(message_id)
+            return None
+        self.replayed += verdict is Verdict.REPLAY
+        if self._payloads.bytes:
+            self._payloads.pop(message_id)
+        return None if record is None else self._message(delivery, record, due_at_ms)
+
+    @property
+    def _acks(self) -> Acks:
+        assert self._settler.acks is not None  # nothing is received before
+        return self._settler.acks
+
+    def _redeliver(self, delivery: Delivery, record: MessageState) -> None:
+        """Deliver a message from memory again."""
+        message = self._message(delivery, record, record.due_at_ms)
+        if message is not None:
+            self._put(message)
+
+    def _message(self, delivery: Delivery, record: MessageState, due_at_ms: int | None) -> Message | None:
+        """Return the message to be delivered, None if it is a dead letter."""
+        if self._trace.is_on:
+            self._trace.arrive(record, due_at_ms)
+        if self._dead is not None and self._dead.takes(delivery, record):
+            return None
+        if self._queue.router.may_keep(record.id):
+            self._recent.add(delivery)
+        table = self._table
+        if table.delivered + table.held >= self._limiter.near:
+            self._limiter.warn_if_near()
+        return Message(self._settler, delivery, record.redelivery_count)
+
+    def _put(self, message: Message) -> None:
+        self.inbox.put(message)
+        if self.inbox.ready:
+            self._limiter.admit_one()
+
+    def _is_current(self, message: Message) -> bool:
+        """Return whether a message is still to be delivered."""
+        message_id = message._delivery.id
+        record = self._table.get(message_id)
+        if record is None:  # settled by its id, or one of too many delivered messages
+            acked = self._table.acked
+            is_current = not acked.is_acked(message_id) and not acked.hides(message_id, self._clock.now_ms())
+        else:
+            is_current = record.state is State.DELIVERED and record.redelivery_count == message._redelivery_count
+        if not is_current and self.gate_queue is not None:
+            self.gate_queue.gone(message)
+        return is_current
+
+    # --- dropping --------------------------------------------------------------------------------------------------
+
+    def waiting(self) -> int:
+        """Return how many messages wait for a call of ``receive``."""
+        return len(self.inbox) + (0 if self.gate_queue is None else len(self.gate_queue))
+
+    def clear(self) -> None:
+        """Drop the messages that wait: the subscription is moved."""
+        self.inbox.clear()
+        if self.gate_queue is not None:
+            self.gate_queue.clear()
+
+    def drop_waiting(self, place: Place) -> list[MessageState]:
+        """Drop the waiting messages of a partition: the broker sends them again, here or elsewhere."""
+
+        def is_gone(message: Message) -> bool:
+            return place_of(message.id) == place
+
+        gone = self.inbox.drop(is_gone) + ([] if self.gate_queue is None else self.gate_queue.drop(is_gone))
+        records = [
+            record
+            for message in gone
+            if (record := self._table.get(message.id)) is not None
+            and record.state is State.DELIVERED
+            and record.redelivery_count == message.redelivery_count
+        ]
+        self._table.leave(records)
+        return records
+
+    # --- pausing -------------------------------------------------------------------------------------------------
+
+    def pause(self, name: object) -> None:
+        """Deliver nothing until :meth:`resume`; give messages back to the broker if the port can.
+
+        :param name: the consumer's, for the log
+        """
+        if self.inbox.is_paused:
+            return
+        self.inbox.pause()
+        self.receive_nowait = None
+        if self._pausable is not None:
+            self._give_back(list(self.inbox.ready))
+            is_idle = not self._limiter.count()
+            self._settler.on_idle = None if is_idle else self._on_idle
+            self._pausable.pause(is_idle=is_idle)
+        elif not self._has_warned_paused:
+            self._has_warned_paused = True
+            port = type(self._port).__name__
+            _log.warning("%r is paused, and %s cannot give back what it has fetched ahead: that stays here", name, port)
+
+    def resume(self) -> None:
+        """Deliver messages again."""
+        if self.inbox.is_paused:
+            self.receive_nowait = self._nowait
+            self._settler.on_idle = None if self.unreadable is None else self._on_idle
+            if self._pausable is not None:
+                self._pausable.resume()
+            self.inbox.resume()
+
+    def _on_idle(self) -> None:
+        """Give the remaining messages back once a paused or stopped consumer has settled all delivered ones."""
+        if self.unreadable is not None and self._table.delivered <= self.waiting():
+            self._stop()
+        elif self.inbox.is_paused and self._pausable is not None and not self._limiter.count():
+            self._settler.on_idle = None
+            self._pausable.pause(is_idle=True)
+
+    def _give_back(self, messages: Sequence[Message]) -> None:
+        """Give ready messages back to the broker; members of batches stay with the other members."""
+        if self._pausable is None or not self._port.traits.honours_ids:
+            return
+        given = [each for each in messages if each.id.batch_index < 0 and self._is_current(each)]
+        for each in given:
+            self.inbox.ready.remove(each)
+            self._table.give_back(each.id)
+            if self.gate_queue is not None:
+                self.gate_queue.gone(each)
+            self._trace.cancel(each.id, each.redelivery_count, "given back")
+        self._pausable.give_back([each.id for each in given])
+
+    def _give_back_unwanted(self, message: Message) -> None:
+        """Give a message back after a moment if no call of ``receive`` takes it; for consumers without a queue."""
+
+        def look() -> None:
+            if message in self.inbox.ready and not self._settler.is_closed:
+                self._give_back([message])
+
+        asyncio.get_running_loop().call_later(_UNWANTED_AFTER_S, look)

@@ -1,0 +1,341 @@
+"""Holds nacked messages until they are due, and redelivers them from memory or by the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import islice
+from typing import Any, Final, NoReturn
+
+from .._delays import MAX_NUMBER_S, Delay
+from ..clock import Clock
+from ..config import NackConfig
+from ..errors import ClosedError, RedeliveryError
+from ..ids import MessageId
+from ..nack import NackHook, NegativeAcksTracker, RedeliveryCallback
+from ._batches import EntryKey, entry_key, is_member
+from ._message_state import MessageState, State
+from ._message_table import MessageTable
+from ._payloads import PayloadCache, kept_bytes
+from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
+from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
+from ._tracing import MessageTrace
+
+_MOST_IN_A_TURN: Final = 1_000
+"""Messages that one turn of the loop handles."""
+REQUESTED_AGAIN = "asked again"
+"""The reason in the trace of a redelivery that was traced before."""
+
+_YEAR_MS = MAX_NUMBER_S * 1000
+
+
+class RedeliveryQueue:
+    """The user of the tracker, and its callback.
+
+    :param freed: called when room was made
+    :param waits: called with each message that is held from now on, and for how many ms
+    :param lost: called with requested messages that never came, and are dropped
+    """
+
+    def __init__(
+        self,
+        port: ConsumerPort,
+        table: MessageTable,
+        payloads: PayloadCache,
+        redelivery: Redelivery,
+        config: NackConfig,
+        *,
+        clock: Clock,
+        hooks: Sequence[NackHook],
+        freed: Callable[[], None],
+        waits: Callable[[MessageState, int], None],
+        lost: Callable[[Sequence[MessageState]], None],
+        trace: MessageTrace,
+    ) -> None:
+        self.redeliver: Callable[[Delivery, MessageState], None]
+        """Called with each message that is redelivered from memory, and its state; set by the receiver."""
+        self.router = RedeliveryRouter(redelivery, port.traits)
+        self.redelivered_local = 0
+        self.redelivered_broker = 0
+        self.asked_again = 0
+        self._port = port
+        self.table = table
+        self.payloads = payloads
+        self._custom: RedeliveryCallback | None = redelivery if callable(redelivery) else None
+        self.clock = clock
+        self._freed = freed
+        self._waits = waits
+        self._lost = lost
+        self.trace = trace
+        self._armed_ms = 0
+        self._armed: Delay = 0.0
+        self._watched_until_ms: int | None = None
+        self._is_sooner = asyncio.Event()
+        self._nowait_port = port if isinstance(port, SupportsRedeliverNowait) else None
+        must_wait = self._custom is not None or self._nowait_port is None or self.router.only_rewinds
+        most = self._most_at_once = min(config.max_batch, port.traits.max_ids_per_request)
+        self.tracker = NegativeAcksTracker(
+            self.on_due if must_wait else self._on_due_nowait,
+            config.model_copy(update={"max_batch": most, "max_held": None}),
+            clock=clock,
+            hooks=hooks,
+            collapse=self.router.only_rewinds,
+            lead_time=self.router.lead_time,
+        )
+
+    def hold(
+        self, record: MessageState, delay_ms: int, payload: Delivery | None, plan: RedeliveryPlan | None = None
+    ) -> None:
+        """Hold a message; if it is held already, the earlier deadline counts.
+
+        :param payload: kept if that is wanted and there is room; None if it is not known
+        :param plan: how to redeliver it, None: as :attr:`router` chooses
+        """
+        if record.state is State.REQUESTED:
+            return
+        self._waits(record, delay_ms)
+        plan = plan or self.router.choose(record.id, delay_ms)
+        due_at_ms = self.clock.now_ms() + delay_ms
+        is_sooner = not record.is_held or due_at_ms < record.due_at_ms
+        record.is_held = True
+        if plan.keeps and payload is not None and not record.is_doubtful:
+            self._keep(payload, must_keep=plan.must_keep)
+        if not is_sooner:
+            return
+        record.due_at_ms = due_at_ms
+        record.is_local = plan.is_local and record.id in self.payloads.kept
+        record.is_early = not record.is_local and plan.early_ms > 0
+        self._arm(record.id, delay_ms - plan.early_ms if record.is_early else delay_ms)
+
+    def _keep(self, payload: Delivery, *, must_keep: bool = False) -> bool:
+        """Keep a payload if there is room; over the budget if the alternative is a rewind of everything."""
+        size = kept_bytes(payload)
+        has_room = must_keep or self.payloads.has_room(payload.id, size)
+        if has_room:
+            self.payloads.keep(payload, size)
+        return has_room
+
+    def doubt(self, records: Sequence[MessageState]) -> None:
+        """Drop the payloads of messages that may be settled: each is delivered if it comes, and at its time."""
+        for record in records:
+            record.is_doubtful = True
+            self.payloads.pop(record.id)
+
+    def came_again(self, record: MessageState, delivery: Delivery) -> None:
+        """Note that a doubtful message has come; if it is held, its payload is kept where that is wanted."""
+        record.is_doubtful = False
+        if not record.is_held:
+            return
+        plan = self.router.choose(record.id, record.due_at_ms - self.clock.now_ms())
+        if plan.keeps and self._keep(delivery):
+            record.is_local = plan.is_local
+
+    def has_room(self, payload: Delivery) -> bool:
+        """Return whether a payload may be kept."""
+        return self.payloads.has_room(payload.id, kept_bytes(payload))
+
+    def drop(self, message_id: MessageId) -> None:
+        """End the hold of a message that is settled."""
+        self.tracker.ack(message_id)
+        self.payloads.pop(message_id)
+
+    def hold_again(self, record: MessageState) -> None:
+        """Let a message come due at once: its time came during an acknowledgement that failed."""
+        self._arm(record.id, 0)
+
+    def ask_for(self, counts: Mapping[MessageId, int]) -> None:
+        """Request messages soon that were forgotten here, by how often each was delivered."""
+        self.table.ask_for(counts, self.clock.now_ms())
+        self._watch_from(self.table.requests.next_at())
+
+    def clear(self) -> None:
+        """Forget all holds."""
+        self.tracker.clear()
+        self.payloads.clear()
+
+    def _arm(self, message_id: MessageId, delay_ms: int) -> None:
+        if delay_ms != self._armed_ms:
+            self._armed_ms = delay_ms
+            self._armed = delay_ms / 1000 if delay_ms <= _YEAR_MS else timedelta(milliseconds=delay_ms)
+        self.tracker.nack_nowait(message_id, self._armed)  # cached: the tracker recognises its last delay
+
+    # --- due messages ----------------------------------------------------------------------------------------------
+
+    async def on_due(self, ids: Sequence[MessageId]) -> None:
+        """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many."""
+        requested, requests, left = list[MessageState](), list[int](), iter(ids)
+        try:
+            while some := list(islice(left, _MOST_IN_A_TURN)):
+                records = self._not_local(some)
+                requests += self._begin_request(records)
+                requested += records
+                if len(some) == _MOST_IN_A_TURN < len(ids):
+                    await asyncio.sleep(0)
+            if requested:
+                await self._send(self._ids_of(requested))
+        except BaseException as error:  # noqa: BLE001 - raised there
+            self._fail_request(requested, requests, error)
+        self._end_request(requested)
+
+    def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
+        """Redeliver due messages on a port that can request them without waiting."""
+        requested = self._not_local(ids)
+        if requested:
+            assert self._nowait_port is not None
+            requests = self._begin_request(requested)
+            try:
+                self._nowait_port.redeliver_nowait([record.id for record in requested])
+            except BaseException as error:  # noqa: BLE001 - raised there
+                self._fail_request(requested, requests, error)
+            self._end_request(requested)
+
+    def _ids_of(self, records: Sequence[MessageState]) -> list[MessageId]:
+        """Return the ids for a request: no more than the port takes where it brings back everything anyway."""
+        some = records[: self._most_at_once] if self.router.only_rewinds else records
+        return [record.id for record in some]
+
+    def _not_local(self, ids: Sequence[MessageId]) -> list[MessageState]:
+        """Redeliver from memory what belongs there; return the messages that the broker is to redeliver."""
+        records = [record for record in map(self.table.get, ids) if record is not None and self._is_due(record)]
+        due_members = Counter(entry_key(record.id) for record in records if record.id[3] >= 0 and is_member(record.id))
+        return [record for record in records if not self._bring_back_locally(record, due_members)]
+
+    def _is_due(self, record: MessageState) -> bool:
+        if record.state is State.ACKING and record.before_ack is State.HELD:
+            record.is_due = True
+        return record.state is State.HELD
+
+    def _bring_back_locally(self, record: MessageState, due_members: Counter[EntryKey]) -> bool:
+        """Redeliver from memory, waiting for the deadline if the timer was early; False: the broker's turn."""
+        if record.id not in self.payloads.kept:
+            return False
+        batches, due = self.table.batches, due_members[entry_key(record.id)]
+        if not record.is_local:
+            if not batches.has_busy_members(record.id, due):
+                return False
+            self.trace.hold(record.id, record.redelivery_count, "busy batch mates")
+        early_ms = record.due_at_ms - self.clock.now_ms()
+        is_last_ms = early_ms == 1 and not record.is_local and self.tracker.lead_time > 0
+        must_wait = early_ms > 0 and (record.is_early or is_last_ms)
+        record.is_local, record.is_early = True, False
+        if must_wait:
+            self._arm(record.id, early_ms + is_last_ms)  # as the tracker is ahead by a part of it
+        else:
+            self._redeliver_locally(record)
+        return True
+
+    def _redeliver_locally(self, record: MessageState) -> None:
+        delivery = self.payloads.pop(record.id)
+        if delivery is None:
+            return
+        self.redelivered_local += 1
+        self.trace.redeliver(record)
+        self.table.redeliver(record)
+        self.redeliver(delivery, record)
+        self._freed()
+
+    def _begin_request(self, records: Sequence[MessageState]) -> list[int]:
+        now_ms = self.clock.now_ms()
+        if self.table.requests.open:
+            self.table.expire(now_ms)
+        for record in records if self.trace.is_on else ():  # if it is not held, a request for this hold has failed
+            self.trace.redeliver(record, None if record.is_held else REQUESTED_AGAIN)
+        requests = [self.table.request(record, now_ms) for record in records]
+        self._watch_from(self.table.requests.next_at())
+        return requests
+
+    def _fail_request(self, records: Sequence[MessageState], requests: Sequence[int], error: BaseException) -> NoReturn:
+        failed = [
+            record.id
+            for record, request in zip(records, requests, strict=True)
+            if self.table.request_failed(record, request)
+        ]
+        self._trace_failed(failed, error)
+        if isinstance(error, Exception):
+            raise RedeliveryError(str(error), failed=failed) from error
+        raise error
+
+    def _end_request(self, records: Sequence[MessageState]) -> None:
+        if not records:
+            return
+        self.redelivered_broker += len(records)
+        for record in records if self.payloads.kept else ():
+            if record.state is State.REQUESTED:
+                self.payloads.pop(record.id)
+        self._freed()
+
+    # --- repeated requests -------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Repeat requests that brought nothing, until cancelled; a callable of the user's is called once."""
+        while self._custom is None:
+            next_at = self.table.requests.next_at()
+            self._watched_until_ms = next_at
+            self._is_sooner.clear()
+            delay_ms = None if next_at is None else next_at - self.clock.now_ms()
+            if delay_ms is None or delay_ms > 0:
+                await self._sleep(delay_ms)
+            elif not await self._request_again():
+                return
+
+    async def _sleep(self, delay_ms: int | None) -> None:
+        try:
+            async with asyncio.timeout(None if delay_ms is None else delay_ms / 1000):
+                await self._is_sooner.wait()
+        except TimeoutError:
+            return
+
+    def _watch_from(self, at_ms: int | None) -> None:
+        if at_ms is not None and (self._watched_until_ms is None or at_ms < self._watched_until_ms):
+            self._is_sooner.set()
+
+    async def _request_again(self) -> bool:
+        """Repeat the requests that are due; False: the port is closed."""
+        requests, now_ms = self.table.requests, self.clock.now_ms()
+        self.table.expire(now_ms)
+        lost, requests.lost = requests.lost, []
+        if lost:
+            self._lost(lost)
+        due = requests.retries.pop_due(now_ms, self._most_at_once)
+        ids = [retry.id for retry in due]
+        self.trace.request_again(self._counts_of(ids), REQUESTED_AGAIN)
+        try:
+            if due:
+                await self._port.redeliver(ids)
+        except ClosedError:
+            return False
+        except Exception as error:  # noqa: BLE001 - tried again
+            self._trace_failed(ids, error)
+            requests.retries.failed([retry for retry in due if self._is_awaited(retry.id)], self.clock.now_ms())
+        else:
+            self.asked_again += len(due)
+            for retry in due:
+                if self._is_awaited(retry.id):
+                    requests.retries.add(retry.id, now_ms, retry.turn + 1)
+        return True
+
+    def _is_awaited(self, message_id: MessageId) -> bool:
+        """Return whether a message whose request brought nothing has not come or been settled since."""
+        return message_id in self.table.requests.counts and self.table.get(message_id) is None
+
+    def _counts_of(self, ids: Iterable[MessageId]) -> Iterator[tuple[MessageId, int | None]]:
+        """Return with which redelivery count each message was delivered last, None where that is not known."""
+        for message_id in ids:
+            record = self.table.get(message_id)
+            known = self.table.requests.counts.get(message_id) if record is None else record.redelivery_count
+            yield message_id, known
+
+    def _trace_failed(self, ids: Iterable[MessageId], error: BaseException) -> None:
+        for message_id, count in self._counts_of(ids):
+            self.trace.error(message_id, count, "redeliver", error)
+
+    async def _send(self, ids: Sequence[MessageId]) -> None:
+        if self._custom is None:
+            await self._port.redeliver(ids)
+            return
+        result: Any = self._custom(ids)
+        if inspect.isawaitable(result):
+            await result

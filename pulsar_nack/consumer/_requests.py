@@ -1,0 +1,171 @@
+"""Redelivery requests that have not brought their message yet, and when each is repeated. Pure.
+
+A request is open for 30 s, or as long as its message may wait at the port. If nothing came by then, mostly another
+consumer of the subscription got the message, and the broker passes over what we ask. Or the request was lost: a client
+accepts one while it has no connection, and drops it. The two cannot be distinguished, so a few more requests are made,
+further and further apart, and then the message is left to the broker, which holds it unacknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from ..ids import MessageId
+from ._message_state import MessageState, State
+
+REQUEST_MEMORY_MS: Final = 30_000
+PAUSES_MS: Final = (0, 60_000, 120_000, 240_000)
+"""How long after a request has brought nothing the next one is made."""
+_FAILED_PAUSE_MS: Final = 5_000
+_MOST_RETRIES: Final = 10_000
+_MOST_COUNTS: Final = 10_000
+
+
+class RedeliveryRetry(NamedTuple):
+    """A message to be requested again, for the ``turn``-th time, from 0."""
+
+    id: MessageId
+    turn: int
+
+
+class RetrySchedule:
+    """Requests to be repeated; O(1) for each call and message.
+
+    :param most: beyond it the oldest are left to the broker
+    """
+
+    def __init__(self, most: int = _MOST_RETRIES) -> None:
+        self._most = most
+        self._at: dict[MessageId, int] = {}
+        self.known: Mapping[MessageId, int] = self._at
+        """The messages to be requested again, and when."""
+        self._queues: list[deque[tuple[int, RedeliveryRetry]]] = [deque() for _ in (*PAUSES_MS, _FAILED_PAUSE_MS)]
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def make_room(self, count: int) -> None:
+        """Raise the bound so that ``count`` more fit: they took as much memory before."""
+        self._most = max(self._most, len(self._at) + count)
+
+    def add(self, message_id: MessageId, now_ms: int, turn: int = 0) -> None:
+        """Note that a request, the ``turn``-th repeated one, brought nothing or is not known to have."""
+        self._at.pop(message_id, None)
+        if turn == len(PAUSES_MS):
+            return
+        if len(self._at) >= self._most:
+            del self._at[next(iter(self._at))]
+        self._put(RedeliveryRetry(message_id, turn), now_ms + PAUSES_MS[turn], turn)
+
+    def failed(self, retries: Iterable[RedeliveryRetry], now_ms: int) -> None:
+        """Put back retries whose request raised."""
+        for retry in retries:
+            self._put(retry, now_ms + _FAILED_PAUSE_MS, -1)
+
+    def _put(self, retry: RedeliveryRetry, at_ms: int, queue: int) -> None:
+        self._at[retry.id] = at_ms
+        self._queues[queue].append((at_ms, retry))
+
+    def discard(self, message_id: MessageId) -> None:
+        """Forget a message that came or is settled."""
+        self._at.pop(message_id, None)
+
+    def discard_if(self, is_gone: Callable[[MessageId], bool]) -> None:
+        """Forget the messages that a rule names; O(all)."""
+        for message_id in [known for known in self._at if is_gone(known)]:
+            del self._at[message_id]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._at.clear()
+
+    def next_at(self) -> int | None:
+        """Return when the next request is due."""
+        for queue in self._queues:
+            while queue and self._is_stale(*queue[0]):
+                queue.popleft()
+        return min((queue[0][0] for queue in self._queues if queue), default=None)
+
+    def pop_due(self, now_ms: int, limit: int) -> list[RedeliveryRetry]:
+        """Take out at most ``limit`` retries that are due."""
+        due: list[RedeliveryRetry] = []
+        for queue in self._queues:
+            while queue and len(due) < limit and (queue[0][0] <= now_ms or self._is_stale(*queue[0])):
+                at_ms, retry = queue.popleft()
+                if not self._is_stale(at_ms, retry):
+                    del self._at[retry.id]
+                    due.append(retry)
+        return due
+
+    def _is_stale(self, at_ms: int, retry: RedeliveryRetry) -> bool:
+        return self._at.get(retry.id) != at_ms
+
+
+class OpenRequests:
+    """The requests of one consumer, with the redelivery counts of messages that it has forgotten meanwhile."""
+
+    def __init__(self) -> None:
+        self.retries = RetrySchedule()
+        self.lost: list[MessageState] = []
+        """Requested messages that never came although the broker sends all: other consumers settled them."""
+        self.bring_all = False
+        """A request brings everything that is not acknowledged, so none is repeated."""
+        self.may_be_at_port: Callable[[MessageState], bool] | None = None
+        """Returns whether a requested message may be at the port, not received yet."""
+        self.open: OrderedDict[MessageState, None] = OrderedDict()
+        """Requested messages that have not arrived, also while being acknowledged; the first to expire comes first."""
+        self.counts: OrderedDict[MessageId, int] = OrderedDict()
+        self.most_counts = _MOST_COUNTS
+
+    def expect(self, record: MessageState, now_ms: int) -> None:
+        """Wait for a requested message for 30 s from now."""
+        record.expires_at_ms = now_ms + REQUEST_MEMORY_MS
+        self.open[record] = None
+        self.open.move_to_end(record)
+
+    def pop_expired(self, now_ms: int) -> MessageState | None:
+        """Take out the oldest request; None: its message is at the port or being settled, and is expected again."""
+        record = next(iter(self.open))
+        is_acking = record.state is State.ACKING  # which may fail
+        if is_acking or (self.may_be_at_port is not None and self.may_be_at_port(record)):
+            self.expect(record, now_ms)
+            return None
+        del self.open[record]
+        return record
+
+    def give_up(self, record: MessageState, now_ms: int) -> None:
+        """Repeat an expired request later, or note that its message is lost."""
+        self.remember_last(record)
+        if self.bring_all:
+            self.lost.append(record)
+        else:
+            self.retries.add(record.id, now_ms)
+
+    def next_at(self) -> int | None:
+        """Return when a request next expires or is repeated; None: no request. Amortized O(1)."""
+        if self.lost:
+            return 0
+        next_at = self.retries.next_at()
+        if not self.open:
+            return next_at
+        expires_at = next(iter(self.open)).expires_at_ms
+        return expires_at if next_at is None else min(expires_at, next_at)
+
+    def remember(self, message_id: MessageId, count: int) -> None:
+        """Note with which count a message that is not known was delivered last."""
+        self.counts[message_id] = max(count, self.counts.get(message_id, count))
+        if len(self.counts) > self.most_counts:
+            self.counts.popitem(last=False)
+
+    def remember_last(self, record: MessageState) -> None:
+        """Note the count of a message that is forgotten; it replaces an older one."""
+        self.counts.pop(record.id, None)
+        self.remember(record.id, record.redelivery_count)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.open.clear()
+        self.counts.clear()
+        self.retries.clear()

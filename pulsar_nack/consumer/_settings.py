@@ -1,0 +1,136 @@
+"""The settings of a consumer, checked before anything is opened for it; they need no event loop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
+
+from .._check import check_callable, check_clock, check_config, check_list, suggest_name
+from .._delays import Delay, delay_ms
+from ..backoff import Backoff, as_backoff
+from ..clock import Clock
+from ..config import NackConfig
+from ..errors import InvalidArgumentError
+from ..nack import NackHook
+from ._dead_letter_rules import DeadLetterPolicy
+from ._port import PortTraits
+from ._redelivery_router import Redelivery, RedeliveryRouter
+from ._tracing import ConsumerTrace
+
+if TYPE_CHECKING:
+    from .durable import DurableHome
+
+_LEAST_ACK_STATE_BYTES: Final = 1_024
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The names and types of :class:`ConsumerSettings`, for type checkers."""
+
+    redelivery: Redelivery
+    backoff: Backoff | Delay | Sequence[Delay] | None
+    config: NackConfig | None
+    max_local_bytes: int
+    unacked_limit: int | None
+    ack_memory: Delay
+    dead_letter: DeadLetterPolicy | None
+    hooks: Sequence[NackHook]
+    clock: Clock | None
+    durable: DurableHome | None
+    durable_ttl: Delay
+    max_ack_state_bytes: int
+    wall_clock: Clock | None
+    trace: ConsumerTrace | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConsumerSettings:
+    """What a user sets, with the defaults; see :class:`~pulsar_nack.Consumer` for the meaning of each."""
+
+    redelivery: Redelivery = "auto"
+    backoff: Backoff | Delay | Sequence[Delay] | None = None
+    config: NackConfig | None = None
+    max_local_bytes: int = 64 * 1024 * 1024
+    unacked_limit: int | None = 50_000
+    ack_memory: Delay = 10.0
+    dead_letter: DeadLetterPolicy | None = None
+    hooks: Sequence[NackHook] = ()
+    clock: Clock | None = None
+    durable: DurableHome | None = None
+    durable_ttl: Delay = timedelta(days=7)
+    max_ack_state_bytes: int = 5_242_880
+    wall_clock: Clock | None = None
+    trace: ConsumerTrace | None = None
+
+    @classmethod
+    def checked(cls, traits: PortTraits, settings: Mapping[str, Any]) -> Self:
+        """Return settings that a consumer on a port with these traits can have.
+
+        :raises InvalidArgumentError: names the first setting that is wrong
+        """
+        self = cls(**settings)
+        check_config(self.config, NackConfig)
+        check_clock(self.clock)
+        check_clock(self.wall_clock, "wall_clock")
+        if self.trace is not None and not hasattr(self.trace, "source"):
+            raise InvalidArgumentError("trace", self.trace, "a TraceWriter")
+        if self.dead_letter is not None and not isinstance(self.dead_letter, DeadLetterPolicy):
+            raise InvalidArgumentError("dead_letter", self.dead_letter, "a DeadLetterPolicy or None")
+        RedeliveryRouter(self.redelivery, traits)
+        check_list("hooks", self.hooks, "a list of callables that take one event")
+        for index, hook in enumerate(self.hooks):
+            check_callable(f"hooks[{index}]", hook, "a callable that takes one event")
+        if self.durable is not None:
+            from .durable import check_home
+
+            check_home(self.durable)
+        if self.backoff is not None:
+            as_backoff(self.backoff)
+        self._check_numbers(traits.receiver_queue_size)
+        return self
+
+    def _check_numbers(self, prefetched: int) -> None:
+        if type(self.max_local_bytes) is not int or self.max_local_bytes < 0:
+            raise InvalidArgumentError("max_local_bytes", self.max_local_bytes, "an integer of at least 0")
+        limit = self.unacked_limit
+        if limit is not None and (type(limit) is not int or limit <= prefetched):
+            raise InvalidArgumentError("unacked_limit", limit, f"an integer above receiver_queue_size ({prefetched})")
+        delay_ms(self.ack_memory, "ack_memory")
+        delay_ms(self.durable_ttl, "durable_ttl")
+        most = self.max_ack_state_bytes
+        if type(most) is not int or 1 <= most < _LEAST_ACK_STATE_BYTES:
+            what = f"whole bytes: at least {_LEAST_ACK_STATE_BYTES:,}, or below 1 for no bound"
+            raise InvalidArgumentError("max_ack_state_bytes", most, what)
+
+
+CONSUMER_SETTINGS: Final = tuple(field.name for field in fields(ConsumerSettings))
+"""The names of all settings."""
+
+
+def check_settings(traits: PortTraits, settings: Mapping[str, Any]) -> None:
+    """Raise if a :class:`Consumer` on a port with these traits would refuse the settings, or does not know one.
+
+    :raises InvalidArgumentError: names the setting
+    """
+    refuse_unknown(settings.items(), CONSUMER_SETTINGS)
+    ConsumerSettings.checked(traits, settings)
+
+
+def refuse_unknown(settings: Iterable[tuple[str, Any]], known: Sequence[str]) -> None:
+    """Raise if the name of a setting is unknown.
+
+    :raises InvalidArgumentError: names the first, and a known one that is spelt nearly so
+    """
+    for name, value in settings:
+        if name not in known:
+            raise InvalidArgumentError(name, value, suggest_name(name, known))
+
+
+def signature_with_settings(function: Any) -> inspect.Signature:
+    """Return a signature that names each setting in place of ``**settings``, for help() and documentation."""
+    signature = inspect.signature(function)
+    named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    settings = inspect.signature(ConsumerSettings).parameters.values()
+    return signature.replace(parameters=[*named, *settings])

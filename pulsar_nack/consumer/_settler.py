@@ -1,0 +1,348 @@
+"""The verbs of messages: acknowledge, negatively acknowledge, dead-letter. Messages hold it, the consumer owns it.
+
+The settler knows whether the consumer is open. It decides once how a nack is carried out, and hands the decision on as
+a :class:`RedeliveryPlan`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from .._delays import Delay, delay_ms
+from .._lifetime import check_loop, running_loop
+from ..backoff import as_backoff
+from ..clock import Clock
+from ..config import NackConfig
+from ..errors import AlreadySettledError, ClosedError, NoDeadLetterError, NotDurableError, NotOpenError
+from ..ids import MessageId
+from ._acks import Acks
+from ._dead_letter_rules import as_reason
+from ._dead_letters import DeadLetters, DeadLetterTask
+from ._message_state import MessageState, State
+from ._payloads import LruPayloads
+from ._port import Delivery
+from ._redelivery_queue import RedeliveryQueue
+from ._redelivery_router import RedeliveryPlan
+from ._settings import ConsumerSettings
+from ._tracing import DEAD_LETTER
+from ._unacked import UnackedLimiter
+
+if TYPE_CHECKING:
+    from .durable import DurableNacks, Outcome
+
+_log = logging.getLogger("pulsar_nack.consumer")
+YIELD_AFTER_MS: Final = 5
+
+
+class LoopTurn:
+    """Measures how long this consumer's calls have kept the loop from other tasks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.now_ms = self.yielded_at_ms = clock.now_ms()
+        self._clock = clock
+        self._calls: list[Callable[[], None]] = []
+
+    def is_long(self) -> bool:
+        """Return whether the loop has to run other tasks now; the caller then lets it."""
+        self.now_ms = self._clock.now_ms()
+        if self.now_ms - self.yielded_at_ms < YIELD_AFTER_MS:
+            return False
+        self.yielded_at_ms = self.now_ms
+        return True
+
+    def call_at_end(self, call: Callable[[], None]) -> None:
+        """Call a function in the next turn of the loop, all functions of this turn together."""
+        if not self._calls:
+            asyncio.get_running_loop().call_soon(self._call_all)
+        self._calls.append(call)
+
+    def _call_all(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+
+class Settler:
+    """Settles the messages of one consumer."""
+
+    def __init__(
+        self,
+        queue: RedeliveryQueue,
+        recent: LruPayloads,
+        limiter: UnackedLimiter,
+        dead: DeadLetters | None,
+        settings: ConsumerSettings,
+    ) -> None:
+        self.turn = LoopTurn(queue.clock)
+        self.is_closed = False
+        self.on_idle: Callable[[], None] | None = None
+        """Called when messages were settled or held; None while nobody waits for that."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.acks: Acks | None = None
+        """None until the consumer is open."""
+        self.durable: DurableNacks | None = None
+        self.nacked = self.dropped = 0
+        self.queue = queue
+        self.recent = recent
+        self.limiter = limiter
+        self.dead = dead
+        self._table = queue.table
+        self._trace = queue.trace
+        self._config = settings.config or NackConfig()
+        self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
+
+    def check_open(self) -> Acks:
+        """Return the acknowledgements of an open consumer, in its event loop.
+
+        :raises ClosedError: the consumer is closed
+        :raises NotOpenError: it is not open yet
+        :raises WrongLoopError: another loop runs here
+        """
+        if self.is_closed:
+            raise ClosedError("the consumer")
+        if self.acks is None:
+            raise NotOpenError("the consumer")
+        check_loop(self.loop, "the consumer")
+        return self.acks
+
+    # --- acknowledging -----------------------------------------------------------------------------------------------
+
+    def acknowledge(self, message_id: MessageId) -> Awaitable[None]:
+        """Begin to acknowledge a message, and return an awaitable of the outcome."""
+        acks = self.acks
+        if acks is None or self.is_closed or running_loop() is not self.loop:
+            acks = self.check_open()
+        if self.dead is not None:
+            self._check_not_dead_lettering(message_id)
+        return acks.acknowledge(message_id)
+
+    def acknowledge_soon(self, message_id: MessageId) -> None:
+        """Begin to acknowledge a message; nobody waits for the outcome."""
+        acks = self.check_open()
+        if self.dead is not None:
+            self._check_not_dead_lettering(message_id)
+        acks.acknowledge_soon(message_id)
+
+    def settled_through(self, message_id: MessageId, now_ms: int) -> None:
+        """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
+        for settled in self._table.settle_through(message_id, now_ms):
+            self._trace.settled_through(settled, was_held=settled in self.queue.tracker)
+            self._forget(settled)
+            if self.dead is not None:
+                self.dead.drop(settled, State.ACKING.value)
+        self.limiter.changed()
+
+    def on_settled(self, records: Sequence[MessageState]) -> None:
+        """Take note of messages whose acknowledgement was confirmed."""
+        if self._trace.is_on:
+            self._trace.settled(records)
+        for record in records:
+            if record.before_ack is not State.DELIVERED:
+                self.queue.drop(record.id)
+            if record.has_duplicate and self.acks is not None:
+                self.acks.ack_duplicate(record.id)
+        if self.recent.delivered:
+            for record in records:
+                self.recent.pop(record.id)
+        if self.limiter.waiters:
+            self.limiter.changed()
+        if self.on_idle is not None:
+            self.on_idle()
+
+    def on_ack_failed(self, record: MessageState, error: BaseException, *, was_due: bool) -> None:
+        """Take note of a message whose acknowledgement failed, and whether its time came meanwhile."""
+        self._trace.error(record.id, record.redelivery_count, "ack", error)
+        if was_due:
+            self.queue.hold_again(record)
+        is_unknown = record.is_guessed and self._table.get(record.id) is None
+        if is_unknown and (record.has_duplicate or record.redelivery_count):
+            self.queue.ask_for({record.id: record.redelivery_count})
+
+    def on_unobserved_error(self, record: MessageState, error: Exception) -> None:
+        """Redeliver a message as if it was nacked: its acknowledgement failed and no caller will settle it."""
+        known = self._table.get(record.id)
+        if self.is_closed:
+            return
+        if record.is_guessed and known is None:
+            self.queue.ask_for({record.id: record.redelivery_count})  # no task has it, or it was forgotten
+        elif known is record and record.state is State.DELIVERED:
+            _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
+            payload = self.recent.pop(record.id)
+            self.queue.hold(self._table.hold(record.id), self._default_delay_ms(record), payload)
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def check_attempt(self, message_id: MessageId, count: int) -> None:
+        """Raise if a later attempt of the message is being processed."""
+        record = self._table.get(message_id)
+        if record is not None and record.state is State.DELIVERED:
+            self._check_unsettled(message_id, count)
+
+    def is_dead_lettering(self, message_id: MessageId) -> bool:
+        """Return whether a message is on its way to the dead-letter topic."""
+        return self.dead is not None and message_id in self.dead
+
+    def _check_not_dead_lettering(self, message_id: MessageId) -> None:
+        """Raise AlreadySettledError if the message is on its way to the dead-letter topic."""
+        if self.is_dead_lettering(message_id):
+            raise AlreadySettledError(message_id, State.DEAD_LETTERING.value)
+
+    def _check_unsettled(self, message_id: MessageId, count: int | None) -> MessageState | None:
+        """Raise if the message is settled, or if an attempt later than ``count`` is being processed."""
+        record = self._table.get(message_id)
+        if record is not None and record.state is State.DELIVERED:
+            if count is not None and record.redelivery_count != count and not record.is_guessed:
+                raise AlreadySettledError(message_id, "redelivered")
+            return record
+        self._table.check_unsettled(message_id)
+        if record is None and self.durable is not None and self.durable.was_acked(message_id):
+            raise AlreadySettledError(message_id, State.ACKING.value)
+        return record
+
+    # --- dead letters ------------------------------------------------------------------------------------------------
+
+    async def dead_letter(self, payload: Delivery, count: int, reason: str) -> None:
+        """Send a message to the dead-letter topic, and wait until it is there and acknowledged."""
+        self.check_open()
+        dead = self.dead
+        if dead is None:
+            raise NoDeadLetterError(payload.id)
+        reason = as_reason(reason)
+        if payload.id not in dead:
+            self._check_unsettled(payload.id, count)
+        await dead.wait(await self._begin_dead_letter(dead, payload, count, count, reason))
+
+    async def _begin_dead_letter(
+        self, dead: DeadLetters, payload: Delivery, count: int, attempt: int | None, reason: str = ""
+    ) -> DeadLetterTask:
+        while dead.is_full and payload.id not in dead:
+            await dead.has_room.wait()
+            self.check_open()
+            if payload.id not in dead:
+                self._check_unsettled(payload.id, attempt)
+        if payload.id in self.queue.tracker:
+            self._trace.cancel(payload.id, count, DEAD_LETTER)
+        self._forget(payload.id)
+        return dead.send(payload, count, reason)
+
+    # --- negative acknowledgement ------------------------------------------------------------------------------------
+
+    async def nack(
+        self,
+        message_id: MessageId,
+        delay: Delay | None,
+        payload: Delivery | None = None,
+        attempt: int | None = None,
+        *,
+        reason: str = "",
+    ) -> asyncio.Future[Outcome] | None:
+        """Hold a message; return a future of its durable record, None if there is nothing to wait for.
+
+        :param payload: None: not known here
+        :param attempt: the redelivery count of the attempt that ends; None: of any
+        """
+        self.check_open()
+        milliseconds = self._default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
+        if reason or type(reason) is not str:
+            reason = as_reason(reason)
+        if payload is None:
+            payload = self.recent.get(message_id)
+        dead = self.dead
+        if dead is not None and message_id in dead:
+            return None
+        record = self._check_unsettled(message_id, attempt)
+        if dead is not None and payload is not None:
+            count = (attempt or 0) if record is None else record.redelivery_count
+            is_doubtful = record is not None and record.is_doubtful  # then others may have settled it
+            if dead.rules.is_last(count) and not is_doubtful:  # without a payload: once it has come again
+                await self._begin_dead_letter(dead, payload, count, attempt, reason)
+                self.nacked += 1
+                return None
+        plan, left_ms = self.queue.router.choose(message_id, milliseconds), milliseconds
+        is_new = record is None or record.state is State.DELIVERED
+        if is_new and not (self.limiter.is_free and self._has_room(plan, payload)):
+            waited_ms = await self._wait_for_room(message_id, attempt, plan, payload)
+            left_ms = max(milliseconds - waited_ms, 0)
+            plan = self.queue.router.choose(message_id, left_ms)
+        record = self._table.hold(message_id)
+        self.queue.hold(record, left_ms, payload, plan)
+        if self._trace.is_on:
+            self._trace.nack(record, milliseconds, reason)
+        self.nacked += 1
+        if self.recent.delivered:
+            self.recent.pop(message_id)
+        if self._table.delivered + self._table.held >= self.limiter.near:
+            self.limiter.warn_if_near()
+        if self.on_idle is not None:
+            self.on_idle()
+        if self.durable is None or record.state is not State.HELD:
+            return None
+        due_in_ms = record.due_at_ms - self.queue.clock.now_ms()
+        return self.durable.nacked(record.id, due_in_ms, record.redelivery_count)
+
+    async def _wait_for_room(
+        self, message_id: MessageId, attempt: int | None, plan: RedeliveryPlan, payload: Delivery | None
+    ) -> int:
+        """Wait until a nack may be held; return how many ms that took."""
+        if not self._has_room(plan, payload):
+            record = self._table.get(message_id)
+            self._trace.hold(message_id, 0 if record is None else record.redelivery_count, "no room")
+        now = asyncio.get_running_loop().time
+        began_at = now()
+        await self.limiter.wait_for(lambda: self._has_room(plan, payload))
+        self._check_unsettled(message_id, attempt)
+        return round((now() - began_at) * 1000)
+
+    def _has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
+        most = self._config.max_held
+        is_full = most is not None and self._table.held >= most
+        return not is_full and (payload is None or not plan.must_keep or self.queue.has_room(payload))
+
+    def _default_delay_ms(self, record: MessageState | None) -> int:
+        count = 0 if record is None else record.redelivery_count
+        delay = None if self._backoff is None else self._backoff(count)
+        return self._config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
+
+    @staticmethod
+    async def until_durable(message_id: MessageId, written: asyncio.Future[Outcome]) -> None:
+        """Wait until a nack is durable.
+
+        :raises NotDurableError: it could not be written
+        """
+        error = await written
+        if error is not None:
+            what = f"{message_id!r} comes back in time while this consumer lives, but that could not be made durable"
+            raise NotDurableError(what, error) from error
+
+    # --- forgetting --------------------------------------------------------------------------------------------------
+
+    def drop(self, records: Sequence[MessageState], reason: str) -> None:
+        """Forget waiting messages that are settled, or that another consumer gets."""
+        self._trace.cancel_all(records, reason)
+        for record in records:
+            self._forget(record.id)
+        if records:
+            self.dropped += len(records)
+            _log.info("%d messages that waited for redelivery are dropped: %s", len(records), reason)
+        self.limiter.changed()
+
+    def clear(self, trace_reason: str, dead_letter_reason: str) -> None:
+        """Forget all messages: the subscription was moved or deleted."""
+        self.trace_cancelled(trace_reason)
+        self.queue.clear()
+        self.recent.clear()
+        self._table.clear()
+        if self.dead is not None:
+            self.dead.clear(dead_letter_reason)
+
+    def trace_cancelled(self, reason: str) -> None:
+        """Note in the trace that all holds end."""
+        if self._trace.is_on:
+            self._trace.cancel_all(self._table.select({State.HELD}), reason)
+
+    def _forget(self, message_id: MessageId) -> None:
+        self.queue.drop(message_id)
+        self.recent.pop(message_id)

@@ -1,0 +1,156 @@
+"""Back-pressure: how much may be unacknowledged, and which nacks wait for room.
+
+A broker stops delivering when a consumer holds too many unacknowledged messages (50 000 by default). Holding one more
+nack then helps nobody, so it waits. It never waits while a message is ready for the user: the caller may be the only
+one who takes messages, and taking one is what makes room. Nor does it wait if everything unacknowledged is nacks that
+wait, as nobody would make room. So the bounds are exceeded by the number of callers at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import BrokerError
+from ._message_table import MessageTable
+from ._port import SupportsHeldBack
+
+_log = logging.getLogger("pulsar_nack.consumer")
+_NEAR: Final = 0.8
+HELD_BACK_S: Final = 10.0
+"""How long a receiver waits for nothing, with messages unacknowledged, until the consumer asks the broker why."""
+_MOST_REFUSALS: Final = 3
+"""After this many refused questions the consumer does not ask the broker again."""
+
+
+class UnackedLimiter:
+    """Admits nacks, first come, first served.
+
+    :param table: counts what is unacknowledged here
+    :param limit: how many may be, None: any number
+    :param prefetched: how many more the transport fetches ahead
+    :param must_admit: whether the next call is not to wait, whatever the bounds say
+    """
+
+    def __init__(self, table: MessageTable, limit: int | None, prefetched: int, must_admit: Callable[[], bool]) -> None:
+        self.limit = limit
+        self.near = math.inf if limit is None else _NEAR * limit
+        """From how many unacknowledged messages on :meth:`warn_if_near` warns."""
+        self.prefetched = prefetched
+        self.held_back_at: int | None = None
+        """How many deliveries had come when the broker last said that it holds messages back."""
+        self.waiters: deque[asyncio.Future[bool]] = deque()
+        self._table = table
+        self._must_admit = must_admit
+        self._has_warned = False
+        self._closed_by: Exception | None = None
+
+    def count(self) -> int:
+        """Return how many messages are unacknowledged here."""
+        return self._table.delivered + self._table.held
+
+    @property
+    def is_near_limit(self) -> bool:
+        """Return whether 80 % of the limit are reached."""
+        return self.count() >= self.near
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether fewer messages are unacknowledged than the limit allows."""
+        return self.limit is None or self._table.delivered + self._table.held < self.limit
+
+    async def wait_for(self, fits: Callable[[], bool]) -> None:
+        """Wait until the count is below the limit and ``fits`` says yes, or the call must not wait.
+
+        The caller fills the room before it awaits anything else, so that the next one sees it.
+        """
+        while not self._may_pass(fits):
+            if self._closed_by is not None:
+                raise self._closed_by
+            waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self.waiters.append(waiter)
+            try:
+                must_pass = await waiter
+            except asyncio.CancelledError:
+                self._hand_on(waiter)
+                raise
+            if must_pass:
+                return
+
+    def _may_pass(self, fits: Callable[[], bool]) -> bool:
+        return (self.is_free and fits()) or self._must_admit()
+
+    def _hand_on(self, waiter: asyncio.Future[bool]) -> None:
+        """Take a cancelled call out of the line; if it was just admitted, admit the next one."""
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+        elif waiter.done() and not waiter.cancelled() and waiter.exception() is None and waiter.result():
+            self.admit_one()
+
+    def changed(self) -> None:
+        """Let all waiting calls check again, in their order; O(waiting)."""
+        if self.waiters:
+            waiters, self.waiters = self.waiters, deque()
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(False)
+
+    def admit_one(self) -> None:
+        """Admit one call whatever the bounds say: a message is ready."""
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(True)
+                return
+
+    def warn_if_near(self) -> None:
+        """Warn, once, when the count comes near the limit."""
+        if not self._has_warned and self.count() >= self.near:
+            self._has_warned = True
+            _log.warning(
+                "%d messages are unacknowledged, of %s before the broker stops delivering; shorter delays or faster"
+                " handlers would help",
+                self.count(),
+                self.limit,
+            )
+
+    def close(self, error: Exception) -> None:
+        """Raise ``error`` in every call that waits."""
+        self._closed_by = error
+        waiters, self.waiters = self.waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+
+async def watch_held_back(
+    port: SupportsHeldBack, wanted: asyncio.Event, limiter: UnackedLimiter, received: Callable[[], int]
+) -> None:
+    """Ask the broker why nothing comes while messages are wanted, and some are unacknowledged; warn once."""
+    has_warned, refusals = False, 0
+    while refusals < _MOST_REFUSALS:
+        await wanted.wait()
+        before = received()
+        await asyncio.sleep(HELD_BACK_S)
+        if received() != before or not wanted.is_set() or not limiter.count():
+            continue
+        try:
+            reason = await port.held_back()
+        except BrokerError as error:
+            _log.debug("the broker does not say why nothing comes: %s", error)
+            refusals += 1
+            continue
+        limiter.held_back_at = None if reason is None else before
+        if reason is not None and not has_warned:
+            has_warned = True
+            _log.warning(
+                "nothing comes while %d messages are unacknowledged here, of at most %s: %s; acknowledge some, "
+                "raise that limit, or set unacked_limit below it",
+                limiter.count(),
+                "any number" if limiter.limit is None else limiter.limit + limiter.prefetched,
+                reason,
+            )

@@ -1,0 +1,19 @@
+"""Names that the packages of transports share with consumers; users who write a port need none of them."""
+
+from ._inbox import WaitingCalls
+from ._official import broker_error
+from ._port import PROPERTY_BYTES, Schema, bytes_of
+from ._producers import DeadLetterProducers, warn_without_schema
+from ._settings import CONSUMER_SETTINGS, check_settings
+
+__all__ = [
+    "CONSUMER_SETTINGS",
+    "PROPERTY_BYTES",
+    "DeadLetterProducers",
+    "Schema",
+    "WaitingCalls",
+    "broker_error",
+    "bytes_of",
+    "check_settings",
+    "warn_without_schema",
+]

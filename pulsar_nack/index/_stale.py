@@ -1,0 +1,169 @@
+"""Which copies of a number in the buckets count, and which are stale.
+
+A pending number normally lies in exactly one bucket. Two things break this. Cancelling an id leaves its copy in the
+bucket, because finding it would require a search. And nacking a pending id again gives it a second copy; only the
+earliest may fire, and which one that is need not be known. Three sets decide in O(1):
+
+- ``numbers``: numbers that *may* have a copy somewhere that must never fire
+- ``deadlines``: for a pending number in ``numbers``, the start of the one bucket whose copy counts
+- ``doubled``: pending numbers with several copies, of which the earliest fires; the others are stale from then on
+
+So a copy in bucket ``start`` is live if its number is pending and is not in ``numbers``, or is in it and ``deadlines``
+names ``start``. When the extra copies outnumber the live ones they are swept out (see ``_sweep``). What is marked
+meanwhile is noted in :class:`SweepMarks`: at the end of a sweep only numbers that were marked during it, or whose
+copies it could not reach, are still stale or doubled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyroaring import BitMap
+
+from ._pending import widened
+
+
+class StaleCopies:
+    """The three sets; ``extra`` copies were made since the last sweep, and no stale number is above ``top``."""
+
+    __slots__ = ("deadlines", "doubled", "extra", "numbers", "sweep", "top")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, because no bucket has a copy any more; numbers have 32 bits again."""
+        self.numbers: Any = BitMap()
+        self.doubled: Any = BitMap()
+        self.deadlines: dict[int, int] = {}
+        self.extra = 0
+        self.top = -1
+        self.sweep: SweepMarks | None = None
+
+    def widen(self) -> None:
+        """Change to numbers of 64 bits."""
+        self.numbers, self.doubled = widened(self.numbers), widened(self.doubled)
+        if self.sweep is not None:
+            self.sweep.widen()
+
+    def __bool__(self) -> bool:
+        return self.extra > 0
+
+    def on_cancelled(self, number: int) -> None:
+        """Mark a number that had a copy in a bucket and is no longer pending."""
+        self._mark(number)
+        self.doubled.discard(number)
+        self.deadlines.pop(number, None)
+        self.extra += 1
+
+    def _mark(self, number: int) -> None:
+        self.numbers.add(number)
+        self.top = max(self.top, number)
+        if self.sweep is not None:
+            self.sweep.stale.add(number)
+            self.sweep.seen.discard(number)
+
+    def on_added(self, number: int, start: int) -> None:
+        """Note in which bucket a number became pending, if it may have stale copies elsewhere."""
+        if number in self.numbers:
+            self.deadlines[number] = start
+
+    def on_added_again(self, number: int, start: int) -> bool:
+        """Note that a pending number is added at ``start`` too; return whether it needs a copy there."""
+        known = self.deadlines.get(number)
+        if known is None:
+            self.doubled.add(number)
+            if self.sweep is not None:
+                self.sweep.doubled.add(number)
+        elif start < known:
+            self.deadlines[number] = start
+            self._mark(number)
+        else:
+            return False
+        self.extra += 1
+        return True
+
+    def on_fired(self, numbers: Any) -> None:
+        """Mark the remaining copies of pending numbers that were taken out of their buckets."""
+        if not self.extra:
+            return
+        doubled = numbers & self.doubled
+        if doubled:
+            self.doubled -= doubled
+            self.numbers |= doubled
+            self.top = max(self.top, doubled.max())
+            if self.sweep is not None:
+                self.sweep.stale |= doubled
+        if self.sweep is not None:
+            self.sweep.seen -= numbers
+        if self.deadlines:
+            for number in numbers & self.numbers:
+                self.deadlines.pop(number, None)
+
+    def live_copies(self, numbers: Any, pending: Any, start: int) -> Any:
+        """Return the ``numbers`` whose copy in bucket ``start`` counts; the same object if all do.
+
+        Without extra copies every number in a bucket is pending, so nothing has to be looked up.
+        """
+        if not self.extra:
+            return numbers
+        live = numbers & pending
+        deadline_of = self.deadlines.get
+        live -= type(self.numbers)([number for number in live & self.numbers if deadline_of(number) != start])
+        return live
+
+    def touches(self, numbers: Any) -> bool:
+        """Return whether any of the numbers has, or may have, more than one copy."""
+        return bool(self.extra) and (numbers.intersect(self.numbers) or numbers.intersect(self.doubled))
+
+    # -- sweeping ----------------------------------------------------------------------------------------------------
+
+    def begin_sweep(self) -> None:
+        """Start to note what is marked; the sweep visits every bucket in order of time, each part once."""
+        self.sweep = SweepMarks(type(self.numbers), self.extra)
+
+    def sweep_part(self, numbers: Any, pending: Any, start: int, covered: Any) -> Any:
+        """Return the ``numbers`` of a part that stay in bucket ``start``: one live copy of each."""
+        sweep = self.sweep
+        assert sweep is not None
+        kept = self.live_copies(numbers, pending, start)
+        in_ranges = kept & covered
+        if in_ranges:
+            sweep.doubled |= in_ranges
+        several = kept & (self.doubled | self.numbers)
+        several -= in_ranges
+        kept = kept - (several & sweep.seen)
+        sweep.seen |= several
+        return kept
+
+    def keep_marks(self, numbers: Any) -> None:
+        """Keep the marks of numbers whose copies a running sweep cannot reach, or that moved to where it has been."""
+        if self.sweep is not None:
+            self.sweep.stale |= numbers & self.numbers
+            self.sweep.doubled |= numbers & self.doubled
+
+    def end_sweep(self) -> None:
+        """Remove the marks of all numbers whose extra copies the sweep has removed."""
+        sweep, self.sweep = self.sweep, None
+        assert sweep is not None
+        self.numbers &= sweep.stale
+        self.doubled &= sweep.doubled
+        self.deadlines = {number: start for number, start in self.deadlines.items() if number in self.numbers}
+        self.extra = max(self.extra - sweep.extra_before, 1 if self.numbers or self.doubled else 0)
+        self.top = self.numbers.max() if self.numbers else -1
+
+
+class SweepMarks:
+    """What was marked since a sweep began, and the numbers whose live copy the sweep has seen."""
+
+    __slots__ = ("doubled", "extra_before", "seen", "stale")
+
+    def __init__(self, bitmap_type: type[Any], extra_before: int) -> None:
+        self.stale: Any = bitmap_type()
+        self.doubled: Any = bitmap_type()
+        self.seen: Any = bitmap_type()
+        self.extra_before = extra_before
+
+    def widen(self) -> None:
+        """Change to numbers of 64 bits."""
+        self.stale, self.doubled, self.seen = widened(self.stale), widened(self.doubled), widened(self.seen)

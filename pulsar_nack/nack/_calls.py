@@ -1,0 +1,200 @@
+"""Calls of the redelivery callback, and the ids in them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple, overload
+
+from ..errors import RedeliveryError
+from ..ids import MessageId, _merge_ids
+from ..index import TimeBuckets
+from ._events import NackEvent, Redelivered, RedeliveryFailed
+
+
+class RedeliveryResult(NamedTuple):
+    """How a call ended: the ids that failed, the ones of them to retry, and the error."""
+
+    failed: Sequence[MessageId]
+    to_retry: Sequence[MessageId]
+    at_ms: int
+    retry_delay_ms: int
+    error: BaseException | None
+
+    @property
+    def retry_at_ms(self) -> int:
+        """Return when the ids are retried."""
+        return self.at_ms + self.retry_delay_ms
+
+
+class RedeliveryCall:
+    """One call of the callback, which has ids that are no longer pending.
+
+    ``attempt`` is 1 unless the callback failed for these ids before. An acknowledgement meanwhile is remembered, so
+    that a failure does not bring the id back. The ids stay as lazy as they came until one is looked up.
+    """
+
+    __slots__ = ("_acked", "_known", "_members", "attempt", "ids", "is_forgotten", "result", "task")
+
+    def __init__(self, ids: Sequence[MessageId], attempt: int = 1) -> None:
+        self.ids = ids
+        self.attempt = attempt
+        self.is_forgotten = False
+        self.task: asyncio.Task[None] | None = None
+        """The task that awaits the callback."""
+        self.result: Awaitable[None] | None = None
+        """What the callback returned, until the task awaits it."""
+        self._acked: set[MessageId] = set()
+        self._known: dict[MessageId, MessageId] = {}
+        self._members: frozenset[MessageId] | None = None
+
+    @property
+    def is_retry(self) -> bool:
+        """Return whether the callback failed for these ids before."""
+        return self.attempt > 1
+
+    def __contains__(self, message_id: MessageId) -> bool:
+        if self._members is None:
+            self._members = frozenset(self.ids)
+        return message_id in self._members
+
+    def acknowledge(self, message_id: MessageId) -> None:
+        """Remember that an id was acknowledged, if it is in this call."""
+        if message_id in self:
+            self._acked.add(message_id)
+
+    def learn(self, message_id: MessageId) -> bool:
+        """Return whether an id is in this call; if so, keep its topic and chunks in case the call fails."""
+        if message_id not in self:
+            return False
+        self._known[message_id] = _merge_ids(message_id, self._known.get(message_id, message_id))
+        return True
+
+    def failed(self, error: BaseException | None) -> Sequence[MessageId]:
+        """Return the ids that the callback failed for: all, or those that the error names."""
+        if error is None:
+            return ()
+        if isinstance(error, RedeliveryError) and error.failed is not None:
+            return [message_id for message_id in dict.fromkeys(error.failed) if message_id in self]
+        return self.ids
+
+    def wanted(self, ids: Sequence[MessageId], buckets: TimeBuckets) -> Sequence[MessageId]:
+        """Return the ``ids`` that still have to be redelivered: neither acknowledged nor nacked again meanwhile."""
+        if self.is_forgotten:
+            return ()
+        full = (_merge_ids(message_id, self._known.get(message_id, message_id)) for message_id in ids)
+        return [message_id for message_id in full if message_id not in self._acked and not buckets.learn(message_id)]
+
+    def events(self, result: RedeliveryResult) -> Iterator[NackEvent]:
+        """Yield the events of the result."""
+        if not len(result.failed):
+            yield Redelivered(self.ids, result.at_ms, self.attempt)
+        elif len(result.failed) < len(self.ids):
+            failed = frozenset(result.failed)
+            taken = [message_id for message_id in self.ids if message_id not in failed]
+            yield Redelivered(taken, result.at_ms, self.attempt)
+        if result.error is not None:
+            yield RedeliveryFailed(result.to_retry, result.at_ms, self.attempt, result.error, result.retry_at_ms)
+
+
+class CallsInFlight:
+    """The calls that have not ended, at most ``limit``; ``ids`` is how many ids they have.
+
+    One retry may always be in flight, and retries never take the last place, so neither new ids nor retries wait for
+    the other.
+    """
+
+    __slots__ = ("_calls", "_max_retries", "_retries", "_was_retry", "ids", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self._calls: dict[RedeliveryCall, None] = {}
+        self.limit = limit
+        self._max_retries = max(limit - 1, 1)
+        self._retries = 0
+        self._was_retry = False
+        self.ids = 0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[RedeliveryCall]:
+        return iter(self._calls)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether no further call may begin."""
+        return len(self._calls) >= self.limit
+
+    @property
+    def may_retry(self) -> bool:
+        """Return whether a retry may begin, if a call may."""
+        return self._retries < self._max_retries
+
+    @property
+    def prefers_retry(self) -> bool:
+        """Return whether the next call is rather a retry than one with new ids."""
+        return self._retries == 0 and (self.limit > 1 or not self._was_retry)
+
+    def begin(self, call: RedeliveryCall) -> None:
+        """Add a call."""
+        self._calls[call] = None
+        self.ids += len(call.ids)
+        self._retries += call.is_retry
+        self._was_retry = call.is_retry
+
+    def end(self, call: RedeliveryCall) -> None:
+        """Remove a call."""
+        del self._calls[call]
+        self.ids -= len(call.ids)
+        self._retries -= call.is_retry
+
+    def learn_after(self, call: RedeliveryCall, message_id: MessageId) -> bool:
+        """Return whether a call that began after ``call`` has an id; if so, keep its topic and chunks there."""
+        calls = list(self._calls)
+        return any(later.learn(message_id) for later in calls[calls.index(call) + 1 :])
+
+
+class JoinedIds(Sequence[MessageId]):
+    """The ids of several sequences, one after the other; ids that are made lazily stay so."""
+
+    def __init__(self, parts: Sequence[Sequence[MessageId]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[MessageId]:
+        return chain.from_iterable(self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> MessageId: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[MessageId]: ...
+    def __getitem__(self, index: int | slice) -> MessageId | Sequence[MessageId]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(len(self))[index]]
+        position = range(len(self))[index]
+        for part in self._parts:
+            if position < len(part):
+                return part[position]
+            position -= len(part)
+        raise IndexError(index)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(other) != len(self):
+            return False
+        return all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"JoinedIds({list(self)!r})"
+
+
+def join_ids(parts: Sequence[Sequence[MessageId]]) -> Sequence[MessageId]:
+    """Return the ids of all parts as one sequence; a single part is returned as it is."""
+    parts = [part for part in parts if len(part)]
+    if len(parts) == 1:
+        return parts[0]
+    return JoinedIds(parts) if parts else []

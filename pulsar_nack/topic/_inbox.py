@@ -1,0 +1,134 @@
+"""The messages that a local topic has handed to a port and that were not received yet, and the calls that wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from ..consumer import Delivery, SessionEvent
+from ..consumer.transport import WaitingCalls
+from ..ids import MessageId, Position
+
+
+class LocalInbox:
+    """A queue of messages; waiting calls are served in their order.
+
+    :param members: notes each batch that comes
+    """
+
+    def __init__(self, members: BatchMembers | None = None) -> None:
+        self.failure: BaseException | None = None
+        self.on_event: Callable[[SessionEvent], None] | None = None
+        """Called with each session event of the consumer; holds no reference to the port, see :mod:`._port`."""
+        self._members = members
+        self._here: deque[Delivery] = deque()
+        self._waiters = WaitingCalls()
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    async def get(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> Delivery:
+        """Wait for a message and take it; ``check`` is called before and after each wait, and may raise an error."""
+        check()
+        while not self._here:
+            before_wait()
+            await self._waiters.wait(self.__len__)
+            check()
+        return self._here.popleft()
+
+    def take(self, deliveries: Iterable[Delivery]) -> None:
+        """Take the messages of an entry."""
+        arrived = list(deliveries)
+        if self._members is not None:
+            self._members.arrived([delivery.id for delivery in arrived])
+        for delivery in arrived:
+            self._here.append(delivery)
+            self._waiters.wake_one()
+
+    def whole(self) -> list[Position]:
+        """Return the entries of which no message was taken yet."""
+        found = dict.fromkeys(Position(*delivery.id[:2]) for delivery in self._here)
+        if self._here and self._here[0].id.batch_index > 0:
+            del found[Position(*self._here[0].id[:2])]
+        return list(found)
+
+    def give_back(self, positions: Iterable[Position]) -> int:
+        """Drop the messages of these entries that were not received yet; return their number."""
+        if not self._here:
+            return 0
+        gone = set(positions)
+        kept = [delivery for delivery in self._here if delivery.id[:2] not in gone]
+        dropped = len(self._here) - len(kept)
+        self._here = deque(kept)
+        return dropped
+
+    def drop(self) -> None:
+        """Drop all messages."""
+        self._here.clear()
+
+    def tell(self, event: SessionEvent) -> None:
+        """Report an event to the consumer, before it gets anything else."""
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail all receiving calls: nothing comes any more."""
+        self.failure = error
+        self.wake_all()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether a call waits."""
+        return bool(self._waiters)
+
+    def wake_all(self) -> None:
+        """Let all waiting calls check again."""
+        self._waiters.wake_all()
+
+
+class Noted(NamedTuple):
+    """What a call acknowledges: whole entries, and the members of batches that it is the first to name."""
+
+    completed: list[MessageId]
+    taken: dict[Position, set[int]]
+
+
+class BatchMembers:
+    """Acknowledged members of batches, for a client that acknowledges an entry once all its members are.
+
+    As in Pulsar's clients, each delivery of an entry starts with no member acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Position, set[int]] = {}
+
+    def arrived(self, ids: Sequence[MessageId]) -> None:
+        """Note the messages of an entry that came."""
+        if ids and ids[0].batch_index >= 0:
+            self._open[Position(*ids[0][:2])] = {message_id.batch_index for message_id in ids}
+
+    def note(self, ids: Sequence[MessageId]) -> Noted:
+        """Note acknowledged messages; return the entries that are complete now."""
+        completed: list[MessageId] = []
+        taken: dict[Position, set[int]] = {}
+        for message_id in ids:
+            position, index = Position(*message_id[:2]), message_id.batch_index
+            rest = self._open.get(position)
+            if index < 0:
+                completed.append(message_id)
+            if rest is None or (index >= 0 and index not in rest):
+                continue
+            gone = set(rest) if index < 0 else {index}
+            taken.setdefault(position, set()).update(gone)
+            rest -= gone
+            if not rest:
+                del self._open[position]
+                if index >= 0:
+                    completed.append(MessageId(*position))
+        return Noted(completed, taken)
+
+    def undo(self, noted: Noted) -> None:
+        """Undo :meth:`note`: the acknowledgement failed."""
+        for position, indexes in noted.taken.items():
+            self._open.setdefault(position, set()).update(indexes)

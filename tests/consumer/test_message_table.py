@@ -1,0 +1,285 @@
+"""The states of messages: what each delivery means, with a hand-moved clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsar_nack import AlreadySettledError, MessageId
+from pulsar_nack.consumer._message_state import MessageState, State, Verdict
+from pulsar_nack.consumer._message_table import WAITING, MessageTable
+from pulsar_nack.consumer._requests import REQUEST_MEMORY_MS
+
+ID = MessageId(3, 1, topic="t")
+BATCH = [MessageId(3, 2, -1, index, batch_size=3, topic="t") for index in range(3)]
+
+
+def state_of(table: MessageTable, message_id: MessageId = ID) -> State | None:
+    """Return the state of an unacknowledged message, None of any other."""
+    record = table.get(message_id)
+    return None if record is None else record.state
+
+
+def delivered(table: MessageTable, message_id: MessageId = ID, count: int = 0, now_ms: int = 0) -> MessageState:
+    """Deliver a message that is to be shown, and return its record."""
+    assert table.deliver(message_id, count, now_ms) in {Verdict.DELIVER, Verdict.REPLAY}
+    table._check()
+    record = table.get(message_id)
+    assert record is not None
+    return record
+
+
+def held(table: MessageTable, message_id: MessageId = ID) -> MessageState:
+    """Deliver a message and nack it."""
+    delivered(table, message_id)
+    return table.hold(message_id)
+
+
+def acked(table: MessageTable, message_id: MessageId, now_ms: int = 0) -> None:
+    """Acknowledge a message."""
+    table.settle_all([table.mark_acking_unknown(message_id)], now_ms)
+    table._check()
+
+
+def test_a_copy_of_what_is_in_work_or_held_is_dropped() -> None:
+    """U23: a second delivery of a delivered or held message is a duplicate, whatever its count."""
+    table = MessageTable()
+    delivered(table)
+    assert table.deliver(ID, 0, 1) is Verdict.DUPLICATE
+    table.hold(ID)
+    assert table.deliver(ID, 1, 1) is Verdict.DUPLICATE
+    assert (table.held, table.delivered) == (1, 0)
+
+
+def test_what_was_asked_for_is_shown_once() -> None:
+    """U23: after a request the first delivery counts and the second is a duplicate (counts 1 and 1, or 1 and 0)."""
+    for second_count in (1, 0):
+        table = MessageTable()
+        table.request(held(table), 10)
+        assert table.requested == 1
+        assert delivered(table, count=1, now_ms=11).redelivery_count == 1
+        assert table.deliver(ID, second_count, 11) is Verdict.DUPLICATE
+        table._check()
+
+
+def test_acked_before_it_arrives() -> None:
+    """U24: requested, then acknowledged; when it arrives anyway it is acknowledged again."""
+    table = MessageTable()
+    table.request(held(table), 10)
+    record = table.mark_acking_unknown(ID)
+    assert table.deliver(ID, 1, 11) is Verdict.ACK_AGAIN
+    assert table.settle_all([record], 12) == [record]
+    assert table.settle_all([record], 12) == []
+    assert table.deliver(ID, 1, 13) is Verdict.ACK_AGAIN
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(("age_ms", "verdict"), [(59_999, Verdict.ACK_AGAIN), (60_000, Verdict.REPLAY)])
+def test_an_acked_message_is_hidden_for_a_while(age_ms: int, verdict: Verdict) -> None:
+    """U32: younger than ack_memory an acknowledged message is acknowledged again, from then on it was replayed."""
+    table = MessageTable(ack_memory_ms=60_000)
+    delivered(table)
+    acked(table, ID, now_ms=5)
+    assert table.deliver(ID, 0, 5 + age_ms) is verdict
+
+
+@pytest.mark.parametrize(("after_ms", "state"), [(REQUEST_MEMORY_MS - 1, State.REQUESTED), (REQUEST_MEMORY_MS, None)])
+def test_a_request_ends(after_ms: int, state: State | None) -> None:
+    """U23: what was asked for and never came is forgotten after 30 s; its count is not."""
+    table = MessageTable()
+    table.request(held(table), 0)
+    delivered(table, MessageId(9, 9), now_ms=after_ms)
+    assert state_of(table) is state
+    assert delivered(table, now_ms=after_ms).redelivery_count == 1
+
+
+def test_a_newer_request_lives_on() -> None:
+    """U23: the end of an earlier request does not end a later one of the same message."""
+    table = MessageTable()
+    table.request(held(table), 0)
+    delivered(table, now_ms=1)
+    table.request(table.hold(ID), 20_000)
+    delivered(table, MessageId(9, 9), now_ms=REQUEST_MEMORY_MS)
+    assert state_of(table) is State.REQUESTED
+
+
+def test_counts_leave_copies_out() -> None:
+    """N34: the count is ours or the broker's, less what the broker counts for copies that nobody saw."""
+    table = MessageTable()
+    delivered(table, count=2)
+    assert table.deliver(ID, 3, 0) is Verdict.DUPLICATE
+    table.request(table.hold(ID), 0)
+    assert delivered(table, count=4).redelivery_count == 3
+    table.request(table.hold(ID), 0)
+    assert delivered(table, count=0).redelivery_count == 4
+    table.redeliver(table.hold(ID))
+    record = table.get(ID)
+    assert record is not None
+    assert record.redelivery_count == 5
+
+
+def test_settled_messages_refuse_a_nack() -> None:
+    """U20: during and after an acknowledgement a nack raises; after a failed one it is possible."""
+    table = MessageTable()
+    record = delivered(table)
+    table.mark_acking_unknown(ID)
+    with pytest.raises(AlreadySettledError, match="acknowledged"):
+        table.hold(ID)
+    assert not table.ack_failed(record)
+    table.hold(ID)
+    acked(table, ID)
+    with pytest.raises(AlreadySettledError):
+        table.hold(ID)
+
+
+def test_a_failed_ack_restores_the_hold() -> None:
+    """U20: when the acknowledgement of a held message fails it is held again, and due if its time came meanwhile."""
+    table = MessageTable()
+    record = held(table)
+    table.mark_acking_unknown(ID)
+    record.is_due = True
+    assert table.ack_failed(record)
+    assert state_of(table) is State.HELD
+    table._check()
+
+
+def test_a_failed_request_is_held_again() -> None:
+    """N16: a request that failed leaves the message held, unless it has arrived or was settled."""
+    table = MessageTable()
+    record = held(table)
+    table.request(record, 0)
+    assert table.request_failed(record, record.request)
+    table.request(record, 0)
+    delivered(table)
+    assert not table.request_failed(record, record.request)
+    acked(table, ID)
+    assert not table.request_failed(record, record.request)
+    table._check()
+
+
+def test_a_failure_of_an_older_request_changes_nothing() -> None:
+    """N16: a message that was requested again is not held because the earlier request failed."""
+    table = MessageTable()
+    record = held(table)
+    older = table.request(record, 0)
+    delivered(table)
+    newer = table.request(table.hold(ID), 10)
+    assert not table.request_failed(record, older)
+    assert state_of(table) is State.REQUESTED
+    table.mark_acking_unknown(ID)
+    assert not table.request_failed(record, older)
+    assert not table.ack_failed(record)
+    assert state_of(table) is State.REQUESTED
+    assert table.request_failed(record, newer)
+    table._check()
+
+
+def test_acked_batch_members_are_remembered() -> None:
+    """U26: an acknowledged member is hidden until the whole entry is acknowledged, however long that takes."""
+    table = MessageTable(ack_memory_ms=60_000)
+    for member in BATCH:
+        delivered(table, member)
+    acked(table, BATCH[1])
+    assert table.deliver(BATCH[1], 1, 600_000) is Verdict.ACK_AGAIN
+    assert table.deliver(BATCH[0], 1, 600_000) is Verdict.DUPLICATE
+    acked(table, BATCH[0], 600_000)
+    acked(table, BATCH[2], 600_000)
+    assert len(table.batches) == 0
+    assert {table.deliver(member, 1, 600_001) for member in BATCH} == {Verdict.ACK_AGAIN}
+    assert {table.deliver(member, 1, 660_000) for member in BATCH} == {Verdict.REPLAY}
+
+
+def test_busy_members() -> None:
+    """U26: unseen, delivered and held members are busy; acknowledged, requested and due ones are not."""
+    table = MessageTable()
+    batches = table.batches
+    record = held(table, BATCH[0])
+    assert batches.has_busy_members(BATCH[0], 1)
+    acked(table, BATCH[1])
+    other = held(table, BATCH[2])
+    assert batches.has_busy_members(BATCH[0], 1)
+    assert not batches.has_busy_members(BATCH[0], 2)
+    table.request(other, 0)
+    assert not batches.has_busy_members(BATCH[0], 1)
+    delivered(table, BATCH[2])
+    assert batches.has_busy_members(BATCH[0], 1)
+    acked(table, BATCH[2])
+    assert not batches.has_busy_members(BATCH[0], 1)
+    assert record.state is State.HELD
+    assert not batches.has_busy_members(ID, 1)
+
+
+def test_a_cumulative_ack_settles_what_is_before() -> None:
+    """U35: a cumulative acknowledgement settles its partition up to the message, batch members included."""
+    table = MessageTable()
+    other = MessageId(1, 1, 5, topic="t-5")
+    for each in (ID, *BATCH, other):
+        delivered(table, each)
+    table.hold(ID)
+    assert set(table.settle_through(BATCH[1], 0)) == {ID, BATCH[0], BATCH[1]}
+    table._check()
+    assert table.deliver(BATCH[0], 0, 1) is Verdict.ACK_AGAIN
+    assert table.deliver(ID, 0, 1) is Verdict.ACK_AGAIN
+    assert table.deliver(BATCH[2], 0, 1) is Verdict.DUPLICATE
+    assert table.deliver(other, 0, 1) is Verdict.DUPLICATE
+
+
+def test_memory_is_bounded() -> None:
+    """Beyond the bound the oldest delivered messages are forgotten, and delivered if they come; counts stay right."""
+    table = MessageTable(most_delivered=100)
+    for number in range(1_000):
+        delivered(table, MessageId(1, number))
+    assert table.delivered <= 100
+    assert table.deliver(MessageId(1, 0), 0, 0) is Verdict.DELIVER
+    assert table.deliver(MessageId(1, 999), 0, 0) is Verdict.DUPLICATE
+    table._check()
+
+
+def test_a_seek_forgets_everything() -> None:
+    """U32: after a seek every message is new."""
+    table = MessageTable()
+    held(table)
+    delivered(table, BATCH[0])
+    acked(table, BATCH[0])
+    table.clear()
+    assert {table.deliver(each, 0, 0) for each in (ID, BATCH[0])} == {Verdict.DELIVER}
+    table._check()
+
+
+def test_what_waits_in_a_partition_leaves() -> None:
+    """When another consumer gets a partition, held and requested messages go, delivered ones stay."""
+    table = MessageTable()
+    held, asked, in_work = (MessageId(1, entry, 2, topic="t-partition-2") for entry in range(3))
+    elsewhere = MessageId(1, 9, 3, topic="t-partition-3")
+    for message_id in (held, asked, in_work, elsewhere):
+        table.deliver(message_id, 0, 0)
+    table.hold(held)
+    table.hold(elsewhere)
+    table.request(table.hold(asked), 0)
+    gone = table.select(WAITING, ("t-partition-2", 2))
+    assert [record.id for record in gone] == [held, asked]
+    table.leave(gone)
+    assert (table.held, table.requested, table.delivered, len(table)) == (1, 0, 1, 2)
+    assert table.select(WAITING, ("t-partition-2", 2)) == []
+    assert table.deliver(held, 0, 0) is Verdict.DELIVER
+    record = table.get(held)
+    assert record is not None
+    assert record.redelivery_count == 1
+
+
+CHUNKED = MessageId(3, 9, first_chunk=MessageId(3, 7), chunks=[(3, 7), (3, 8), (3, 9)])
+
+
+def test_parts_are_learned_late() -> None:
+    """O28: what was known by its plain id first is asked for and acknowledged by all the parts that any call names."""
+    plain = MessageId(3, 9, topic="t")
+    nacked_twice, came, acknowledged = MessageTable(), MessageTable(), MessageTable()
+    for table in (nacked_twice, came, acknowledged):
+        table.hold(plain)
+    nacked_twice.hold(CHUNKED)
+    came.deliver(CHUNKED, 0, 0)
+    acknowledged.mark_acking_unknown(CHUNKED)
+    for table in (nacked_twice, came, acknowledged):
+        record = table.get(plain)
+        assert record is not None
+        assert (record.id.parts, record.id.topic) == (CHUNKED.chunks, "t")
+        assert table.get(CHUNKED) is record
