@@ -13,8 +13,8 @@ import numpy as np
 from _pipeline_data import IN_LEDGER, START_MS
 
 from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, MessageId, NackConfig, NackSchedule
-from pulsar_nack.pipeline._build_local import build_local
 from pulsar_nack.testing import ManualClock
+from tests.pipeline.local_build import build_local
 
 SHARES = (0.5, 0.9, 0.99, 0.999)
 

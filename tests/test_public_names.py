@@ -95,7 +95,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pandas": ("pipeline/",),
     "obstore": ("ledger/_object_", "ledger/faults"),
     "prometheus_client": ("observe/_cursor_", "observe/_delayed_"),
-    "structlog": ("observe/_structlog",),
+    "structlog": ("observe/_log_hooks",),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "matplotlib": ("cli/", "pipeline/_plots"),
@@ -263,5 +263,5 @@ def test_the_reader_of_imports_sees_them(all_imports: list[tuple[Path, Import]])
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack._connect", "pulsar_nack.wire._client.connect") in seen
     assert ("pulsar_nack.testing._fake_port", "pulsar_nack.consumer.Delivery") in seen
-    assert ("pulsar_nack.observe._structlog", "structlog") in seen
+    assert ("pulsar_nack.observe._log_hooks", "structlog") in seen
     assert layer_of("pulsar_nack.nack.X") > layer_of("pulsar_nack.index._store.Y") > layer_of("pulsar_nack.ids.Z")

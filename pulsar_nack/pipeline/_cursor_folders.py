@@ -1,7 +1,7 @@
-"""Cursor folders and local topics as rows of holes; read as ``inspect`` reads them, on the executors.
+"""Turns cursor folders and local topics into rows of holes, read as ``inspect`` reads them; runs on executors.
 
-The topic is the name of the folder, the subscription that of a local topic or else the cursor's own name. The time is
-when the cursor's log was written last; so copies that keep the times of files can be compared.
+The topic is the name of the folder; the subscription is that of a local topic, or else the cursor's name. The time is
+the last write to the cursor's log, so copies that keep the times of files can be compared.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from urllib.parse import unquote
 from ..errors import PulsarNackError
 from ..inspection.folders import CursorFolder, FoundCursor, inspect_cursor_folder
 from ..ledger.format import LOG
-from ._hole_rows import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
+from ._hole_figures import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
 
 _SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
 
 
 def read_store(path: str) -> list[HoleRow | RefusedRow]:
-    """Return what the cursors of a folder say, and what of it is damaged. Blocking; changes and locks nothing."""
+    """Return the rows of a folder's cursors, and what is damaged. Blocks; changes and locks nothing."""
     try:
         return _rows(inspect_cursor_folder(Path(path)))
     except OSError as error:
-        return [RefusedRow(path, f"it cannot be read: {error.strerror or error}")]
+        return [RefusedRow(path, f"cannot be read: {error.strerror or error}")]
     except PulsarNackError as error:
         return [RefusedRow(path, str(error))]
 
@@ -35,7 +35,7 @@ def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
     lengths = {each.ledger: (each.entries, each.bytes) for each in ledgers}
     rows: list[HoleRow | RefusedRow] = []
     for cursor in store.cursors:
-        rows += _of_cursor(store, cursor, lengths)
+        rows += _cursor_rows(store, cursor, lengths)
     for each in store.damage:
         if each.kind != "torn":
             where = "" if each.offset is None else f" at byte {each.offset}"
@@ -45,7 +45,7 @@ def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
     return rows
 
 
-def _of_cursor(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
+def _cursor_rows(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
     report = cursor.report
     named = _SUBSCRIPTION.fullmatch(report.name)
     subscription = unquote(named[1].replace("#", "%")) if named else report.name
@@ -65,7 +65,7 @@ def _of_cursor(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tupl
 
 
 def _written_ms(log: Path) -> int | None:
-    """Return when a log was written last, None where it is gone."""
+    """Return when a log was written last, None if it is gone."""
     try:
         return max((each.stat().st_mtime_ns for each in log.iterdir()), default=0) // 1_000_000
     except OSError:

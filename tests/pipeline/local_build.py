@@ -1,4 +1,4 @@
-"""The same index in one process, from arrays that fit into memory: for tests, and to compare with."""
+"""The index of ``build_index``, built in one process from arrays: for tests and benchmarks, without Spark."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from .._check import as_folder
-from ..config import BucketConfig
-from ..errors import InvalidArgumentError
-from ..ledger.files import storage_errors
-from ._build_check import duplicate, refuse_bad
-from ._build_commit import BuiltIndex, finish_build
-from ._build_cut import DuplicatePositionError, Rows, rows_of
-from ._build_folder import building, check_target
-from ._build_unit import build_units
-from ._build_units import BLOCK_BITS, UNIT_ROWS, Block, make_units
+from pulsar_nack import BucketConfig, InvalidArgumentError
+from pulsar_nack._check import as_folder
+from pulsar_nack.ledger.files import storage_errors
+from pulsar_nack.pipeline._build_commit import BuiltIndex, finish_build
+from pulsar_nack.pipeline._build_folder import building, check_target
+from pulsar_nack.pipeline._build_rows import BOUNDS, DuplicatePositionError, Rows, duplicate, refused
+from pulsar_nack.pipeline._build_snapshots import write_snapshots
+from pulsar_nack.pipeline._build_units import BLOCK_BITS, UNIT_ROWS, Block, make_units
+
+
+def rows_of(ledgers: Any, entries: Any, times: Any) -> Rows:
+    """Return rows of three columns of the same length."""
+    return Rows(*(np.ascontiguousarray(column, np.int64) for column in (ledgers, entries, times)))
 
 
 def build_local(
@@ -40,14 +43,14 @@ def build_local(
     rows = rows_of(ledgers, entries, times)
     if not len(rows.ledgers) == len(rows.entries) == len(rows.times):
         raise InvalidArgumentError("times", len(rows.times), "columns of the same length")
-    refuse_bad(rows)
+    _check_values(rows)
     order = np.lexsort((rows.entries, rows.ledgers))
     rows = Rows(*(column[order] for column in rows))
     units = make_units(_blocks(rows), config, unit_rows)
     with building(target) as staging:
         try:
             with storage_errors(str(target), "write the index"):
-                built = list(build_units([rows] if units else [], units, staging, config))
+                built = list(write_snapshots([rows] if units else [], units, staging, config))
         except DuplicatePositionError as error:
             raise duplicate(error.ledger, error.entry) from None
         return finish_build(staging, target, units, built, config, overwrite=overwrite)
@@ -62,3 +65,11 @@ def _blocks(rows: Rows) -> list[Block]:
     counts = np.diff(np.append(firsts, rows.length))
     columns = (rows.ledgers[firsts].tolist(), numbers[firsts].tolist(), counts.tolist())
     return [Block(*each) for each in zip(*columns, strict=True)]
+
+
+def _check_values(rows: Rows) -> None:
+    for column, highest in zip(rows, BOUNDS.values(), strict=True):
+        invalid = (column < 0) | (column > highest)
+        if invalid.any():
+            at = int(invalid.argmax())
+            raise refused(int(rows.ledgers[at]), int(rows.entries[at]), int(rows.times[at]))

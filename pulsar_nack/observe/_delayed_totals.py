@@ -1,4 +1,4 @@
-"""The figures of delayed delivery that are exported, added up over the subscriptions of a topic."""
+"""The exported figures of delayed delivery, by subscription and added up by topic."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..delayed import (
 )
 from ..delayed.bucket import LATENCY_BOUNDS_MS
 
-_TRIES: Final = 10
+_ATTEMPTS: Final = 10
 QUANTILES: Final = (*map(str, LATENCY_BOUNDS_MS), "overflow")
 
 
 @dataclass(slots=True)
-class Figures:
-    """What is told of some trackers together; ``has_buckets`` says whether one of them is in buckets."""
+class TrackerTotals:
+    """The sums over some trackers; ``has_buckets`` says whether one of them is a bucket tracker."""
 
     delayed: int = 0
     memory_bytes: int = 0
@@ -34,7 +34,7 @@ class Figures:
     latency_ms: Counter[str] = field(default_factory=Counter)
 
     def add(self, delayed: int, memory_bytes: int, statistics: BucketStatistics | None) -> None:
-        """Add those of a tracker; the bucket that is being filled counts as one."""
+        """Add the figures of a tracker; its mutable bucket counts as a bucket."""
         self.delayed += delayed
         self.memory_bytes += memory_bytes
         if statistics is None:
@@ -52,22 +52,22 @@ class Figures:
 
 
 @dataclass(slots=True)
-class TopicFigures:
-    """Those of a topic, and of each of its subscriptions."""
+class TopicTotals:
+    """The totals of a topic, and of each of its subscriptions."""
 
-    topic: Figures = field(default_factory=Figures)
-    subscriptions: dict[str, Figures] = field(default_factory=dict)
+    topic: TrackerTotals = field(default_factory=TrackerTotals)
+    subscriptions: dict[str, TrackerTotals] = field(default_factory=dict)
 
 
-def figures_by_topic(trackers: list[OpenTracker]) -> dict[str, TopicFigures]:
-    """Look at trackers. A shared index counts once for its topic, and for no subscription."""
-    found: dict[str, TopicFigures] = {}
-    shared: dict[int, tuple[TopicFigures, BucketDelayedDeliveryTracker]] = {}
+def totals_by_topic(trackers: list[OpenTracker]) -> dict[str, TopicTotals]:
+    """Return the totals of trackers. A shared index counts once for its topic, and for no subscription."""
+    found: dict[str, TopicTotals] = {}
+    shared: dict[int, tuple[TopicTotals, BucketDelayedDeliveryTracker]] = {}
     for topic_name, subscription, tracker in trackers:
-        topic = found.setdefault(full_name(topic_name), TopicFigures())
-        own = topic.subscriptions.setdefault(subscription, Figures())
+        topic = found.setdefault(full_name(topic_name), TopicTotals())
+        of_one = topic.subscriptions.setdefault(subscription, TrackerTotals())
         delayed, memory_bytes = tracker.number_of_delayed_messages, tracker.buffer_memory_usage
-        own.add(delayed, memory_bytes, statistics := statistics_of(tracker))
+        of_one.add(delayed, memory_bytes, statistics := statistics_of(tracker))
         if isinstance(tracker, SharedSubscription):
             index = tracker.shared_index.tracker
             shared[id(index)] = topic, index
@@ -79,13 +79,13 @@ def figures_by_topic(trackers: list[OpenTracker]) -> dict[str, TopicFigures]:
 
 
 def statistics_of(tracker: DelayedDeliveryTracker) -> BucketStatistics | None:
-    """Return the statistics of a tracker in buckets; the event loop may change it in another thread meanwhile."""
+    """Return the statistics of a bucket tracker, None of another; an event loop may change it in another thread."""
     if not isinstance(tracker, BucketDelayedDeliveryTracker):
         return None
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         try:
             return tracker.statistics()
-        except RuntimeError:  # something was added or removed while it was gone through
+        except RuntimeError:  # a bucket was added or removed during the iteration
             continue
     return None
 
@@ -98,6 +98,6 @@ def full_name(topic_name: str) -> str:
 
 
 def namespace_of(full_topic_name: str) -> str:
-    """Return the namespace of a topic: two parts, or three in names of the old form with a cluster."""
+    """Return the namespace of a topic: two parts, or three in old names with a cluster."""
     parts = full_topic_name.partition("://")[2].split("/", 3)
     return "/".join(parts[:-1])

@@ -1,25 +1,37 @@
-"""Cuts rows that come in order of position into buckets, by the rules of the bucket tracker. Pure.
+"""The rows of a build, and their division into buckets by the rules of the bucket tracker. Pure.
 
-The tracker seals a bucket, before it adds an index, when the bucket has enough and a new ledger begins, or when it has
-the most. Here the same is decided for arrays at a time, with no more than one bucket and one array in memory.
+Before it adds an index, the tracker seals a bucket that has the least size if a new ledger begins, and one that has the
+greatest size always. Here whole arrays are cut by these rules, with at most one bucket and one array in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..config import BucketConfig
+from ..delayed.format import INT64_MAX
+from ..delayed.ticks import LATEST
+from ..errors import InvalidArgumentError
+from ..index import MAX_ENTRY
 
 Longs = npt.NDArray[np.int64]
 """A column of whole numbers."""
 
+BOUNDS: Final = {"ledger_id": INT64_MAX, "entry_id": MAX_ENTRY, "deliver_at": LATEST}
+"""The highest value of each column; the lowest is 0."""
+_EXPECTED: Final = {
+    "ledger_id": "a ledger id from 0 to 2**63 - 1",
+    "entry_id": "an entry id from 0 to 2**32 - 1",
+    "deliver_at": "an epoch time in ms from 0 to 2**56 (leave out what is not delayed)",
+}
+
 
 class DuplicatePositionError(Exception):
-    """Two rows have the same position; told to the user by who started the job."""
+    """Two rows have the same position; the driver raises an InvalidArgumentError for it."""
 
     def __init__(self, ledger: int, entry: int) -> None:
         self.ledger = ledger
@@ -36,24 +48,33 @@ class Rows(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Return how many there are."""
+        """Return the number of rows."""
         return len(self.times)
 
     def part(self, at: int, to: int) -> Rows:
-        """Return those from place ``at`` to before ``to``, not copied."""
+        """Return the rows from index ``at`` to before ``to``, not copied."""
         return Rows(self.ledgers[at:to], self.entries[at:to], self.times[at:to])
 
 
-def rows_of(ledgers: Any, entries: Any, times: Any) -> Rows:
-    """Return rows for three columns of the same length."""
-    return Rows(*(np.ascontiguousarray(column, np.int64) for column in (ledgers, entries, times)))
+def refused(ledger: int | None, entry: int | None, deliver_at: int | None) -> InvalidArgumentError:
+    """Return the error for a row; it names the first column with an invalid value."""
+    values = {"ledger_id": ledger, "entry_id": entry, "deliver_at": deliver_at}
+    field = next(name for name, value in values.items() if value is None or not 0 <= value <= BOUNDS[name])
+    where = ", ".join(f"{name} {value}" for name, value in values.items() if name != field)
+    return InvalidArgumentError(field, values[field], f"{_EXPECTED[field]} in the row with {where}")
+
+
+def duplicate(ledger: int, entry: int) -> InvalidArgumentError:
+    """Return the error for a position of several rows."""
+    expected = "each position once (a batch is one entry, and its messages are not delayed)"
+    return InvalidArgumentError("df", f"ledger_id {ledger}, entry_id {entry} more than once", expected)
 
 
 class Cutter:
-    """Takes rows in order of position, and gives them back a bucket at a time.
+    """Takes rows in order of position, and returns them a bucket at a time.
 
-    :param least: from so many on a bucket ends with its ledger
-    :param most: a bucket has no more than these
+    :param least: the size from which a bucket ends at the end of a ledger
+    :param most: the greatest size of a bucket
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -65,13 +86,13 @@ class Cutter:
 
     @classmethod
     def of(cls, config: BucketConfig) -> Cutter:
-        """Take the rules of a config."""
+        """Return a cutter with the rules of a config."""
         return cls(config.delayed_delivery_min_index_count_per_bucket, config.largest_bucket)
 
     def feed(self, rows: Rows) -> Iterator[Rows]:
-        """Add rows that come after those before; yield the buckets that are full now.
+        """Add the next rows; yield the buckets that are full now.
 
-        :raises DuplicatePositionError: a position comes twice
+        :raises DuplicatePositionError: two rows have the same position
         """
         if not rows.length:
             return
@@ -82,12 +103,12 @@ class Cutter:
             yield from self._cut(self._most)
 
     def finish(self) -> Iterator[Rows]:
-        """Yield what is left: the last bucket has what there is."""
+        """Yield the remaining rows as buckets; the last one may be small."""
         if self._length:
             yield from self._cut(0)
 
     def _cut(self, keep: int) -> Iterator[Rows]:
-        """Yield buckets while there are more rows than ``keep``."""
+        """Yield buckets until at most ``keep`` rows are left."""
         held, at = _joined(self._waiting), 0
         while held.length - at > keep:
             end = at + self._end(held.ledgers[at:])
@@ -97,7 +118,7 @@ class Cutter:
         self._length = held.length - at
 
     def _end(self, ledgers: Longs) -> int:
-        """Return how many of these rows are the next bucket."""
+        """Return the size of the next bucket, which begins with the first of these rows."""
         longest = min(self._most, len(ledgers))
         window = ledgers[self._least - 1 : longest + 1]
         begins = np.flatnonzero(window[1:] != window[:-1])

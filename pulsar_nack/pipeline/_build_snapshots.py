@@ -1,4 +1,4 @@
-"""What a worker does with the rows of some units: cut, encode and write, a bucket at a time."""
+"""Writes the snapshots of units of rows, on a worker: rows are cut, encoded and written a bucket at a time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 
 from ..config import BucketConfig
 from ..delayed.format import bucket_key
-from ._build_cut import Cutter, Rows
-from ._build_encode import encode_bucket
+from ._build_encoding import encode_bucket, snapshot_folder, snapshot_log
 from ._build_folder import write_log
-from ._build_log import snapshot_folder, snapshot_log
+from ._build_rows import Cutter, Rows
 from ._build_units import Unit
 
 
-class Built(NamedTuple):
-    """A snapshot that was written: its id and key, ledgers, number of rows and segments, times, and size in bytes."""
+class WrittenSnapshot(NamedTuple):
+    """A written snapshot: its id and key, first and last ledger, counts of rows and segments, times, size in bytes."""
 
     snapshot_id: int
     key: str
@@ -31,26 +30,28 @@ class Built(NamedTuple):
     bytes: int
 
 
-def build_units(batches: Iterable[Rows], units: Sequence[Unit], staging: Path, config: BucketConfig) -> Iterator[Built]:
-    """Write the snapshots of some rows, which come in order of position, and lie in these units.
+def write_snapshots(
+    batches: Iterable[Rows], units: Sequence[Unit], staging: Path, config: BucketConfig
+) -> Iterator[WrittenSnapshot]:
+    """Write the snapshots of rows of these units, in order of position.
 
-    :raises DuplicatePositionError: a position comes twice
+    :raises DuplicatePositionError: two rows have the same position
     :raises OSError: a log could not be written
     """
-    builder: _UnitBuilder | None = None
+    writer: _UnitWriter | None = None
     for number, rows in _by_unit(batches, units):
         unit = units[number]
-        if builder is None or builder.unit is not unit:
-            if builder is not None:
-                yield from builder.finish()
-            builder = _UnitBuilder(unit, staging, config)
-        yield from builder.feed(rows)
-    if builder is not None:
-        yield from builder.finish()
+        if writer is None or writer.unit is not unit:
+            if writer is not None:
+                yield from writer.finish()
+            writer = _UnitWriter(unit, staging, config)
+        yield from writer.feed(rows)
+    if writer is not None:
+        yield from writer.finish()
 
 
 def _by_unit(batches: Iterable[Rows], units: Sequence[Unit]) -> Iterator[tuple[int, Rows]]:
-    """Cut batches where units begin."""
+    """Yield batches cut where units begin, with the number of the unit."""
     number = 0
     for rows in batches:
         at = 0
@@ -67,13 +68,13 @@ def _is_in(unit: Unit, rows: Rows, at: int) -> bool:
 
 
 def _end(unit: Unit, rows: Rows, at: int) -> int:
-    """Return the place of the first row from ``at`` on that lies in a unit, or after all."""
+    """Return the index of the first row from ``at`` on that lies in a unit; past the last row if none does."""
     first = at + int(np.searchsorted(rows.ledgers[at:], unit.ledger))
     last = first + int(np.searchsorted(rows.ledgers[first:], unit.ledger, side="right"))
     return first + int(np.searchsorted(rows.entries[first:last], unit.entry))
 
 
-class _UnitBuilder:
+class _UnitWriter:
     def __init__(self, unit: Unit, staging: Path, config: BucketConfig) -> None:
         self.unit = unit
         self._staging = staging
@@ -83,13 +84,13 @@ class _UnitBuilder:
         self._ledger = unit.ledger
         self._part = unit.part
 
-    def feed(self, rows: Rows) -> Iterator[Built]:
-        return map(self._build, self._cutter.feed(rows))
+    def feed(self, rows: Rows) -> Iterator[WrittenSnapshot]:
+        return map(self._write, self._cutter.feed(rows))
 
-    def finish(self) -> Iterator[Built]:
-        return map(self._build, self._cutter.finish())
+    def finish(self) -> Iterator[WrittenSnapshot]:
+        return map(self._write, self._cutter.finish())
 
-    def _build(self, rows: Rows) -> Built:
+    def _write(self, rows: Rows) -> WrittenSnapshot:
         start, end = int(rows.ledgers[0]), int(rows.ledgers[-1])
         key = bucket_key(start, end, self._number(start, end))
         snapshot = encode_bucket(rows, self._config)
@@ -97,20 +98,11 @@ class _UnitBuilder:
         self._next_id += 1
         data = snapshot_log(key, snapshot_id, snapshot)
         write_log(self._staging, snapshot_folder(snapshot_id), data)
-        return Built(
-            snapshot_id,
-            key,
-            start,
-            end,
-            rows.length,
-            len(snapshot.segments),
-            snapshot.first_at,
-            snapshot.last_at,
-            len(data),
-        )
+        times = snapshot.first_at, snapshot.last_at
+        return WrittenSnapshot(snapshot_id, key, start, end, rows.length, len(snapshot.segments), *times, len(data))
 
     def _number(self, start: int, end: int) -> int:
-        """Return how many buckets of these ledgers came before: several have the same only inside one ledger."""
+        """Return how many earlier buckets have the same ledgers: only buckets inside one ledger can."""
         if start != end:
             return 0
         if start != self._ledger:

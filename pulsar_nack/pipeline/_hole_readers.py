@@ -1,6 +1,6 @@
 """Readers of acknowledgement state: cursor folders, and internal statistics of brokers.
 
-The driver only lists what there is; each folder or file is read on an executor, which must see it under the same path.
+The driver only lists folders and files; an executor reads each of them, and must see it under the same path.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from ..errors import InvalidArgumentError
 from ..inspection.folders import stores_in
-from ._arguments import Paths, path_names
+from ._checks import Paths, path_names
 from ._cursor_folders import read_store
-from ._hole_rows import HoleRow, RefusedRow
+from ._hole_figures import HoleRow, RefusedRow
 from ._internal_stats import read_stats
 from .schemas import HOLES
 
@@ -28,16 +28,16 @@ _MOST_SLICES: Final = 1_000
 _BATCH: Final = 10_000
 _SUFFIXES: Final = {".json", ".jsonl"}
 _REFUSED: Final = StructType([StructField("path", StringType()), StructField("reason", StringType())])
-"""What could not be read, and why."""
+"""A folder or file that could not be read, and the reason."""
 
 _READ: Final = StructType([*HOLES.fields, *_REFUSED.fields])
-"""Both of them: ``reason`` is null in a row of holes."""
+"""Rows of both kinds: ``reason`` is null in a row of holes."""
 
 
 class ReadHoles(NamedTuple):
     """Rows of :data:`~pulsar_nack.pipeline.schemas.HOLES`, and what could not be read: ``path`` and ``reason``.
 
-    Both are read when they are used, each time anew; cache them where the files change meanwhile.
+    Each use reads the files again; cache both if the files change.
     """
 
     holes: DataFrame
@@ -45,11 +45,11 @@ class ReadHoles(NamedTuple):
 
 
 def read_cursors(spark: SparkSession, paths: Paths) -> ReadHoles:
-    """Read the cursors in folders of the library, and in folders in them: those of local topics, and others.
+    """Read the cursors in folders of the library and their subfolders, including those of local topics.
 
-    Nothing is changed or locked. A cursor is told as its next opening finds it; what is damaged goes to the quarantine.
+    Nothing is changed or locked. A cursor is read in the state of its next opening; damage goes to the quarantine.
 
-    :raises InvalidArgumentError: there is no such folder, or none with logs in it
+    :raises InvalidArgumentError: a folder does not exist, or holds no logs
     """
     folders = [store for path in path_names(paths) for store in _stores(Path(path))]
     return _read(spark, folders, read_store)
@@ -58,29 +58,29 @@ def read_cursors(spark: SparkSession, paths: Paths) -> ReadHoles:
 def read_internal_stats(spark: SparkSession, paths: Paths) -> ReadHoles:
     """Read internal statistics of topics: .json files of the admin API, or folders of them.
 
-    :raises InvalidArgumentError: there is no such file, or no .json or .jsonl in a folder
+    :raises InvalidArgumentError: a path does not exist, or a folder holds no .json or .jsonl
     """
     files = [file for path in path_names(paths) for file in _files(Path(path))]
     return _read(spark, files, read_stats_file)
 
 
 def read_stats_file(path: str) -> list[HoleRow | RefusedRow]:
-    """Return what a file of internal statistics says, and what of it cannot be read."""
+    """Return the rows of a file of internal statistics, and what cannot be read."""
     file = Path(path)
     try:
         written_ms = file.stat().st_mtime_ns // 1_000_000
         return list(read_stats(path, file.read_text(encoding="utf-8"), written_ms))
     except UnicodeDecodeError as error:
-        return [RefusedRow(path, f"it is no UTF-8: byte {error.start} is {error.object[error.start]:#x}")]
+        return [RefusedRow(path, f"not UTF-8: byte {error.start} is {error.object[error.start]:#x}")]
     except OSError as error:
-        return [RefusedRow(path, f"it cannot be read: {error.strerror or error}")]
+        return [RefusedRow(path, f"cannot be read: {error.strerror or error}")]
 
 
 def _read(spark: SparkSession, paths: Sequence[str], read: Callable[[str], list[HoleRow | RefusedRow]]) -> ReadHoles:
     slices = min(len(paths), _MOST_SLICES)
     listed = spark.createDataFrame([(path,) for path in paths], "path string").repartition(slices)
     found = listed.mapInArrow(_reader(read), _READ)
-    is_refused = F.col("reason").isNotNull()
+    is_refused = sf.col("reason").isNotNull()
     return ReadHoles(
         found.where(~is_refused).select(*HOLES.fieldNames()), found.where(is_refused).select(*_REFUSED.fieldNames())
     )
@@ -110,7 +110,7 @@ def _batch(rows: Sequence[HoleRow | RefusedRow]) -> pyarrow.RecordBatch:
     return pyarrow.RecordBatch.from_arrays([pyarrow.array(values, kind) for values, kind in columns], schema=schema)
 
 
-# --- what is there --------------------------------------------------------------------------------------------------
+# --- lists of paths -------------------------------------------------------------------------------------------------
 
 
 def _stores(path: Path) -> list[str]:

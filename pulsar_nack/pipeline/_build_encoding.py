@@ -1,23 +1,45 @@
-"""Makes a snapshot of a bucket's rows: segments cut and encoded as the bucket tracker does it, with numpy. Pure.
+"""Encodes the snapshots of buckets and the logs of an index, in the forms of the bucket tracker. Pure.
 
-The wire form is that of ``delayed/format/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so
-all indexes of a bucket are written into one table of bytes, a row each, and the bytes that are not used are left out
-at the end. About 0.1 us an index, where protobuf's objects take 0.5.
+Segments of a snapshot are cut as the tracker cuts them, and encoded with numpy. The wire form is that of
+``delayed/format/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so all indexes of a bucket are
+written into a table of bytes, a row each, and unused bytes are left out at the end. It takes about 0.1 us an index;
+protobuf's objects take 0.5.
+
+The logs of snapshots and of the cursor have the records that the tracker writes, but nothing is random: ids count from
+1 in order of position (the tracker's ids are times, which are larger), and the salt of a segment file is computed from
+its name and content.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from ..config import BucketConfig
+from ..delayed.format import (
+    CURSOR_LOG_HEAD,
+    Footer,
+    PutProperty,
+    encode_cursor_change,
+    group_records,
+    snapshot_log_name,
+    split_entries,
+)
 from ..index import portable_bitmap
-from ._build_cut import Longs, Rows
+from ..ledger.format import LOG, encode_frame, encode_segment_header, seed_of, segment_name
+from ._build_rows import Longs, Rows
+
+_APPEND: Final = 1 << 18
+"""Bytes that the tracker writes, and later reads, together in a folder."""
+SEGMENT_FILE: Final = segment_name(0)
+CURSOR: Final = "cursor-1" + LOG
 
 _INDEX: Final = 0x0A
 """Field 1 of a segment, a message with a length."""
@@ -31,7 +53,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class BucketSnapshot(NamedTuple):
-    """Entry 0 of a snapshot, the segments after it, and between which times they lie."""
+    """A snapshot: its metadata, its segments, and its earliest and latest time."""
 
     metadata: bytes
     segments: list[bytes]
@@ -42,7 +64,7 @@ class BucketSnapshot(NamedTuple):
 def encode_bucket(rows: Rows, config: BucketConfig) -> BucketSnapshot:
     """Return the snapshot of a bucket.
 
-    :param rows: in order of position, each position once, at least one
+    :param rows: at least one row, in order of position, without duplicates
     """
     order = _order(rows.times)
     times, ledgers, entries = rows.times[order], rows.ledgers[order], rows.entries[order]
@@ -51,14 +73,14 @@ def encode_bucket(rows: Rows, config: BucketConfig) -> BucketSnapshot:
     most = config.delayed_delivery_max_indexes_per_bucket_snapshot_segment
     for at, to in _segments(times, config.segment_step_ms, most):
         segments.append(packed[starts[at] : starts[to]].tobytes())
-        places = np.sort(order[at:to])  # in order of position again
+        places = np.sort(order[at:to])  # back in order of position
         bitmaps = _bitmaps(rows.ledgers[places], rows.entries[places])
         metadata.append(_encode_row(bitmaps, int(times[at]), int(times[to - 1])))
     return BucketSnapshot(b"".join(metadata), segments, int(times[0]), int(times[-1]))
 
 
 def _order(times: Longs) -> Longs:
-    """Return the places of times in order; of the same time the first place first."""
+    """Return the indexes that sort the times; equal times keep their order."""
     lowest, bits = int(times.min()), len(times).bit_length()
     if (int(times.max()) - lowest) >> (62 - bits):
         return np.argsort(times, kind="stable")
@@ -69,7 +91,7 @@ def _order(times: Longs) -> Longs:
 
 
 def _segments(times: Longs, step_ms: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield from where to where each segment goes."""
+    """Yield begin and end of each segment."""
     at, end = 0, len(times)
     while at < end:
         to = at + int(np.searchsorted(times[at : at + most] if most > 0 else times[at:], times[at] + step_ms))
@@ -78,7 +100,7 @@ def _segments(times: Longs, step_ms: int, most: int) -> Iterator[tuple[int, int]
 
 
 def _encode_indexes(times: Longs, ledgers: Longs, entries: Longs) -> tuple[Bytes, Longs]:
-    """Return all indexes, and at which byte each begins; the end last."""
+    """Return all encoded indexes, and the byte at which each begins, followed by the end."""
     columns = [(column, _widths(column)) for column in (times, ledgers, entries)]
     most = [int(widths.max()) for _, widths in columns]
     length = sum(widths for _, widths in columns) + len(_FIELDS)
@@ -100,7 +122,7 @@ def _encode_indexes(times: Longs, ledgers: Longs, entries: Longs) -> tuple[Bytes
 
 
 def _widths(numbers: Longs) -> Bytes:
-    """Return how many bytes each number takes, in groups of 7 bits."""
+    """Return the size of each number as a varint."""
     widths = np.ones(len(numbers), np.uint8)
     highest, bits = int(numbers.max()), 7
     while highest >> bits:
@@ -116,7 +138,7 @@ def _fill(table: Bytes, numbers: Longs, widths: Bytes) -> None:
 
 
 def _bitmaps(ledgers: Longs, entries: Longs) -> Iterator[tuple[int, bytes]]:
-    """Yield a portable bitmap of the entries of each ledger."""
+    """Yield each ledger with a portable bitmap of its entries."""
     begins = [0, *(np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1).tolist(), len(ledgers)]
     numbers = array("I", entries.astype(np.uint32).tobytes())
     for at, to in pairwise(begins):
@@ -136,10 +158,45 @@ def _encode_row(bitmaps: Iterator[tuple[int, bytes]], min_at: int, max_at: int) 
 
 
 def varint(number: int) -> bytes:
-    """Return a number in groups of 7 bits, the lowest first."""
+    """Return a number as a varint: groups of 7 bits, the lowest first."""
     written = bytearray()
     while number > 0x7F:
         written.append(number & 0x7F | 0x80)
         number >>= 7
     written.append(number)
     return bytes(written)
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+
+
+def snapshot_folder(snapshot_id: int) -> str:
+    """Return the name of the folder of a snapshot's log."""
+    return snapshot_log_name("", "", snapshot_id) + LOG
+
+
+def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
+    """Return the only segment file of a snapshot's log, which is sealed."""
+    records, parts = split_entries((snapshot.metadata, *snapshot.segments), _APPEND)
+    records.append(Footer(key, "", "", len(snapshot.segments) + 1, parts).encode())
+    salt = crc32(snapshot.metadata, crc32(key.encode()))
+    return b"".join(_frames(snapshot_folder(snapshot_id), records, salt, is_sealed=True))
+
+
+def cursor_log(named: Iterable[tuple[str, int]]) -> bytes:
+    """Return the only segment file of the cursor's log: it names these snapshots, and nothing is acknowledged."""
+    changes = (PutProperty(key, str(snapshot_id)) for key, snapshot_id in named)
+    records = [CURSOR_LOG_HEAD, *map(encode_cursor_change, changes)]
+    salt = int.from_bytes(sha256(b"".join(records)).digest()[:4])
+    return b"".join(_frames(CURSOR, records, salt, is_sealed=False))
+
+
+def _frames(folder: str, records: Sequence[bytes], salt: int, *, is_sealed: bool) -> Iterator[bytes]:
+    log = folder.removesuffix(LOG)
+    yield encode_segment_header(0, salt, log)
+    first, seed = 0, seed_of(salt, log)
+    for group in group_records(records, _APPEND):
+        yield encode_frame(first, group, seed)
+        first += len(group)
+    if is_sealed:
+        yield encode_frame(first, (), seed)
