@@ -28,7 +28,7 @@ PHRASES = (
     "tell", "tells", "the same for", "told", "what there is", "whoever",
 )  # fmt: skip
 """Phrases that readers have to translate; write short, active sentences instead."""
-_PHRASE = re.compile(rf"\b({'|'.join(PHRASES)})\b", re.IGNORECASE)
+_PHRASE = re.compile(rf"\b({'|'.join(f'[{each[0].upper()}{each[0]}]{each[1:]}' for each in PHRASES)})\b")
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
