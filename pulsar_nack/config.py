@@ -250,11 +250,11 @@ class CursorConfig(_Settings):
     """How the acknowledgement state of a subscription is stored (PIP-81), and when it is too large (PIP-299)."""
 
     enable_lru_cache_max_unacked_ranges: bool = True
-    """True: an entry for each ledger and a marker, and a bounded cache. False: one entry for all, the old format."""
+    """True: an entry for each ledger and a marker, and a bounded cache. False: one entry for all, the legacy format."""
     max_individual_ack_cache_bytes_per_cursor: int = Field(default=3 << 20, ge=0)
     """Above this, ledgers are evicted from memory; at least one stays."""
     managed_ledger_max_unacked_ranges_to_persist: int = Field(default=10_000, ge=0)
-    """Most ranges that the old format stores. Messages of further ranges are redelivered after a restart."""
+    """Most ranges that the legacy format stores. Messages of further ranges are redelivered after a restart."""
     max_per_cursor_metadata_size_in_bytes: int = 5_242_880
     """Dispatch stops before the state is larger than this, in bytes; at least 1,024, below 1: no limit.
 

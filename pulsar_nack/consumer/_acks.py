@@ -85,7 +85,7 @@ class Acks:
         if record is None or record.state is not State.DELIVERED or self._is_over:
             self._join(message_id, waiter)
             return waiter
-        record.before_ack = State.DELIVERED  # in line: the hot path
+        record.before_ack = State.DELIVERED  # inlined: the hot path
         record.state = State.ACKING
         self._calls[record] = waiter
         try:

@@ -51,7 +51,7 @@ class _Entry:
     acked: int = 0
     requested: int = 0
     stamp: Stamp = (0, 0)
-    """Of the last acknowledgement."""
+    """The stamp of the last acknowledgement."""
 
 
 class BatchEntries:

@@ -322,7 +322,7 @@ class Consumer(ClosesWhenDropped):
         settler.clear("seek", "forgotten by a seek")
         try:
             if cleared is not None and (error := await cleared) is not None:
-                what = "the subscription was not moved, for that could not be made durable"
+                what = "the subscription was not moved, because that could not be made durable"
                 raise NotDurableError(what, error) from error
             await port.seek(position)
             left = {each: count for each, count in left.items() if not _is_moved(each, position)}
@@ -355,7 +355,7 @@ class Consumer(ClosesWhenDropped):
     def _on_unsubscribed(self, task: asyncio.Task[None]) -> None:
         self._unsubscribing = None  # where it failed it can be tried again
         if not task.cancelled() and task.exception() is not None:
-            _log.info("%r: not unsubscribed: %r", self, task.exception())
+            _log.info("%r could not be unsubscribed: %r", self, task.exception())
 
     async def _unsubscribe(self, port: SupportsUnsubscribe) -> None:
         await port.unsubscribe()
@@ -377,7 +377,7 @@ class Consumer(ClosesWhenDropped):
 
     @property
     def port(self) -> Any:
-        """Return the transport."""
+        """Return the port."""
         return self._engine.port
 
     def statistics(self) -> ConsumerStatistics:

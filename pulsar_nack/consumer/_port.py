@@ -15,7 +15,7 @@ PROPERTY_BYTES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class PortTraits:
-    """What a port promises; delays in seconds.
+    """The abilities of a port; delays in seconds.
 
     :param honours_ids: a redelivery request brings back just the entries it names; False on Exclusive and Failover
         subscriptions, where the broker can only rewind to everything that is not acknowledged
@@ -174,7 +174,7 @@ class SupportsConnectionState(Protocol):
 
 
 class SessionEvent(Enum):
-    """What happens to the session of a topic or partition."""
+    """An event in the session of a topic or partition."""
 
     BEGAN = "began"
     """Unacknowledged messages come from now on, also those that came in the session before."""

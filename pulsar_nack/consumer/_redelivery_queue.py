@@ -33,7 +33,7 @@ _YEAR_MS = MAX_NUMBER_S * 1000
 
 
 class RedeliveryQueue:
-    """The user of the tracker, and its callback.
+    """Holds nacked messages in a tracker, whose callback redelivers them.
 
     :param freed: called when room was made
     :param waits: called with each message that is held from now on, and for how many ms

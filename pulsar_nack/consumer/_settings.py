@@ -47,7 +47,7 @@ class ConsumerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerSettings:
-    """What a user sets, with the defaults; see :class:`~pulsar_nack.Consumer` for the meaning of each."""
+    """The settings of a consumer, with the defaults; see :class:`~pulsar_nack.Consumer` for the meaning of each."""
 
     redelivery: Redelivery = "auto"
     backoff: Backoff | Delay | Sequence[Delay] | None = None

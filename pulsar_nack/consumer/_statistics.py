@@ -12,7 +12,7 @@ from ._engine import ConsumerEngine
 class ConsumerStatistics:
     """A snapshot of a consumer; totals count since it was opened.
 
-    :param received: deliveries from the transport
+    :param received: deliveries from the port
     :param shown: messages delivered to the user, redelivered ones each time
     :param copies_dropped: duplicate deliveries of messages that were delivered or held
     :param replayed: acknowledged messages that came back on purpose, and were delivered

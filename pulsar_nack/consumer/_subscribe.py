@@ -198,7 +198,7 @@ def _full_name(topic: Any) -> str:
 
 
 def _no_queue() -> InvalidArgumentError:
-    wanted = "at least 1 for several topics or partitions, of which the client hands out nothing then"
+    wanted = "at least 1 with several topics or partitions: without a queue the client delivers nothing"
     return InvalidArgumentError("receiver_queue_size", 0, wanted)
 
 

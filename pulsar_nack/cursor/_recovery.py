@@ -69,7 +69,7 @@ class RecoveredAcks:
 
 @dataclass(slots=True)
 class UsableMarker:
-    """What a usable marker, or a record in the legacy format, says."""
+    """The contents of a usable marker, or of a record in the legacy format."""
 
     sequence: int
     contents: MarkerContents
@@ -80,7 +80,7 @@ class UsableMarker:
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """What recovery found in the logs of a cursor, and the log in which the cursor continues.
+    """The state that recovery found in the logs of a cursor, and the log in which the cursor continues.
 
     ``contents`` and ``index`` are what the last usable marker says; without one, contents is None. ``is_legacy``: the
     marker is a record in the legacy format. ``must_roll``: nothing can be appended to the log. ``is_damaged``: the log

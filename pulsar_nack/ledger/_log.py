@@ -1,6 +1,6 @@
 """The asyncio side of a log: blocking file work or requests run in a few threads that the store owns.
 
-The threads are an executor of a fixed size, not ``anyio.to_thread``: a write has to go on, and be answered, when the
+The threads are an executor of a fixed size, not ``anyio.to_thread``: a write has to continue, and be answered, when the
 task that began it is cancelled, also by a plain ``task.cancel()``, from which anyio's shields do not protect.
 
 - A log is open or closed. Appends, the seal and the close pass through one queue in the order of the calls
@@ -151,7 +151,7 @@ class AsyncLog(LoopBound, ClosesOnExit):
             raise error
 
     def close_soon(self) -> asyncio.Future[int]:
-        """Begin to close the log; this goes on even if nobody awaits it."""
+        """Begin to close the log; this continues even if nobody awaits it."""
         return self._closing or self._end(self._close)
 
     def _end(self, work: Callable[[], None]) -> asyncio.Future[int]:

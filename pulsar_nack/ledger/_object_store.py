@@ -146,7 +146,7 @@ class ObjectLogStore(AsyncLogStore[OpenedObjects, ObjectLog]):
         )
 
     async def aclose(self) -> None:
-        """Close all logs that were opened here, then the store. Idempotent; goes on when the call is cancelled."""
+        """Close all logs that were opened here, then the store. Idempotent; continues when the call is cancelled."""
         await super().aclose()
         if not self._is_owned:
             self._fetchers.shutdown(wait=False)

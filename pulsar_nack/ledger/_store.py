@@ -114,7 +114,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         await asyncio.get_running_loop().run_in_executor(self._executor, self._directory.delete, name)
 
     def close_soon(self) -> None:
-        """Begin to close the logs that are open or being opened; this goes on without a caller."""
+        """Begin to close the logs that are open or being opened; this continues without a caller."""
         self._is_closed = True
         if self._is_owned:
             self._directory.abandon()
@@ -124,7 +124,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
             log.close_soon()
 
     async def aclose(self) -> None:
-        """Close all logs that were opened here, then the store. Idempotent; goes on when the call is cancelled."""
+        """Close all logs that were opened here, then the store. Idempotent; continues when the call is cancelled."""
         if not self._is_closed:
             self._check_loop("the store of logs")
         self.close_soon()

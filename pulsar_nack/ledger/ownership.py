@@ -27,7 +27,7 @@ class OwnedStore(LogStore, Protocol):
     """A store as one owner sees it; closing it closes the logs that were opened through it."""
 
     def close_soon(self) -> None:
-        """Begin to close the logs, which goes on without a caller; the owned store cannot be used any more."""
+        """Begin to close the logs, which continues without a caller; the owned store cannot be used any more."""
         ...
 
 

@@ -34,7 +34,7 @@ class FakePublisher:
 
     def __init__(self, latency: float = 0.0) -> None:
         self.letters: list[FakeLetter] = []
-        """What was published, in order."""
+        """The published dead letters, in order."""
         self.attempts = 0
         """How often publishing was tried."""
         self._latency = seconds("latency", latency)
@@ -69,7 +69,7 @@ class FakePublisher:
         ordering_key: str | None,
         event_time_ms: int,
     ) -> MessageId:
-        """Publish a letter."""
+        """Publish a dead letter."""
         self.attempts += 1
         if self._latency:
             await asyncio.sleep(self._latency)

@@ -20,7 +20,7 @@ class ConsumerInbox(Protocol):
     def take(self, deliveries: Iterable[Delivery]) -> None:
         """Take the messages of an entry."""
 
-    def tell(self, event: SessionEvent) -> None:
+    def report(self, event: SessionEvent) -> None:
         """Note that the subscription was moved, or that another consumer is active now."""
 
     def fail(self, error: BaseException) -> None:

@@ -11,7 +11,7 @@ from ._entry import NO_KEY
 
 
 class EntryInfo(NamedTuple):
-    """What is known of an entry that was read: the hash of its key, and the size of its batch, 0 for no batch."""
+    """The known facts about an entry that was read: the hash of its key, and the size of its batch, 0 for no batch."""
 
     key_hash: int = NO_KEY
     batch_size: int = 0

@@ -67,7 +67,7 @@ class LocalInbox:
         """Drop all messages."""
         self._here.clear()
 
-    def tell(self, event: SessionEvent) -> None:
+    def report(self, event: SessionEvent) -> None:
         """Report an event to the consumer, before it gets anything else."""
         if self.on_event is not None:
             self.on_event(event)
@@ -88,7 +88,7 @@ class LocalInbox:
 
 
 class Noted(NamedTuple):
-    """What a call acknowledges: whole entries, and the members of batches that it is the first to name."""
+    """The acknowledgements of a call: whole entries, and the members of batches that it is the first to name."""
 
     completed: list[MessageId]
     taken: dict[Position, set[int]]

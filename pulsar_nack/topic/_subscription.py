@@ -69,7 +69,7 @@ class Subscription:
             tasks=self._tasks,
             on_trimmable=on_trimmable,
         )
-        """What changes the cursor other than acknowledgements: skips and seeks."""
+        """Skips and seeks: the changes of the cursor that are not acknowledgements."""
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
@@ -171,7 +171,7 @@ class Subscription:
             self._delivery.rewind(forget=True)
         elif not kind.is_shared and before is not None and self._dispatcher.active != before:
             self._delivery.take_back(self._dispatcher.rewind(), before)
-            self._inboxes[before].tell(SessionEvent.INACTIVE)
+            self._inboxes[before].report(SessionEvent.INACTIVE)
         self.wake()
         return number
 
@@ -204,7 +204,7 @@ class Subscription:
             self.wake()
 
     def give_back(self, number: int, positions: Iterable[Position]) -> None:
-        """Give entries that a consumer has not shown to the others; they count as not delivered to it."""
+        """Give undelivered entries of a consumer to the others; they count as never sent to it."""
         if number in self._inboxes:
             self._delivery.take_back(self._dispatcher.give_back(number, positions), number)
             self._delivery.changed()

@@ -1,4 +1,4 @@
-"""What is acknowledged in one ledger, and the summary of it that stays in memory when it is evicted."""
+"""The acknowledged part of one ledger, and the summary of it that stays in memory when it is evicted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LedgerSummary(NamedTuple):
 
 
 class LedgerAcks:
-    """What is acknowledged in one ledger beyond the mark-delete position: whole entries, and parts of batches."""
+    """The acknowledged part of one ledger beyond the mark-delete position: whole entries, and parts of batches."""
 
     __slots__ = ("batches", "ranges")
 

@@ -35,7 +35,7 @@ _WHAT: Final = "a marker"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a marker says.
+    """The contents of a marker.
 
     :param sequence: its sequence number, 0 <= n < 2**63
     :param mark_delete: the mark-delete position

@@ -42,7 +42,7 @@ _FOREIGN: Final = "entry-type"
 
 
 class RecordKind(Enum):
-    """What a record is."""
+    """The kind of a record."""
 
     LEDGER = "a ledger's state"
     MARKER = "a marker"

@@ -224,7 +224,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
                 if wanted:
                     await self._write(wanted)
             except BaseException as error:
-                self._broken = error  # it is unknown whether the log goes on in another one
+                self._broken = error  # it is unknown whether the log continues in another one
                 for waiting in (*wanted, *self._queue):
                     _refuse(waiting.done, error)
                 self._queue.clear()

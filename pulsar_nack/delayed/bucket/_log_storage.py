@@ -4,7 +4,7 @@ The digest in a log's name identifies topic and cursor, so that the snapshots of
 of its creation time (epoch ms) and 20 random bits, and is greater than all existing ids. So neither this process nor
 another one reuses it after its snapshot was deleted.
 
-Creation goes on if its caller is cancelled; then the snapshot is deleted. A log that could not be deleted after a
+Creation continues if its caller is cancelled; then the snapshot is deleted. A log that could not be deleted after a
 failure is deleted before the next one is created. What a crash leaves, a log without a seal or a snapshot that no
 property names, is listed with the others, so that the tracker deletes it.
 """

@@ -325,7 +325,7 @@ class MultiTopicConsumer:
         if self._unreadable is None:
             self._unreadable = error
             label, subscription = self._selection.label, self._options.subscription
-            _LOG.error("%s as %s: nothing more is received, for one message cannot be: %s", label, subscription, error)
+            _LOG.error("%s as %s: receiving stops, because a message cannot be read: %s", label, subscription, error)
             for consumer in self:
                 self._pause(consumer)
             self.inbox.wake_all()
@@ -340,7 +340,7 @@ class MultiTopicConsumer:
         if consumer.missing is None:  # it has ended
             self.inbox.wake_all()
         elif any(each.missing is None for each in self):
-            _LOG.warning("%s was deleted, and may not be created again: the other topics go on", consumer.topic)
+            _LOG.warning("%s was deleted, and may not be created again: the other topics continue", consumer.topic)
         else:
             self.inbox.wake_all()
 

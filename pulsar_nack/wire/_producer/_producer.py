@@ -91,7 +91,7 @@ class Producer(ClosesWhenDropped):
 
     @property
     def name(self) -> str:
-        """Return its name, given or made up by the broker; with partitions, that of the first one's producer."""
+        """Return the producer's name, yours or the broker's choice; with partitions, that of the first one."""
         return self._producers[0].name if self._producers else self._options.name or ""
 
     @property
@@ -143,7 +143,7 @@ class Producer(ClosesWhenDropped):
         :param sequence_id: above that of the previous message in this partition, unless that one failed; a producer
             may begin with one that an earlier producer of its name has sent. None: the next one
         :param replicate_to: names of clusters; None: those of the namespace
-        :return: with ledger and entry -1 if the broker has had a message with this sequence id already
+        :return: with ledger and entry -1 if the broker has received a message with this sequence id already
         :raises InvalidArgumentError: names the argument; or the message is too large
         :raises BrokerRefusedError: the broker refused the message
         :raises RequestTimeoutError: not confirmed within ``send_timeout``; it may still be stored

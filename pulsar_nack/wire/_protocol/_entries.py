@@ -38,7 +38,7 @@ from ._compression import decompress
 from ._frames import MAGIC_CHECKSUM
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
-"""Of a payload after decompression, which may be larger than the largest frame."""
+"""The largest payload after decompression, which may be larger than the largest frame."""
 
 _MAGIC_BROKER: Final = b"\x0e\x02"
 _crc32c = google_crc32c.value
