@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(
     r"(?P<times>(?:[*+?]|\{(?P<least>\d{1,4})(?:,(?P<most>\d{0,4}))?\})\??)?"
 )
 _ITEM: Final = re.compile(r"(?:\\.|[^-])-(?:\\.|[^-])|\\.|.", re.DOTALL)
-_MOST_STATES: Final = 20_000
+_MAX_STATES: Final = 20_000
 """The library has room for five times as many; a repeated part counts as often as it is repeated."""
 
 
@@ -112,7 +112,7 @@ def _check_common(text: str, local: str) -> None:
     """Raise if part of a pattern is not in both languages, or has two meanings."""
     if not local.isprintable():
         raise _refused(text, "invisible characters")
-    if len(local) > _MOST_STATES:
+    if len(local) > _MAX_STATES:
         raise _refused(text, "a pattern of this size")
     at, times, groups = 0, 1, [""]
     while at < len(local):
@@ -123,7 +123,7 @@ def _check_common(text: str, local: str) -> None:
         at = found.end()
     if len(groups) > 1:
         raise _refused(text, f"an unclosed {groups[-1]!r}")
-    if len(local) * times > _MOST_STATES:
+    if len(local) * times > _MAX_STATES:
         raise _refused(text, "a pattern of this size")
     try:
         re.compile(text)

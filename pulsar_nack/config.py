@@ -243,7 +243,7 @@ _METADATA_LIMIT_ALIASES: Final = (
     "max_un_persist_ack_records_bytes_per_subscription",
     "maxUnPersistAckRecordsBytesPerSubscription",
 )
-_LEAST_METADATA_LIMIT: Final = 1_024
+_MIN_METADATA_LIMIT: Final = 1_024
 
 
 class CursorConfig(_Settings):
@@ -288,8 +288,8 @@ class CursorConfig(_Settings):
             return data
         data = dict(data)
         value = data.pop(given[0])
-        if isinstance(value, int) and 1 <= value < _LEAST_METADATA_LIMIT:
-            raise InvalidArgumentError(given[0], value, f"below 1 for no limit, or at least {_LEAST_METADATA_LIMIT}")
+        if isinstance(value, int) and 1 <= value < _MIN_METADATA_LIMIT:
+            raise InvalidArgumentError(given[0], value, f"below 1 for no limit, or at least {_MIN_METADATA_LIMIT}")
         return {**data, _METADATA_LIMIT: value}
 
 

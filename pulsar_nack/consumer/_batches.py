@@ -16,7 +16,7 @@ from ._sessions import Place, Stamp, place_of
 EntryKey = tuple[int, int, int]
 """Ledger, entry, partition."""
 
-_MOST_ENTRIES: Final = 50_000
+_MAX_ENTRIES: Final = 50_000
 
 
 def entry_key(message_id: MessageId) -> EntryKey:
@@ -60,7 +60,7 @@ class BatchEntries:
     :param is_forgotten: returns whether an acknowledgement no longer counts; None: all count
     """
 
-    def __init__(self, is_forgotten: Callable[[Stamp, Place], bool] | None = None, most: int = _MOST_ENTRIES) -> None:
+    def __init__(self, is_forgotten: Callable[[Stamp, Place], bool] | None = None, most: int = _MAX_ENTRIES) -> None:
         self.stamp: Stamp = (0, 0)
         """The stamp of acknowledgements that are noted from now on."""
         self._forgets = is_forgotten

@@ -26,7 +26,7 @@ OLD_ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_IDY_TIME"
 ATTEMPTS: Final = "PULSAR_NACK_ATTEMPTS"
 REASON: Final = "PULSAR_NACK_REASON"
 
-MOST_REASON: Final = 1_000
+MAX_REASON: Final = 1_000
 """Characters of a reason that are kept."""
 _PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+", re.DOTALL)
 
@@ -163,4 +163,4 @@ def as_reason(reason: object) -> str:
     """Return a checked reason, cut to 1 000 characters."""
     if not isinstance(reason, str):
         raise InvalidArgumentError("reason", reason, "a str")
-    return reason[:MOST_REASON].encode("utf-8", "replace").decode("utf-8")
+    return reason[:MAX_REASON].encode("utf-8", "replace").decode("utf-8")

@@ -23,7 +23,7 @@ from ._tracing import ConsumerTrace
 if TYPE_CHECKING:
     from .durable import DurableHome
 
-_LEAST_ACK_STATE_BYTES: Final = 1_024
+_MIN_ACK_STATE_BYTES: Final = 1_024
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -100,8 +100,8 @@ class ConsumerSettings:
         delay_ms(self.ack_memory, "ack_memory")
         delay_ms(self.durable_ttl, "durable_ttl")
         most = self.max_ack_state_bytes
-        if type(most) is not int or 1 <= most < _LEAST_ACK_STATE_BYTES:
-            what = f"whole bytes: at least {_LEAST_ACK_STATE_BYTES:,}, or below 1 for no bound"
+        if type(most) is not int or 1 <= most < _MIN_ACK_STATE_BYTES:
+            what = f"whole bytes: at least {_MIN_ACK_STATE_BYTES:,}, or below 1 for no bound"
             raise InvalidArgumentError("max_ack_state_bytes", most, what)
 
 

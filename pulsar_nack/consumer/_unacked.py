@@ -23,7 +23,7 @@ _log = logging.getLogger("pulsar_nack.consumer")
 _NEAR: Final = 0.8
 HELD_BACK_S: Final = 10.0
 """How long a receiver waits for nothing, with messages unacknowledged, until the consumer asks the broker why."""
-_MOST_REFUSALS: Final = 3
+_MAX_REFUSALS: Final = 3
 """After this many refused questions the consumer does not ask the broker again."""
 
 
@@ -132,7 +132,7 @@ async def watch_held_back(
 ) -> None:
     """Ask the broker why nothing comes while messages are wanted, and some are unacknowledged; warn once."""
     has_warned, refusals = False, 0
-    while refusals < _MOST_REFUSALS:
+    while refusals < _MAX_REFUSALS:
         await wanted.wait()
         before = received()
         await asyncio.sleep(HELD_BACK_S)

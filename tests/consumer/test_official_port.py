@@ -349,7 +349,7 @@ def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
 
 def test_handles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the client's id objects the newest are kept; those that are acknowledged go."""
-    monkeypatch.setattr("pulsar_nack.consumer._native_ids._MOST_HANDLES", 3)
+    monkeypatch.setattr("pulsar_nack.consumer._native_ids._MAX_HANDLES", 3)
     handles = NativeMessageIds("t")
     for entry in range(5):
         handles.remember(MessageId(1, entry), entry)

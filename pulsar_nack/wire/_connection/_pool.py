@@ -15,7 +15,7 @@ from ._connection import Connection, Dial
 from ._options import ClientOptions
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
-_MOST_LOST: Final = 1_000
+_MAX_LOST: Final = 1_000
 
 
 class _Endpoint(NamedTuple):
@@ -187,7 +187,7 @@ class Pool:
         self._counts["connections_lost"] += 1
         self._counts["protocol_errors"] += isinstance(error, ProtocolError)
         self._lost[endpoint] = asyncio.get_running_loop().time(), error
-        if len(self._lost) > _MOST_LOST:
+        if len(self._lost) > _MAX_LOST:
             del self._lost[next(iter(self._lost))]
         _LOG.warning("connection lost: %s", error)
 

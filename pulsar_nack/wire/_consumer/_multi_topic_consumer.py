@@ -18,7 +18,7 @@ from ...errors import BrokerError, ClosedError, MissingExtraError, TopicNotFound
 from ...ids import MessageId
 from .._connection._broker_errors import as_text
 from .._connection._context import ClientContext
-from .._connection._retry import MOST_AT_ONCE, gather_or_cancel, gather_settled, retry_transient, with_context
+from .._connection._retry import MAX_AT_ONCE, gather_or_cancel, gather_settled, retry_transient, with_context
 from ._inbox import WireInbox
 from ._selection import PatternSelection, Selection, name_of
 from ._subscribe_options import SubscribeOptions
@@ -140,7 +140,7 @@ class MultiTopicConsumer:
         try:
             more_s = self._context.options.request_timeout.total_seconds()
             await gather_or_cancel(
-                self._open(name, consumer, ends_at + number // MOST_AT_ONCE * more_s)
+                self._open(name, consumer, ends_at + number // MAX_AT_ONCE * more_s)
                 for number, (name, consumer) in enumerate(made.items())
             )
         except BaseException:

@@ -29,7 +29,7 @@ from . import _pulsar_pb2 as pb
 from ._batches import (
     DEFAULT_MAX_BATCH_MESSAGES,
     DEFAULT_MAX_METADATA_BYTES,
-    LEAST_PROPERTY_BYTES,
+    MIN_PROPERTY_BYTES,
     Member,
     check_count,
     read_batch,
@@ -55,7 +55,7 @@ _is_after_name = re.compile(
 ).fullmatch
 """Matches the metadata after the name if a message has no other fields: faster than to ask for each other field."""
 _FEW_BYTES: Final = 1_000  # metadata of this size cannot hold many properties
-_MOST_KEYS: Final = 10  # named in the error about an encrypted payload
+_MAX_KEYS: Final = 10  # named in the error about an encrypted payload
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
 
 Metadata = pb.MessageMetadata | pb.SingleMessageMetadata
@@ -276,7 +276,7 @@ def batch_size_of(metadata: pb.MessageMetadata) -> int:
 def _check_properties(metadata: pb.MessageMetadata, size: int) -> None:
     """Refuse more properties than fit into ``size`` bytes: invalid ones, without name and value, take only two."""
     count = len(metadata.properties)
-    if count * LEAST_PROPERTY_BYTES > size:
+    if count * MIN_PROPERTY_BYTES > size:
         problem = f"metadata: {count} properties in {size} bytes"
         raise UndecodableMessageError(problem, batch_size=batch_size_of(metadata))
 
@@ -318,7 +318,7 @@ def _check_required(metadata: pb.MessageMetadata) -> None:
 
 
 def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
-    keys = ", ".join(text_of(key.key) for key in metadata.encryption_keys[:_MOST_KEYS])
+    keys = ", ".join(text_of(key.key) for key in metadata.encryption_keys[:_MAX_KEYS])
     return UndecodableMessageError(f"payload: encrypted with the key {shown(keys)}", is_local=True)
 
 
