@@ -217,7 +217,7 @@ class Consumer(ClosesWhenDropped):
     def pause(self) -> None:
         """Deliver nothing until :meth:`resume`: calls of :meth:`receive` wait, whatever comes.
 
-        On Shared and Key_Shared subscriptions messages that were fetched ahead go back to the broker at once. It gives
+        On Shared and Key_Shared subscriptions prefetched messages go back to the broker at once. It gives
         them to other consumers and counts one more redelivery. On Exclusive and Failover, and over the official client,
         they stay here. You can settle messages that you have. Deadlines go on; what comes due is delivered after
         :meth:`resume`.

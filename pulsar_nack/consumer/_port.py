@@ -23,7 +23,7 @@ class PortTraits:
     :param min_redelivery_delay: shortest delay that the port can carry out through the broker
     :param max_ids_per_request: most ids that one request may carry
     :param batch_index_ack: single messages of a batch are acknowledged at the broker
-    :param receiver_queue_size: most messages that the transport fetches ahead, 0 if that is not known; the broker
+    :param receiver_queue_size: most messages that the transport prefetches, 0 if that is not known; the broker
         counts them as unacknowledged
     :param tells_sessions: the port is a :class:`SupportsSessions`, and acknowledgements return when they are confirmed
     :param keeps_acks: confirmed acknowledgements are kept by a broker that does not end with this process

@@ -32,7 +32,7 @@ class UnackedLimiter:
 
     :param table: counts what is unacknowledged here
     :param limit: how many may be, None: any number
-    :param prefetched: how many more the transport fetches ahead
+    :param prefetched: how many more the transport prefetches
     :param must_admit: whether the next call is not to wait, whatever the bounds say
     """
 
@@ -112,7 +112,7 @@ class UnackedLimiter:
         if not self._has_warned and self.count() >= self.near:
             self._has_warned = True
             _log.warning(
-                "%d messages are unacknowledged, of %s before the broker stops delivering; shorter delays or faster"
+                "%d messages are unacknowledged; at %s the broker stops delivering; shorter delays or faster"
                 " handlers would help",
                 self.count(),
                 self.limit,

@@ -194,7 +194,7 @@ class _Search:
         if problem is not None:
             self._damaged.add(generation)
             _log.warning(
-                "the log %s of a cursor is damaged: %s; it is kept, and the last usable state in it is searched",
+                "the log %s of a cursor is damaged: %s; it is kept, and it is searched for its last usable state",
                 name,
                 problem,
             )
@@ -270,7 +270,9 @@ async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None
             return await _use(log, number, record, cache_bytes, ledgers), has_lost
         except (CursorFormatError, LogCorruptedError) as error:
             if not has_lost:
-                _log.warning("record %d of %s cannot be used: %s; an older state is searched", number, log.name, error)
+                _log.warning(
+                    "record %d of %s cannot be used: %s; searching for an older state", number, log.name, error
+                )
             has_lost = True
     return None, has_lost
 

@@ -44,7 +44,7 @@ class RedeliveryCall:
         self.task: asyncio.Task[None] | None = None
         """The task that awaits the callback."""
         self.result: Awaitable[None] | None = None
-        """The value that the callback returned, until the task awaits it."""
+        """What the callback returned, until the task awaits it."""
         self._acked: set[MessageId] = set()
         self._known: dict[MessageId, MessageId] = {}
         self._members: frozenset[MessageId] | None = None

@@ -148,7 +148,7 @@ class Subscription:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._failure = error
-            _log.error("subscription %s delivers nothing any more", self.name, exc_info=error)
+            _log.error("subscription %s has stopped delivering", self.name, exc_info=error)
             for inbox in list(self._inboxes.values()):
                 inbox.fail(error)
 

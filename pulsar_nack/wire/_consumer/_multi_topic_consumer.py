@@ -78,7 +78,7 @@ class DeletedTopicConsumer:
     def _log(self) -> None:
         if not self._is_logged:
             self._is_logged = True
-            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have nothing to do", self._topic)
+            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have no effect", self._topic)
 
 
 AnyTopicConsumer = TopicConsumer | DeletedTopicConsumer
@@ -226,7 +226,7 @@ class MultiTopicConsumer:
             await gather_settled([consumer.aclose()])
             raise
         else:
-            _LOG.info("%s is new, and consumed from now on", name)
+            _LOG.info("%s is new, and is consumed from now on", name)
             self._consumers[name] = consumer
             self._deleted.pop(name, None)
             self._note_only()
