@@ -1,4 +1,4 @@
-"""``pulsar-nack inspect``: what a durable folder holds, and what is damaged."""
+"""``pulsar-nack inspect``: the contents of a durable folder, and its damage."""
 
 from __future__ import annotations
 

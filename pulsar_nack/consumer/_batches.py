@@ -1,7 +1,7 @@
 """Entries that hold several messages: which members are acknowledged, and whether some are busy.
 
 A redelivery request brings back a whole entry. An entry is known here from the first delivery of a member until all of
-its members are acknowledged; members that were not seen yet count as busy, for they are on their way to the user.
+its members are acknowledged; members that were not seen yet count as busy, because they are on their way to the user.
 """
 
 from __future__ import annotations

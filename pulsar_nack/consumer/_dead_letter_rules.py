@@ -1,4 +1,4 @@
-"""The rules of dead letters: the user's policy, which messages are dead letters, and what is published of each. Pure.
+"""The rules of dead letters: the user's policy, which messages are dead letters, and their published form. Pure.
 
 A message is delivered ``max_redeliveries + 1`` times in all. It goes to the dead-letter topic when the last of these is
 negatively acknowledged. Without being delivered it goes there when it comes once more anyway (a process died in the

@@ -39,7 +39,7 @@ class LocalLog(AsyncLog):
 
     @property
     def damage(self) -> Sequence[LogDamage]:
-        """Return what is damaged, if the log was opened in spite of damage."""
+        """Return the damage, if the log was opened in spite of it."""
         return self._opened.damage
 
     def _write(self, records: Sequence[bytes]) -> int:
@@ -81,7 +81,7 @@ class LocalLogStore(AsyncLogStore[OpenedFiles, LocalLog]):
         return LocalLog(self._directory, opened, self._executor)
 
     async def open_damaged(self, name: str) -> LocalLog:
-        """Open a damaged log as its only owner, to read what is whole of it.
+        """Open a damaged log as its only owner, to read its whole records.
 
         Nothing is changed or cut off; ``log.damage`` lists what is damaged. Reading a lost record raises
         :class:`~pulsar_nack.LogCorruptedError`. O(size of the log): the whole log is scanned.

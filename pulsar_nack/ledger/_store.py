@@ -98,7 +98,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         return await self._open_log(self._directory.create, check_name(name))
 
     async def open_log(self, name: str, *, read_only: bool = False) -> _L:
-        """Open a log for writing, or for reading what is durable now."""
+        """Open a log for writing, or for reading its durable records."""
         check_flag("read_only", read_only)
         return await self._open_log(partial(self._directory.open_log, read_only=read_only), check_name(name))
 

@@ -345,7 +345,7 @@ class Sender:
         return was_pending
 
     def clear(self) -> int:
-        """Drop what is pending and forget what is in flight; return how many ids were pending."""
+        """Drop pending ids and forget those in flight; return how many were pending."""
         count = self._buckets.clear() + len(self.retries)
         self.retries.pop_all()
         self.update_slow_path()

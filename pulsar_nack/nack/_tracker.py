@@ -333,7 +333,7 @@ class NegativeAcksTracker:
         return self._sender.cancel(id)
 
     def clear(self) -> int:
-        """Drop everything that is pending, and do not retry what is in flight; return how many ids were pending.
+        """Drop all pending ids, and do not retry those in flight; return how many were pending.
 
         For a seek, or a reconnect after which the broker delivers everything again.
         """

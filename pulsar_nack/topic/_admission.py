@@ -1,4 +1,4 @@
-"""Admission control: which entries of a subscription the gate lets pass (PIP-299), and what is in flight.
+"""Admission control: which entries of a subscription the gate admits (PIP-299), and which are in flight.
 
 It is asked before entries are read, when the size of a batch is known only if it was read before, and again for a batch
 that was just read. If the gate holds the batch then, its size is known, so it is read again only to be sent.

@@ -265,7 +265,7 @@ class DeliveryLoop:
         self.inboxes[number].take(deliveries_of(self._topic, position, entry, indexes, count))
 
     async def _state_of(self, position: Position, entry: Entry) -> tuple[bool, BatchSet | None]:
-        """Return whether an entry is acknowledged, and what is left of its batch, both as of the same moment."""
+        """Return whether an entry is acknowledged, and which messages of its batch are not, both at the same moment."""
         while True:
             parts = self._dispatcher.parts_acked
             batch = await self._cursor.batch_set(position) if entry.is_batch else None

@@ -176,7 +176,7 @@ class Subscription:
         return number
 
     def leave(self, number: int) -> None:
-        """Remove a consumer, if it is there; what it has not acknowledged goes to the others at once."""
+        """Remove a consumer, if it is there; its unacknowledged entries go to the others at once."""
         if self._inboxes.pop(number, None) is not None:
             self._admission.came_back(list(self._dispatcher.held_by(number)))
             self._dispatcher.leave(number)

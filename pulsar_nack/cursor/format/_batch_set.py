@@ -106,7 +106,7 @@ class BatchSet:
         return index >= 0 and not self.unacked >> index & 1
 
     def merge(self, other: BatchSet) -> BatchSet:
-        """Return what is left when both were acknowledged: an index stays only if it is in both."""
+        """Return the set that is left when both were acknowledged: an index stays only if it is in both."""
         return BatchSet(max(self.size, other.size), self.unacked & other.unacked)
 
     def __iter__(self) -> Iterator[int]:

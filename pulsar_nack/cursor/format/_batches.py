@@ -1,4 +1,4 @@
-"""Batch sets as columns of a ledger's record: entries, batch sizes, and what is not acknowledged."""
+"""Batch sets as columns of a ledger's record: entries, batch sizes, and unacknowledged indexes."""
 
 from __future__ import annotations
 

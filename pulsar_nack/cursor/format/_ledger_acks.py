@@ -68,7 +68,7 @@ class LedgerAcks:
         return LedgerSummary(len(self.ranges), leading, -1 if last is None else last, len(self.batches))
 
     def trim(self, entry: int) -> None:
-        """Drop what lies at or before this entry, that of the mark-delete position. O(batches)."""
+        """Drop everything up to this entry, that of the mark-delete position. O(batches)."""
         self.ranges.discard_below(entry + 1)
         for passed in [passed for passed in self.batches if passed <= entry]:
             del self.batches[passed]

@@ -180,7 +180,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
             await self._change(MarkDelete(self.mark_delete_position))
 
     async def aclose(self) -> None:
-        """Finish what was begun, and give up the cursor. Takes at most ``close_timeout``. Idempotent.
+        """Finish pending writes, and give up the cursor. Takes at most ``close_timeout``. Idempotent.
 
         :raises TimeoutError: storage did not answer in time; the cursor is given up as soon as it does
         """

@@ -98,7 +98,7 @@ class LogSnapshotStorage(LoopBound):
         await self._list()
 
     async def close(self) -> None:
-        """Finish what was begun, and close open snapshots. Takes at most ``close_timeout``. Idempotent.
+        """Finish pending work, and close open snapshots. Takes at most ``close_timeout``. Idempotent.
 
         :raises TimeoutError: storage did not answer in time; unfinished work ends as soon as it does
         """
