@@ -108,7 +108,7 @@ class TimeBuckets:
     # -- popping -----------------------------------------------------------------------------------------------------
 
     def pop(self, now: int, limit: int | None = None) -> DueIds:
-        """Remove and return the ids that are due at ``now`` (start <= now), by bucket and position; O(returned)."""
+        """Remove and return what is due at ``now`` (start <= now), by bucket and position; O(returned)."""
         pending, earliest = self._pending, self._earliest
         pending.settle()
         due = DueIds()
@@ -208,7 +208,7 @@ class TimeBuckets:
             self._became_empty()
 
     def _became_empty(self) -> None:
-        """Clear the remains when nothing is pending; usually nothing is, and the next id finds its block again."""
+        """Clear what is left when nothing is pending; usually nothing is, and the next id finds its block again."""
         if self._store.is_empty and self._pending.keep_few_blocks():
             self._earliest.clear()
         else:
