@@ -19,10 +19,10 @@ from ..delayed import DelayedDeliveryTracker
 from ..errors import BrokerError
 from ..ids import MessageId, Position
 from ._admission import AdmissionControl
-from ._consumers import ConsumerInbox
 from ._cursor_moves import CursorMoves
 from ._delivery_loop import DeliveryLoop
 from ._dispatcher import Dispatcher, SubscriptionType
+from ._inbox import LocalInbox
 from ._ledgers import TopicLedgers
 from ._statistics import SubscriptionStatistics
 
@@ -155,7 +155,7 @@ class Subscription:
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     def join(
-        self, inbox: ConsumerInbox, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType
+        self, inbox: LocalInbox, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType
     ) -> int:
         """Add a consumer; return its number.
 
