@@ -44,7 +44,7 @@ class Cursor(LoopBound):
     are written ``flush_interval`` later, or by :meth:`flush`, which returns when they are durable. A position
     is a (ledger, entry) pair; a batch set is what is *not* acknowledged of an entry's batch.
 
-    It is also a :class:`~pulsar_nack.DelayedCursor`.
+    It is also a :class:`~pulsar_nack.delayed.DelayedCursor`.
     """
 
     _owned: LocalLogStore | None = None

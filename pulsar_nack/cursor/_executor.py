@@ -1,4 +1,4 @@
-"""Operations that have to wait for storage, run one after the other in the order of their calls (K31).
+"""Operations that have to wait for storage, run one after the other in the order of their calls.
 
 Cancelling a call withdraws an operation that has not begun. One that has begun asks whether it is still wanted when it
 is about to change anything.

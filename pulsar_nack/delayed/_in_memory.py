@@ -43,7 +43,7 @@ class InMemoryDelayedDeliveryTracker:
 
     :param config: see :class:`~pulsar_nack.DelayedDeliveryConfig`
     :param clock: epoch ms, by default the wall clock
-    :param on_due: needs a running event loop, or a clock that is an :class:`~pulsar_nack.AlarmClock`
+    :param on_due: needs a running event loop, or a clock that is an :class:`~pulsar_nack.clock.AlarmClock`
     :raises InvalidArgumentError: ``on_due`` is a coroutine function or cannot be called back
     """
 

@@ -84,7 +84,7 @@ class LocalLogStore(AsyncLogStore[OpenedFiles, LocalLog]):
         """Open a damaged log as its only owner, to read its whole records.
 
         Nothing is changed or cut off; ``log.damage`` lists what is damaged. Reading a lost record raises
-        :class:`~pulsar_nack.LogCorruptedError`. O(size of the log): the whole log is scanned.
+        :class:`~pulsar_nack.errors.LogCorruptedError`. O(size of the log): the whole log is scanned.
 
         :raises LogNotFoundError: there is no such log
         :raises LogLockedError: another process writes to it

@@ -32,7 +32,7 @@ class ObjectLog(AsyncLog):
     """A :class:`~pulsar_nack.ledger.Log` on object storage, as a store opens it.
 
     The next process that opens the log for writing takes it over: from then on appending, sealing and deleting raise
-    :class:`~pulsar_nack.LogFencedError` here, and have no effect.
+    :class:`~pulsar_nack.errors.LogFencedError` here, and have no effect.
     """
 
     def __init__(self, directory: ObjectDirectory, opened: OpenedObjects, executor: ThreadPoolExecutor) -> None:

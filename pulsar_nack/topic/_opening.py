@@ -42,7 +42,7 @@ def open_local(
     delayed: DelayedDeliveryConfig | None = None,
     clock: Clock | None = None,
 ) -> OpeningTopic:
-    """Open a local topic; the parameters and errors are those of :meth:`LocalTopic.open`.
+    """Open a local topic; the parameters and errors are those of :meth:`~pulsar_nack.LocalTopic.open`.
 
     ::
 

@@ -77,7 +77,7 @@ def decode_state(ledger: int, records: Sequence[bytes]) -> LedgerAcks:
 def ledger_size(state: LedgerAcks, ledger: int, *, limit: int = MAX_RECORD_BYTES) -> int:
     """Return how many bytes the records of a ledger's state would take; exact but for some bytes in 1 024 batch sets.
 
-    It is found from the bitmap, without encoding, whenever the ledger has changed (K47). O(bytes of the bitmaps): some
+    It is found from the bitmap, without encoding, whenever the ledger has changed. O(bytes of the bitmaps): some
     microseconds for a ledger of 50 000 entries.
     """
     body = entries_size(state.ranges) + batches_size(state.batches)

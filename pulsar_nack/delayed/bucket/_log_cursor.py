@@ -71,7 +71,7 @@ class _Waiting(NamedTuple):
 
 
 class LogDelayedCursor(ClosesOnExit, LoopBound):
-    """A :class:`~pulsar_nack.DelayedCursor` on a store of logs, with one owner at a time.
+    """A :class:`~pulsar_nack.delayed.DelayedCursor` on a store of logs, with one owner at a time.
 
     Open it with :meth:`open`, and close it before its store, with :meth:`aclose` or ``async with``.
     """

@@ -55,8 +55,8 @@ _HIGHEST_APPEND: Final = 15 << 20
 class LogSnapshotStorage(LoopBound):
     """A :class:`~pulsar_nack.BucketSnapshotStorage` on a store of logs, which its owner closes afterwards.
 
-    A damaged or truncated snapshot raises :class:`~pulsar_nack.SnapshotFormatError`, one that a later release wrote
-    :class:`~pulsar_nack.errors.LogVersionError`. The errors of the store are passed on.
+    A damaged or truncated snapshot raises :class:`~pulsar_nack.errors.SnapshotFormatError`, one that a later release
+    wrote :class:`~pulsar_nack.errors.LogVersionError`. The errors of the store are passed on.
 
     :param store: has the logs; other logs in it are left alone
     :param max_open: the number of snapshots that stay open for reading

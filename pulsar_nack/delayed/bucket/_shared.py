@@ -47,7 +47,7 @@ class SharedDelayedIndex(ClosesOnExit):
         topic_name: str = "",
         closes_with_last: bool = False,
     ) -> Self:
-        """Open the index; see :meth:`BucketDelayedDeliveryTracker.open`.
+        """Open the index; see :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.open`.
 
         :param cursor: keeps the names of the snapshots; its mark-delete position counts while there is no subscription
         :param closes_with_last: close when the last subscription is closed
@@ -102,7 +102,7 @@ class SharedDelayedIndex(ClosesOnExit):
 
 
 class SharedSubscription:
-    """The tracker of one subscription over a shared index; a :class:`DelayedDeliveryTracker`."""
+    """The tracker of one subscription over a shared index; a :class:`~pulsar_nack.DelayedDeliveryTracker`."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class SharedSubscription:
         return self._shared
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
-        """Hold a message back; see :meth:`BucketDelayedDeliveryTracker.add_message`.
+        """Hold a message back; see :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.add_message`.
 
         If the message is due, this subscription has to dispatch it; the others get it from their replay queues.
         """

@@ -335,10 +335,10 @@ class Producing:
 
 
 class WirePublisher:
-    """The :class:`~pulsar_nack.OwnPublisher` of the native client, for dead letters; large messages go in chunks.
+    """The :class:`~pulsar_nack.consumer.OwnPublisher` of the native client, for dead letters.
 
-    Each schema has its own producer, which registers the schema for the dead-letter topic: brokers that enforce schemas
-    refuse messages without.
+    Large messages are sent in chunks. Each schema has its own producer, which registers the schema for the dead-letter
+    topic: brokers that enforce schemas refuse messages without one.
 
     :param initial_subscription: created together with a new dead-letter topic; None: no subscription
     """
