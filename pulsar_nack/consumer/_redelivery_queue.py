@@ -24,7 +24,7 @@ from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
 from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
 from ._tracing import MessageTrace
 
-_MOST_IN_A_TURN: Final = 1_000
+_MAX_IN_A_TURN: Final = 1_000
 """Messages that one turn of the loop handles."""
 REQUESTED_AGAIN = "asked again"
 """The reason in the trace of a redelivery that was traced before."""
@@ -168,11 +168,11 @@ class RedeliveryQueue:
         """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many."""
         requested, requests, left = list[MessageState](), list[int](), iter(ids)
         try:
-            while some := list(islice(left, _MOST_IN_A_TURN)):
+            while some := list(islice(left, _MAX_IN_A_TURN)):
                 records = self._not_local(some)
                 requests += self._begin_request(records)
                 requested += records
-                if len(some) == _MOST_IN_A_TURN < len(ids):
+                if len(some) == _MAX_IN_A_TURN < len(ids):
                     await asyncio.sleep(0)
             if requested:
                 await self._send(self._ids_of(requested))
