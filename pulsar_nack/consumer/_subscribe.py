@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Any, Final, Unpack
 
 from .._check import check_flag
 from .._delays import Delay
+from .._lifetime import Opening
 from .._topic_pattern import for_official_client
-from ..errors import AlreadyEnteredError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ._consumer import Consumer
 from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio
 from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown
@@ -20,43 +20,13 @@ _HONOUR_IDS: Final = {"Shared", "KeyShared"}
 _DEFAULT_QUEUE: Final = 1_000
 
 
-class Subscribing:
+class Subscribing(Opening[Consumer]):
     """A consumer to be opened: enter it with ``async with``, or ``await`` it and close the consumer yourself."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._consumer: Consumer | None = None
-        self._is_entered = False
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"no {name!r} yet: enter it with `async with`, or await it, to have the consumer", name=name
-        )
-
-    def __await__(self) -> Generator[Any, None, Consumer]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Consumer:
-        if self._is_entered:
-            raise AlreadyEnteredError("the subscription")  # leaving would close the later consumer twice, and not this
-        self._is_entered = True
-        try:
-            self._consumer = await self._open()
-        except BaseException:
-            self._is_entered = False
-            raise
-        return self._consumer
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        consumer, self._consumer, self._is_entered = self._consumer, None, False
-        if consumer is not None:
-            await consumer.aclose()
+    _what = "consumer"
 
     async def _open(self) -> Consumer:
-        consumer: Consumer = await self._make()
-        return await consumer.open()
+        return await (await self._make()).open()
 
 
 def subscribe(

@@ -12,11 +12,10 @@ import warnings
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Self, TypeVar
 
 from .._check import config_of
-from .._lifetime import NO_THREAD, LoopBound, loop_thread_of
+from .._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ids import Position
@@ -37,7 +36,7 @@ from .format import BatchSet, LedgersNotLoaded
 _T = TypeVar("_T")
 
 
-class Cursor(LoopBound):
+class Cursor(ClosesOnExit, LoopBound):
     """What a subscription has acknowledged, kept in bounded memory and on a store of logs.
 
     Open it with :meth:`open` or :meth:`open_local`; close it with :meth:`aclose` or ``async with``. Acknowledgements
@@ -118,11 +117,6 @@ class Cursor(LoopBound):
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if not self._is_closed:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Final, Self
 
+from .._lifetime import ClosesOnExit
 from ..errors import ClosedError
 from ..ids import Position
 from ._arguments import INT64_MAX, check_int, check_message, check_tick
@@ -12,7 +12,7 @@ from ._arguments import INT64_MAX, check_int, check_message, check_tick
 _NAME: Final = "DisabledDelayedDeliveryTracker"
 
 
-class DisabledDelayedDeliveryTracker:
+class DisabledDelayedDeliveryTracker(ClosesOnExit):
     """Holds no message back: each is dispatched when it is read, whatever its time. Always empty."""
 
     __slots__ = ("__weakref__", "_is_closed")
@@ -23,11 +23,6 @@ class DisabledDelayedDeliveryTracker:
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def number_of_delayed_messages(self) -> int:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Self
 
 from .._check import clock_of, config_of
-from .._lifetime import NO_THREAD, check_loop, loop_thread_of
+from .._lifetime import NO_THREAD, ClosesOnExit, check_loop, loop_thread_of
 from .._wake_up import WakeUp
 from ..clock import Clock
 from ..config import DelayedDeliveryConfig
@@ -29,7 +28,7 @@ _NAME: Final = "InMemoryDelayedDeliveryTracker"
 _make = tuple.__new__
 
 
-class InMemoryDelayedDeliveryTracker:
+class InMemoryDelayedDeliveryTracker(ClosesOnExit):
     """Holds back delayed messages of one subscription in memory: 10 M messages take some hundred kilobytes.
 
     If it is not strict, a message may be taken up to a tick before its time. If it is strict, a message is never early,
@@ -89,11 +88,6 @@ class InMemoryDelayedDeliveryTracker:
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"

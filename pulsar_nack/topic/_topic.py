@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from os import PathLike
-from types import TracebackType
 from typing import Any, NamedTuple, Self, overload
 
 from .._check import check_flag, clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
-from .._lifetime import LoopBound
+from .._lifetime import ClosesOnExit, LoopBound
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -40,7 +39,7 @@ from ._registry import SubscriptionRegistry
 from ._statistics import TopicStatistics
 
 
-class LocalTopic(LoopBound):
+class LocalTopic(ClosesOnExit, LoopBound):
     """A topic without a broker: durable, ordered, with the four subscription types.
 
     Open it with :meth:`open`, and close it with :meth:`aclose` or ``async with``. A message survives kill -9 once
@@ -120,11 +119,6 @@ class LocalTopic(LoopBound):
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if not self._is_closed:

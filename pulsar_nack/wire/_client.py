@@ -8,13 +8,12 @@ import re
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from .._check import check_config
 from .._delays import Delay, delay_ms
 from .._foreign import quoted
-from .._lifetime import NotCopied, check_loop
+from .._lifetime import ClosesOnExit, NotCopied, check_loop
 from ..clock import LoopClock
 from ..consumer import Consumer, Subscribing
 from ..consumer.transport import check_settings
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
-class Client(NotCopied):
+class Client(NotCopied, ClosesOnExit):
     """A client of a broker or a cluster, over the broker's own protocol. Get it from :func:`pulsar_nack.connect`.
 
     Use it as ``async with``, or call :meth:`aclose`, in one event loop. Closing it closes its open consumers and
@@ -72,11 +71,6 @@ class Client(NotCopied):
     async def __aenter__(self) -> Self:
         self._open_context()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close all open consumers and producers, then the connections. Idempotent, in any loop.
