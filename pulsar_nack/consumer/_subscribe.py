@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Final, Unpack
 
-from .._check import check_flag
+from .._check import check_flag, check_name
 from .._delays import Delay
 from .._lifetime import Opening
 from .._topic_pattern import for_official_client
@@ -64,7 +64,7 @@ def subscribe(
     options = settings
     native_type = _native_type(consumer_type)
     topic = _checked_topic(topic, is_pattern=options.get("is_pattern_topic", False))
-    _check_text("subscription", subscription, "a name")
+    check_name("subscription", subscription)
     _check_options(client, options)
     has_queue = options.get("receiver_queue_size", _DEFAULT_QUEUE) != 0
     if not has_queue and (not isinstance(topic, str) or options.get("is_pattern_topic", False)):
@@ -118,17 +118,11 @@ def _checked_topic(topic: object, *, is_pattern: object) -> Any:
     """Return the topic for the client, whose library ends the process if it cannot parse a pattern."""
     check_flag("is_pattern_topic", is_pattern)
     if is_pattern:
-        return for_official_client(_check_text("topic", topic, "a pattern as text, with is_pattern_topic=True"))
+        return for_official_client(check_name("topic", topic, "a pattern as text, with is_pattern_topic=True"))
     expected = "a name, a list of names, or a pattern as text with is_pattern_topic=True"
     if isinstance(topic, str) or not isinstance(topic, Sequence) or not topic:
-        return _check_text("topic", topic, expected)
-    return [_check_text("topic", each, expected) for each in topic]
-
-
-def _check_text(field: str, value: object, expected: str) -> str:
-    if not isinstance(value, str) or not value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise InvalidArgumentError(field, value, expected)
-    return value
+        return check_name("topic", topic, expected)
+    return [check_name("topic", each, expected) for each in topic]
 
 
 def _check_options(client: Any, options: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Self, TypeVar
 
-from .._check import config_of
+from .._check import check_text, config_of
 from .._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
@@ -27,7 +27,7 @@ from ._executor import retrieve_error
 from ._generations import log_names
 from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
 from ._operations import CursorOperations
-from ._properties import check_text
+from ._properties import MOST_TEXT
 from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
@@ -325,8 +325,8 @@ class Cursor(ClosesOnExit, LoopBound):
         :raises InvalidArgumentError: no text, or more than 524,288 characters
         :raises LedgerError: it could not be written; nothing has changed
         """
-        check_text("key", key)
-        check_text("value", value)
+        check_text("key", key, MOST_TEXT)
+        check_text("value", value, MOST_TEXT)
         self._ensure_open()
         await self._properties.change(key, value, self._flusher)
 
@@ -335,7 +335,7 @@ class Cursor(ClosesOnExit, LoopBound):
 
         :raises LedgerError: it could not be written; nothing has changed
         """
-        check_text("key", key)
+        check_text("key", key, MOST_TEXT)
         self._ensure_open()
         await self._properties.change(key, None, self._flusher)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final, Self
 
+from .._check import INT64_MAX, check_integer
 from .._lifetime import ClosesOnExit
 from ..errors import ClosedError
 from ..ids import Position
-from ._arguments import INT64_MAX, check_int, check_message, check_tick
+from ._arguments import check_message, check_tick
 
 _NAME: Final = "DisabledDelayedDeliveryTracker"
 
@@ -51,7 +52,7 @@ class DisabledDelayedDeliveryTracker(ClosesOnExit):
 
     def get_scheduled_messages(self, max_messages: int) -> list[Position]:
         """Return an empty list."""
-        check_int("max_messages", max_messages, 0, INT64_MAX)
+        check_integer("max_messages", max_messages, 0, INT64_MAX)
         self._ensure_open()
         return []
 

@@ -13,7 +13,7 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any, Final, Self
 
-from .._check import clock_of, config_of
+from .._check import INT64_MAX, INT64_MIN, check_integer, clock_of, config_of
 from .._lifetime import NO_THREAD, ClosesOnExit, check_loop, loop_thread_of
 from .._wake_up import WakeUp
 from ..clock import Clock
@@ -21,7 +21,7 @@ from ..config import DelayedDeliveryConfig
 from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..index import NEVER, TimeBuckets, as_entries
-from ._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick
+from ._arguments import check_message, check_on_due, check_tick
 from .ticks import CallPacing, FixedDelayDetector, TickRounding
 
 _NAME: Final = "InMemoryDelayedDeliveryTracker"
@@ -173,7 +173,7 @@ class InMemoryDelayedDeliveryTracker(ClosesOnExit):
         :raises InvalidArgumentError: not an int, or negative; nothing has changed
         :raises ClosedError: after :meth:`aclose`
         """
-        check_int("max_messages", max_messages, 0, INT64_MAX)
+        check_integer("max_messages", max_messages, 0, INT64_MAX)
         self._ensure_open()
         now_ms = self._now_ms()
         positions = self._buckets.pop(self._ticks.last_due(now_ms), max_messages).positions()

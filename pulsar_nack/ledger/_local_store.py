@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Final, Self
 
-from .._check import check_has
+from .._check import check_has, check_integer
 from ._files import Files, OsFiles
 from ._folder import as_folder
 from ._home import Home, Opened
 from ._local import LocalBackend, LocalLog
 from ._names import check_name
-from ._shell import check_number
 from ._shell_store import StoreShell
 
 _MIN_SEGMENT: Final = 1 << 10
@@ -56,8 +55,8 @@ class LocalLogStore(StoreShell[Home, Opened, LocalLog]):
         :raises LogStorageError: the folder cannot be made or listed
         """
         folder = as_folder("path", path)
-        check_number("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
-        check_number("threads", threads, 1, 64)
+        check_integer("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
+        check_integer("threads", threads, 1, 64)
         if files is not None:
             check_has("files", files, ("is_folder", "read"), "file operations, or None")
         executor = _executor(threads, files)

@@ -12,6 +12,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from .._check import check_integer
 from ..backoff import Backoff
 from ..errors import InvalidArgumentError
 from ._object import ObjectBackend, ObjectLog
@@ -19,7 +20,6 @@ from ._object_home import ObjectHome, Opened
 from ._object_merge import Limits
 from ._object_requests import Objects, as_objects, from_url
 from ._object_retry import Requests
-from ._shell import check_number
 from ._shell_store import StoreShell
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class ObjectLogStore(StoreShell[ObjectHome, Opened, ObjectLog]):
         :raises MissingExtraError: obstore is not installed
         """
         _check_prefix(prefix)
-        check_number("max_object_bytes", max_object_bytes, _MIN_OBJECT, _MAX_OBJECT)
-        check_number("max_small_objects", max_small_objects, 2, 1000)
-        check_number("threads", threads, 1, 64)
-        check_number("attempts", attempts, 1, 20)
+        check_integer("max_object_bytes", max_object_bytes, _MIN_OBJECT, _MAX_OBJECT)
+        check_integer("max_small_objects", max_small_objects, 2, 1000)
+        check_integer("threads", threads, 1, 64)
+        check_integer("attempts", attempts, 1, 20)
         requests = Requests(as_objects(store), prefix, attempts=attempts, backoff=backoff)
         executor = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-ledger")
         fetchers = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-fetch")

@@ -19,7 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, ParamSpec, Protocol, Self, TypeVar
 
-from .._check import check_list
+from .._check import check_integer, check_list
 from .._lifetime import LoopBound
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._commit import GroupCommit
@@ -146,12 +146,12 @@ class LogShell(LoopBound):
         """Return records ``first`` to ``last``, both included."""
         self._check_open()
         for field, value in (("first", first), ("last", last)):
-            check_number(field, value, 0, self.length - 1)
+            check_integer(field, value, 0, self.length - 1)
         return await self._run(self._read_all, first, last)
 
     async def records(self, first: int = 0) -> AsyncIterator[Record]:
         """Go through the records from ``first`` to what is the end at that time, about 1 MiB in memory at a time."""
-        check_number("first", first, 0, _ALL)
+        check_integer("first", first, 0, _ALL)
         while first < self.length:
             self._check_open()
             for data in await self._run(self._read, first, self.length - 1, _CHUNK):
@@ -238,9 +238,3 @@ def _check_record(data: object) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidArgumentError("data", data, "bytes")
     return bytes(data)
-
-
-def check_number(field: str, value: object, low: int, high: int) -> None:
-    """Refuse what is not a whole number in this range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgumentError(field, value, f"a whole number from {low:,} to {high:,}")

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from os import PathLike
 from typing import Any, NamedTuple, Self, overload
 
-from .._check import check_flag, clock_of, config_of
+from .._check import check_flag, check_integer, check_text, clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
 from .._lifetime import ClosesOnExit, LoopBound
 from ..clock import Clock
@@ -24,11 +24,9 @@ from ._arguments import (
     InitialPosition,
     SubscriptionTypeName,
     as_bucket_config,
-    check_count,
     check_initial,
     check_subscribe,
     check_subscription_name,
-    check_text,
 )
 from ._dispatcher import SubscriptionType
 from ._entry import entry_class
@@ -285,7 +283,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
         kind = check_subscribe(name, type, initial_position, consumer_name, receiver_queue_size)
         check_flag("batch_index_ack", batch_index_ack)
         if unacked_limit is not None:
-            check_count("unacked_limit", unacked_limit)
+            check_integer("unacked_limit", unacked_limit, 1)
         return await self._subscriptions.join(
             name,
             initial_position,
@@ -356,7 +354,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
 
     async def skip(self, subscription: str, count: int) -> int:
         """Acknowledge a subscription's next ``count`` unacknowledged entries; return how many they were."""
-        check_count("count", count, least=0)
+        check_integer("count", count, 0)
         return await (await self._subscriptions.get(subscription)).moves.skip(count)
 
     async def clear_backlog(self, subscription: str) -> None:

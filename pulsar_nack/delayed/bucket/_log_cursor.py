@@ -24,6 +24,7 @@ from copy import copy
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
+from ..._check import INT64_MAX, check_integer, check_text
 from ..._delays import Delay, delay_seconds
 from ..._lifetime import ClosesOnExit, LoopBound
 from ..._tasks import TaskOwner
@@ -42,7 +43,6 @@ from ...errors import (
 from ...ids import Position
 from ...ledger import Log, LogStore
 from ...ledger._taking import Part, given_back, take, within
-from .._arguments import INT64_MAX, check_int
 from ..format import (
     CURSOR_LOG_HEAD,
     CursorChange,
@@ -108,8 +108,8 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         :raises LogVersionError: a later release wrote it
         :raises LogStorageError: the store refused
         """
-        _check_text("name", name)
-        check_int("compact_at", compact_at, 0, INT64_MAX)
+        check_text("name", name, _MAX_TEXT)
+        check_integer("compact_at", compact_at, 0, INT64_MAX)
         close_timeout_s = delay_seconds(close_timeout, "close_timeout")
         await check_name_is_free(store, name)
         part = await take(store, name)
@@ -140,8 +140,8 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
             ledger, entry = position
         except (TypeError, ValueError):
             raise InvalidArgumentError("position", position, "a Position") from None
-        check_int("ledger", ledger, 0, INT64_MAX)
-        check_int("entry", entry, -1, INT64_MAX)
+        check_integer("ledger", ledger, 0, INT64_MAX)
+        check_integer("entry", entry, -1, INT64_MAX)
         self._ensure_open()
         if (ledger, entry) > self._state.mark_delete_position:
             await self._change(MarkDelete(Position(ledger, entry)))
@@ -152,13 +152,13 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         :raises InvalidArgumentError: not text, or more than 524,288 characters
         :raises LogStorageError: it could not be written; nothing has changed
         """
-        _check_text("key", key)
-        _check_text("value", value)
+        check_text("key", key, _MAX_TEXT)
+        check_text("value", value, _MAX_TEXT)
         await self._change(PutProperty(key, value))
 
     async def remove_property(self, key: str) -> None:
         """Remove a property durably, if it exists."""
-        _check_text("key", key)
+        check_text("key", key, _MAX_TEXT)
         await self._change(RemoveProperty(key))
 
     async def forget(self, snapshot_id: int) -> None:
@@ -169,7 +169,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         :raises LogFencedError: another owner has taken the cursor over
         :raises LogStorageError: it could not be written; nothing has changed
         """
-        check_int("snapshot_id", snapshot_id, 0, INT64_MAX)
+        check_integer("snapshot_id", snapshot_id, 0, INT64_MAX)
         value = str(snapshot_id)
         named = [
             key for key, held in self._state.properties.items() if held == value and key.startswith(DELAYED_PREFIX)
@@ -374,11 +374,6 @@ async def check_name_is_free(store: LogStore, name: str) -> None:
         raise InvalidArgumentError(
             "name", name, f"a name, or a folder, that no Cursor has: {other} is the acknowledgement state of one"
         )
-
-
-def _check_text(field: str, value: object) -> None:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise InvalidArgumentError(field, value, f"text, at most {_MAX_TEXT:,} characters")
 
 
 def _refuse(done: asyncio.Future[None], error: BaseException) -> None:

@@ -1,5 +1,6 @@
 """The stored forms of delayed messages: snapshots, their logs, and the cursor properties and log that name them."""
 
+from ..._check import INT64_MAX
 from ._columns import Columns, Index
 from ._cursor_log import (
     CURSOR_LOG_HEAD,
@@ -24,7 +25,6 @@ from ._names import (
 )
 from ._positions import BulkPositionSet
 from ._snapshot import (
-    INT64_MAX,
     STEP,
     SegmentRow,
     decode_metadata,

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ..._check import INT64_MAX, check_integer
 from ..._delays import Delay, delay_ms
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
 from .._protocol import _pulsar_pb2 as pb
 
-_INT64_MAX: Final = 2**63 - 1
 _MESSAGE_OVERHEAD: Final = 64
 """Most bytes of a message that are not counted; so messages without a payload have a size too."""
 _PROPERTY_OVERHEAD: Final = 12
@@ -69,11 +69,11 @@ class OutgoingMessage:
         self.is_key_encoded = isinstance(key, bytes | bytearray)
         self.key = None if key is None else _as_key(key)
         self.ordering_key = None if ordering_key is None else _as_ordering_key(ordering_key)
-        self.event_time_ms = _as_whole("event_time_ms", event_time_ms) if event_time_ms else 0
+        self.event_time_ms = check_integer("event_time_ms", event_time_ms, 0, INT64_MAX) if event_time_ms else 0
         self.deliver_at_ms = None
         if deliver_at_ms is not None or deliver_after is not None:
             self.deliver_at_ms = _delivery_time(deliver_at_ms, deliver_after)
-        self.sequence_id = None if sequence_id is None else _as_whole("sequence_id", sequence_id)
+        self.sequence_id = None if sequence_id is None else check_integer("sequence_id", sequence_id, 0, INT64_MAX)
         self.replicate_to = None if replicate_to is None else _as_clusters(replicate_to)
         self.size = len(self.data) + _MESSAGE_OVERHEAD
         if self.properties:
@@ -299,15 +299,9 @@ def _as_ordering_key(key: object) -> bytes:
     raise InvalidArgumentError("ordering_key", key, "a str, bytes or None")
 
 
-def _as_whole(field: str, value: object) -> int:
-    if type(value) is not int or not 0 <= value <= _INT64_MAX:
-        raise InvalidArgumentError(field, value, f"an integer from 0 to {_INT64_MAX}")
-    return value
-
-
 def _delivery_time(deliver_at_ms: int | None, deliver_after: Delay | None) -> int:
     if deliver_after is None:
-        return _as_whole("deliver_at_ms", deliver_at_ms)
+        return check_integer("deliver_at_ms", deliver_at_ms, 0, INT64_MAX)
     if deliver_at_ms is not None:
         raise InvalidArgumentError("deliver_after", deliver_after, "None, as deliver_at_ms is given")
     return epoch_ms() + delay_ms(deliver_after, "deliver_after")
