@@ -407,8 +407,8 @@ FREE: dict[str, str] = {
     "WirePort": "driven by a Consumer, which checks",
     "EmbeddedBroker": "a process",
     "LocalBroker": "its topics check",
-    "ObjectLog": "is a LogShell, as LocalLog",
-    "ObjectLogStore": "is a StoreShell, as LocalLogStore",
+    "ObjectLog": "is an AsyncLog, as LocalLog",
+    "ObjectLogStore": "is an AsyncLogStore, as LocalLogStore",
     "OpeningTopic": "opens a LocalTopic each time",
     "Producing": "opens a Producer each time, and its client checks",
     "Subscribing": "opens a Consumer each time, and its client checks",
@@ -463,7 +463,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "send_nowait": (b"x",),
     "skip": ("s", 1),
     "subscribe": ("s",),
-    "take": ("x",),
+    "take_ownership": ("x",),
     "unsubscribe": ("s",),
 }
 OF: dict[tuple[str, str], tuple[Any, ...]] = {

@@ -32,7 +32,7 @@ class RedeliveryCall:
     """One call of the callback, which has ids that are no longer pending.
 
     ``attempt`` is 1 unless the callback failed for these ids before. An acknowledgement meanwhile is remembered, so
-    that a failure does not bring the id back. The ids stay as lazy as they came until one is looked up.
+    that a failure does not bring the id back. The ids stay as lazy as they came until a caller reads one.
     """
 
     __slots__ = ("_acked", "_known", "_members", "attempt", "ids", "is_forgotten", "result", "task")

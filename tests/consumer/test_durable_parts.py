@@ -26,7 +26,7 @@ from pulsar_nack.consumer.durable._pending import PendingMessage, PendingMessage
 from pulsar_nack.consumer.durable._records import BatchAcks, Change, PendingPage, RangeAcks, RecordKind
 from pulsar_nack.consumer.durable._state import DurableState
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import ManualClock
 from tests.consumer.durable_runs import entries_of
 from tests.tiers import examples, size
@@ -449,7 +449,7 @@ async def test_a_base_without_its_log_is_told() -> None:
     async with await LocalLogStore.open(FOLDER, files=MemoryFiles()) as store:
         async with await store.create(generations.base_name(1)) as base:
             await base.seal()
-        part = await store.take(generations.STATE)
+        part = await store.take_ownership(generations.STATE)
         with pytest.raises(LogCorruptedError, match="nacks-0000000002"):
             await generations.recover(part, DurableState(1, 1))
         await part.aclose()

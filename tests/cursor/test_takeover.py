@@ -12,7 +12,7 @@ from pulsar_nack import Fixed, LedgerError, Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
 from pulsar_nack.ledger import ObjectLogStore
-from pulsar_nack.ledger._object_fault import FaultyObjects
+from pulsar_nack.ledger.faults import FaultyObjects
 from tests.tiers import sample
 
 from .stage import LONG, acked

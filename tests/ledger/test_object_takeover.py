@@ -178,7 +178,7 @@ def chosen_state(name: str) -> tuple[State, int]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", STATES)
 def test_in_every_order(name: str) -> None:
-    """O47: whoever is paused at any request and comes back, what was confirmed is there, and its owner goes on."""
+    """O47: whichever machine is paused at any request, confirmed data survives, and its owner continues."""
     state, share = chosen_state(name)
     begin = begun(state)
     every = orders(state, begin, share=share)

@@ -1,4 +1,4 @@
-"""Makes the stored trace anew: a run of some seconds on a broker, with nacks, cancels, failures and a close.
+"""Makes the stored trace: a run of some seconds on a broker, with nacks, cancels, failures and a close.
 
 ``python -m tests.broker.standalone run -- python -m tests.pipeline.trace_sample FOLDER``
 """

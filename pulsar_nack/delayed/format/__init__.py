@@ -1,6 +1,5 @@
 """The stored forms of delayed messages: snapshots, their logs, and the cursor properties and log that name them."""
 
-from ..._check import INT64_MAX
 from ._columns import Columns, Index
 from ._cursor_log import (
     CURSOR_LOG_HEAD,
@@ -38,7 +37,6 @@ from ._snapshot_log import Footer, decode_footer, group_records, split_entries
 
 __all__ = [
     "CURSOR_LOG_HEAD",
-    "INT64_MAX",
     "SNAPSHOT_LOG_NAME",
     "STEP",
     "BulkPositionSet",

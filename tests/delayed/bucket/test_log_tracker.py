@@ -28,7 +28,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.delayed.format import decode_footer
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._record import SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format._record import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import FaultyFiles, ManualClock, OsFiles
 
 from .stage import config_of, drain, positions
