@@ -24,7 +24,7 @@ from copy import copy
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
-from ..._check import INT64_MAX, check_integer, check_text
+from ..._check import INT64_MAX, check_integer
 from ..._delays import Delay, delay_seconds
 from ..._lifetime import ClosesOnExit, LoopBound
 from ..._tasks import TaskOwner
@@ -108,7 +108,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         :raises LogVersionError: a later release wrote it
         :raises LogStorageError: the store refused
         """
-        check_text("name", name, _MAX_TEXT)
+        _check_text("name", name)
         check_integer("compact_at", compact_at, 0, INT64_MAX)
         close_timeout_s = delay_seconds(close_timeout, "close_timeout")
         await check_name_is_free(store, name)
@@ -152,13 +152,13 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         :raises InvalidArgumentError: not text, or more than 524,288 characters
         :raises LogStorageError: it could not be written; nothing has changed
         """
-        check_text("key", key, _MAX_TEXT)
-        check_text("value", value, _MAX_TEXT)
+        _check_text("key", key)
+        _check_text("value", value)
         await self._change(PutProperty(key, value))
 
     async def remove_property(self, key: str) -> None:
         """Remove a property durably, if it exists."""
-        check_text("key", key, _MAX_TEXT)
+        _check_text("key", key)
         await self._change(RemoveProperty(key))
 
     async def forget(self, snapshot_id: int) -> None:
@@ -374,6 +374,11 @@ async def check_name_is_free(store: LogStore, name: str) -> None:
         raise InvalidArgumentError(
             "name", name, f"a name, or a folder, that no Cursor has: {other} is the acknowledgement state of one"
         )
+
+
+def _check_text(field: str, value: object) -> None:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:  # lone surrogates can be stored
+        raise InvalidArgumentError(field, value, f"text, at most {_MAX_TEXT:,} characters")
 
 
 def _refuse(done: asyncio.Future[None], error: BaseException) -> None:
