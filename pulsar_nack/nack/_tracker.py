@@ -342,7 +342,7 @@ class NegativeAcksTracker(ClosesOnExit):
             retrying=len(self._retries),
             in_flight=self._sender.calls.ids,
             held=capacity.taken,
-            waiting=capacity.waiting,
+            waiting=len(capacity.waiting),
             buckets=self._schedule.bucket_count,
             bytes=self._schedule.bytes,
             wakeups=counters.wakeups + self._sender.early_wakeups,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..._check import INT64_MAX, check_integer
 from ..._delays import Delay, delay_ms
+from ..._waiting import WaitingCalls
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
 from .._protocol import _pulsar_pb2 as pb
@@ -179,12 +179,13 @@ class PendingLimiter:
         self.max_bytes = max_bytes
         self.messages = 0
         self.bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.waiting = WaitingCalls[None]()
+        """The calls that wait; each is woken when its message was admitted."""
         self._error: Exception | None = None
 
     def acquire_nowait(self, size: int) -> bool:
         """Admit one message if it fits and nothing waits; return whether it was admitted."""
-        if self._waiting or not self._fits(size):
+        if self.waiting or not self._fits(size):
             return False
         self.messages += 1
         self.bytes += size
@@ -199,49 +200,32 @@ class PendingLimiter:
             raise self._error
         if self.acquire_nowait(size):
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
         try:
-            await turn
+            await self.waiting.wait(lambda _: self.release(size), size)
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.release(size)
-            else:
-                self._admit()  # those behind may be smaller
+            self._admit()  # those behind may be smaller
             raise
-
-    def waiting(self) -> list[asyncio.Future[None]]:
-        """Return the futures of the waiting calls; each is done when its call is admitted, failed or cancelled."""
-        return [turn for _, turn in self._waiting]
 
     def release(self, size: int) -> None:
         """Remove one message that was admitted."""
         self.messages -= 1
         self.bytes -= size
-        if self._waiting:
+        if self.waiting:
             self._admit()
 
     def close(self, error: Exception) -> None:
         """Fail all waiters, and all later calls that would wait."""
         self._error = error
-        while self._waiting:
-            _, turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
+        self.waiting.fail_all(error)
 
     def _fits(self, size: int) -> bool:
         return not self.messages or (self.messages < self.max_messages and self.bytes + size <= self.max_bytes)
 
     def _admit(self) -> None:
-        while self._waiting:
-            size, turn = self._waiting[0]
-            if not turn.done():
-                if not self._fits(size):
-                    return
-                self.messages += 1
-                self.bytes += size
-                turn.set_result(None)
-            self._waiting.popleft()
+        while (size := self.waiting.first_size()) is not None and self._fits(size):
+            self.messages += 1
+            self.bytes += size
+            self.waiting.wake_first(None)
 
 
 # --- checked arguments -----------------------------------------------------------------------------------------------

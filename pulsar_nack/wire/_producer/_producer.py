@@ -208,7 +208,7 @@ class Producer(ClosesWhenDropped):
         That includes calls of :meth:`send` that still wait; each of them returns, or raises, for its own message.
         """
         check_loop(self._context.loop, "the producer")
-        for turn in self._pending.waiting():
+        for turn in list(self._pending.waiting):
             if not turn.done():
                 self._send_batches()
                 await asyncio.wait([turn])
