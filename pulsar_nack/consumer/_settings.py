@@ -127,9 +127,12 @@ def refuse_unknown(settings: Iterable[tuple[str, Any]], known: Sequence[str]) ->
             raise InvalidArgumentError(name, value, suggest_name(name, known))
 
 
-def signature_with_settings(function: Any) -> inspect.Signature:
-    """Return a signature that names each setting in place of ``**settings``, for help() and documentation."""
+def signature_with_settings(function: Any, *, has_others: bool = False) -> inspect.Signature:
+    """Return a signature that names each setting in place of ``**settings``, for help() and documentation.
+
+    :param has_others: whether there are settings that a consumer does not have; then ``**settings`` follows
+    """
     signature = inspect.signature(function)
-    named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    *named, others = signature.parameters.values()
     settings = inspect.signature(ConsumerSettings).parameters.values()
-    return signature.replace(parameters=[*named, *settings])
+    return signature.replace(parameters=[*named, *settings, *([others] if has_others else [])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from .._check import check_flag, check_name
 from .._delays import Delay
@@ -13,11 +13,41 @@ from .._topic_pattern import for_official_client
 from ..errors import InvalidArgumentError
 from ._consumer import Consumer
 from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio
-from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown
+from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown, signature_with_settings
+
+if TYPE_CHECKING:
+    import pulsar
+    from pulsar.schema import Schema
 
 _TYPES: Final = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "KeyShared"}
 _HONOUR_IDS: Final = {"Shared", "KeyShared"}
 _DEFAULT_QUEUE: Final = 1_000
+
+
+class OfficialSettings(ConsumerOptions, total=False):
+    """The settings of a consumer, and those that go to the official client; a later client may have more."""
+
+    schema: Schema | None
+    receiver_queue_size: int
+    max_total_receiver_queue_size_across_partitions: int
+    consumer_name: str | None
+    unacked_messages_timeout_ms: int | None
+    broker_consumer_stats_cache_time_ms: int
+    is_read_compacted: bool
+    properties: dict[str, str] | None
+    initial_position: pulsar.InitialPosition
+    crypto_key_reader: pulsar.CryptoKeyReader | None
+    replicate_subscription_state_enabled: bool
+    max_pending_chunked_message: int
+    auto_ack_oldest_chunked_message_on_queue_full: bool
+    start_message_id_inclusive: bool
+    batch_receive_policy: pulsar.ConsumerBatchReceivePolicy | None
+    key_shared_policy: pulsar.ConsumerKeySharedPolicy | None
+    batch_index_ack_enabled: bool
+    regex_subscription_mode: pulsar.RegexSubscriptionMode
+    dead_letter_policy: pulsar.ConsumerDeadLetterPolicy | None
+    crypto_failure_action: pulsar.ConsumerCryptoFailureAction
+    is_pattern_topic: bool
 
 
 class Subscribing(Opening[Consumer]):
@@ -35,7 +65,7 @@ def subscribe(
     subscription: str,
     *,
     consumer_type: Any = "shared",
-    **settings: Any,
+    **settings: Unpack[OfficialSettings],
 ) -> Subscribing:
     """Subscribe with the official client, by default on a Shared subscription.
 
@@ -60,8 +90,8 @@ def subscribe(
     """
     if not isinstance(client, import_pulsar_asyncio().Client):
         raise InvalidArgumentError("client", client, "a pulsar.asyncio.Client (not the synchronous pulsar.Client)")
-    of_consumer = {name: settings.pop(name) for name in CONSUMER_SETTINGS if name in settings}
-    options = settings
+    options: dict[str, Any] = {**settings}
+    of_consumer = {name: options.pop(name) for name in CONSUMER_SETTINGS if name in options}
     native_type = _native_type(consumer_type)
     topic = _checked_topic(topic, is_pattern=options.get("is_pattern_topic", False))
     check_name("subscription", subscription)
@@ -84,6 +114,9 @@ def subscribe(
             raise
 
     return Subscribing(make)
+
+
+subscribe.__signature__ = signature_with_settings(subscribe, has_others=True)  # type: ignore[attr-defined]
 
 
 def wrap(
