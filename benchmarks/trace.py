@@ -14,7 +14,8 @@ import time
 
 from _report import Report
 
-from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack import MessageId
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 
 ROUNDS = 7

@@ -16,7 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, LogDelayedCursor, Position
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, Position
+from pulsar_nack.delayed import LogDelayedCursor
 
 LEDGER_SIZE = 10_000  # entries of one ledger of the log
 SOON = {"stand up": 200, "call back": 400, "tea is ready": 800, "water the plants": 1_000}  # ms

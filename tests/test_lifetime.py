@@ -26,7 +26,6 @@ from pulsar_nack import (
     InMemoryDelayedDeliveryTracker,
     MessageId,
     NegativeAcksTracker,
-    WrongLoopError,
 )
 from pulsar_nack.consumer import Message
 from pulsar_nack.delayed import DelayedDeliveryTrackerFactory
@@ -37,6 +36,7 @@ from pulsar_nack.delayed.bucket import (
     SharedDelayedIndex,
     SharedSubscription,
 )
+from pulsar_nack.errors import WrongLoopError
 from pulsar_nack.ids import Position
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FakePort, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time

@@ -221,6 +221,9 @@ def test_the_top_exports_what_users_need() -> None:
     needed = {"MessageId", "Position", "NackConfig", "NegativeAcksTracker", "NackSchedule", "Fixed", "Multiplier"}
     needed |= {"Exponential", "Steps", "Clock", "ConsumerPort", "Delivery", "PulsarNackError", "__version__"}
     assert needed <= set(pulsar_nack.__all__)
+    assert len(pulsar_nack.__all__) <= 40
+    for name, home in pulsar_nack._HOMES.items():
+        assert getattr(pulsar_nack, name) is getattr(importlib.import_module(f"pulsar_nack.{home}"), name)
 
 
 def test_arrows_point_down(all_imports: list[tuple[Path, Import]]) -> None:

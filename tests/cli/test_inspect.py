@@ -9,8 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from pulsar_nack import Cursor, MissingExtraError
+from pulsar_nack import Cursor
 from pulsar_nack.cli import main
+from pulsar_nack.errors import MissingExtraError
 from pulsar_nack.inspection import _cursors
 from tests.cli.test_app import call_without
 from tests.inspection.folders import everything, segments, write_buckets, write_nacks, write_plain

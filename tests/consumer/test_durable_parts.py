@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import LogCorruptedError, LogStorageError, LogVersionError, MessageId
+from pulsar_nack import MessageId
 from pulsar_nack.consumer._batches import is_same_topic
 from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.consumer.durable import _generations as generations
@@ -25,6 +25,7 @@ from pulsar_nack.consumer.durable._journal import MonotonicWallClock
 from pulsar_nack.consumer.durable._pending import PendingMessage, PendingMessages
 from pulsar_nack.consumer.durable._records import BatchAcks, Change, PendingPage, RangeAcks, RecordKind
 from pulsar_nack.consumer.durable._state import DurableState
+from pulsar_nack.errors import LogCorruptedError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import ManualClock

@@ -19,21 +19,17 @@ from pulsar_nack import (
     BucketConfig,
     BucketDelayedDeliveryTracker,
     ClosedError,
-    DelayedCursor,
     InvalidArgumentError,
-    LogFencedError,
-    LogLockedError,
-    LogStorageError,
     MessageId,
-    MissingExtraError,
     Position,
-    SupportsForgetting,
     WouldBlockError,
 )
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor, _opening
 from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
 from pulsar_nack.cursor.format._records import RECORD_OVERHEAD
+from pulsar_nack.delayed import DelayedCursor, SupportsForgetting
+from pulsar_nack.errors import LogFencedError, LogLockedError, LogStorageError, MissingExtraError
 from pulsar_nack.ledger._log import AsyncLog
 from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
 from tests.for_each import for_each

@@ -14,15 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import (
-    BucketDelayedDeliveryTracker,
-    Cursor,
-    CursorConfig,
-    InvalidArgumentError,
-    LocalTopic,
-    LogStorageError,
-)
-from pulsar_nack.errors import LedgerError
+from pulsar_nack import BucketDelayedDeliveryTracker, Cursor, CursorConfig, InvalidArgumentError, LocalTopic
+from pulsar_nack.errors import LedgerError, LogStorageError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
 from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore

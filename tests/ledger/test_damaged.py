@@ -9,15 +9,8 @@ from zlib import crc32
 
 import pytest
 
-from pulsar_nack import (
-    ClosedError,
-    InvalidArgumentError,
-    LogCorruptedError,
-    LogLockedError,
-    LogNotFoundError,
-    LogStorageError,
-    LogVersionError,
-)
+from pulsar_nack import ClosedError, InvalidArgumentError
+from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogNotFoundError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore
 from pulsar_nack.ledger.format import _segment
 from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed

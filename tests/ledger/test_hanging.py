@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from pulsar_nack import BucketConfig, Consumer, Cursor, LocalTopic, MessageId, NackConfig, Position, TopicConfig
-from pulsar_nack.config import CursorConfig
+from pulsar_nack import BucketConfig, Consumer, Cursor, LocalTopic, MessageId, NackConfig, Position
+from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.delayed.bucket import LogBucketTracker, LogDelayedCursor
 from pulsar_nack.errors import ClosedError, LedgerError, NotDurableError
 from pulsar_nack.ledger import LogStore

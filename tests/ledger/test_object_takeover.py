@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from pulsar_nack import BucketConfig, Cursor, LocalTopic, MessageId, Position, TopicConfig
-from pulsar_nack.config import CursorConfig
+from pulsar_nack import BucketConfig, Cursor, LocalTopic, MessageId, Position
+from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.delayed.bucket import LogBucketTracker, LogDelayedCursor
 from pulsar_nack.errors import LogSealedError, LogStorageError

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import Cursor, LocalTopic, LogLockedError, LogStorageError, TraceConfig
+from pulsar_nack import Cursor, LocalTopic
+from pulsar_nack.config import TraceConfig
+from pulsar_nack.errors import LogLockedError, LogStorageError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.ledger._directory import LogDirectory
 from pulsar_nack.observe._trace_files import TraceFiles

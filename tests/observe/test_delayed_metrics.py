@@ -14,16 +14,10 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import (
-    BucketConfig,
-    BucketDelayedDeliveryTracker,
-    DelayedDeliveryTrackerFactory,
-    InjectedError,
-    InMemoryDelayedDeliveryTracker,
-    InvalidArgumentError,
-    MissingExtraError,
-)
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, InMemoryDelayedDeliveryTracker, InvalidArgumentError
+from pulsar_nack.delayed import DelayedDeliveryTrackerFactory
 from pulsar_nack.delayed.bucket._statistics import OperationCounters
+from pulsar_nack.errors import InjectedError, MissingExtraError
 from pulsar_nack.observe import DelayedMetrics
 from pulsar_nack.observe._delayed_totals import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage

@@ -22,12 +22,12 @@ from pulsar_nack import (
     ClosedError,
     Consumer,
     InvalidArgumentError,
-    LoopClock,
     MessageId,
     NackConfig,
     NegativeAcksTracker,
-    TraceConfig,
 )
+from pulsar_nack.clock import LoopClock
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import FakePort, ManualClock, virtual_time
 from tests.consumer.local_stand_in import LocalStandIn
@@ -54,7 +54,8 @@ KEYS = [
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 WRITER = """
 import asyncio, sys
-from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack import MessageId
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 
 async def main():

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack import MessageId
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceStatistics, TraceWriter
 from tests.patience import patience
 from tests.processes import run_python
@@ -25,7 +26,8 @@ from .test_trace import lines
 FILES = "pulsar_nack.observe._trace_files"
 LIMITED = """
 import asyncio, resource, sys
-from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack import MessageId
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 
 async def main():

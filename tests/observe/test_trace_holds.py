@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from pulsar_nack import Consumer, LoopClock, NackConfig
+from pulsar_nack import Consumer, NackConfig
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.durable import Machine

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, LogBucketTracker, Position
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, Position
+from pulsar_nack.delayed import LogBucketTracker
 from pulsar_nack.testing import ManualClock
 
 Row = tuple[int, int, int]

@@ -12,15 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import (
-    BucketConfig,
-    BucketDelayedDeliveryTracker,
-    InvalidArgumentError,
-    LogLockedError,
-    LogStorageError,
-    Position,
-)
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, InvalidArgumentError, Position
 from pulsar_nack.cli import main
+from pulsar_nack.errors import LogLockedError, LogStorageError
 from pulsar_nack.inspection import BuiltReport, inspect_folder
 from pulsar_nack.ledger.files import OsFiles
 from pulsar_nack.pipeline import _build_folder

@@ -15,7 +15,8 @@ import pulsar
 import pulsar.asyncio
 
 import pulsar_nack
-from pulsar_nack import Message, TraceConfig
+from pulsar_nack import Message
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 
 TOPICS = ("orders", "invoices")

@@ -11,16 +11,8 @@ from typing import Literal
 
 import pytest
 
-from pulsar_nack import (
-    BrokerError,
-    ClosedError,
-    Consumer,
-    InvalidArgumentError,
-    LocalTopic,
-    LoopClock,
-    Message,
-    NackConfig,
-)
+from pulsar_nack import BrokerError, ClosedError, Consumer, InvalidArgumentError, LocalTopic, Message, NackConfig
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import Delivery, PortTraits
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import FakePort, FaultyPort, LocalBroker, virtual_time

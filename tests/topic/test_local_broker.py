@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, LogStorageError, NackConfig
+from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, NackConfig
 from pulsar_nack.config import TopicConfig
 from pulsar_nack.consumer import ConsumerPort
+from pulsar_nack.errors import LogStorageError
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)

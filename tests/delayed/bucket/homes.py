@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
-from pulsar_nack import BucketSnapshotStorage, DelayedCursor, LogDelayedCursor, LogSnapshotStorage, Position
+from pulsar_nack import BucketSnapshotStorage, Position
+from pulsar_nack.delayed import DelayedCursor, LogDelayedCursor, LogSnapshotStorage
 from pulsar_nack.delayed.format import (
     SNAPSHOT_LOG_NAME,
     Footer,
