@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 
 from .._check import check_text, config_of
 from .._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
+from .._tasks import retrieve_error
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ids import Position
@@ -23,7 +24,6 @@ from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error
 from ._cache import LedgerCache, Range
-from ._executor import retrieve_error
 from ._generations import log_names
 from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
 from ._operations import CursorOperations

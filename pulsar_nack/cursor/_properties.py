@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from ._executor import set_error
+from .._tasks import set_error
 from ._flusher import Flusher
 from .format._chain import properties_size
 

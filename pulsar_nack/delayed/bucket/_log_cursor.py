@@ -20,14 +20,13 @@ import asyncio
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from copy import copy
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
 from ..._check import INT64_MAX, check_integer
 from ..._delays import Delay, delay_seconds
 from ..._lifetime import ClosesOnExit, LoopBound
-from ..._tasks import TaskOwner
+from ..._tasks import TaskOwner, own_copy, set_error
 from ...config import DELAYED_PREFIX
 from ...errors import (
     ClosedError,
@@ -203,7 +202,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
             raise ClosedError("LogDelayedCursor")
         self._check_loop("the cursor")
         if self._broken is not None:
-            raise _copy_of(self._broken)
+            raise own_copy(self._broken)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -226,7 +225,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
             except BaseException as error:
                 self._broken = error  # it is unknown whether the log goes on in another one
                 for waiting in (*wanted, *self._queue):
-                    _refuse(waiting.done, error)
+                    set_error(waiting.done, error)
                 self._queue.clear()
                 raise
 
@@ -238,7 +237,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
                 await self._log.append_many(records)
             except Exception as error:  # noqa: BLE001 - passed to the callers
                 for waiting in (*group, *changes):
-                    _refuse(waiting.done, error)
+                    set_error(waiting.done, error)
                 return
             for waiting in group:
                 self._state.apply(waiting.change)
@@ -379,17 +378,3 @@ async def check_name_is_free(store: LogStore, name: str) -> None:
 def _check_text(field: str, value: object) -> None:
     if not isinstance(value, str) or len(value) > _MAX_TEXT:  # lone surrogates can be stored
         raise InvalidArgumentError(field, value, f"text, at most {_MAX_TEXT:,} characters")
-
-
-def _refuse(done: asyncio.Future[None], error: BaseException) -> None:
-    if done.done():
-        return
-    if isinstance(error, asyncio.CancelledError):
-        done.cancel()
-    else:
-        done.set_exception(_copy_of(error))
-
-
-def _copy_of(error: BaseException) -> BaseException:
-    """Return an error for one of several callers, since they must not share a traceback."""
-    return copy(error) if isinstance(error, LedgerError) else error
