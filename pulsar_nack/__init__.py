@@ -156,11 +156,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of ``_HOMES`` on its first use."""
+    """Import a name of ``_HOMES`` from its package."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    return found
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
