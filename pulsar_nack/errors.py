@@ -113,7 +113,7 @@ class ClosedError(PulsarNackError):
 
 
 class AlreadyEnteredError(PulsarNackError):
-    """The object was entered and not left; it stands for one consumer or producer at a time."""
+    """The object was entered and not left; it stands for one consumer, producer or topic at a time."""
 
     def __init__(self, what: str = "this object") -> None:
         self.what = what

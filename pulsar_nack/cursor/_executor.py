@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from copy import copy
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import PulsarNackError
+from .._tasks import retrieve_error, set_error
 
 _T = TypeVar("_T")
 
@@ -87,19 +86,3 @@ async def _run(operation: Operation[Any], done: asyncio.Future[Any]) -> None:
     else:
         if not done.done():
             done.set_result(result)
-
-
-def set_error(done: asyncio.Future[Any], error: BaseException) -> None:
-    """Raise an error in one of several callers, each with its own copy, because they must not share a traceback."""
-    if done.done():
-        return
-    if isinstance(error, asyncio.CancelledError):
-        done.cancel()
-    else:
-        done.set_exception(copy(error) if isinstance(error, PulsarNackError) else error)
-
-
-def retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Mark a task's error as retrieved: its callers have it already."""
-    if not task.cancelled():
-        task.exception()

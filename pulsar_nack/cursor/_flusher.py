@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from .._tasks import retrieve_error, set_error
 from ..errors import LogFencedError
-from ._executor import retrieve_error, set_error
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0

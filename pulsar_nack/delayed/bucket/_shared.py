@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Self
 
-from ..._check import check_flag, check_has
+from ..._check import INT64_MAX, check_flag, check_has, check_integer
 from ..._lifetime import ClosesOnExit
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError, InvalidArgumentError
 from ...ids import Position
 from ...index import PositionSet
-from .._arguments import INT64_MAX, check_int, check_message, check_on_due
+from .._arguments import check_message, check_on_due
 from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting
 from ._tracker import BucketDelayedDeliveryTracker
 
@@ -145,7 +145,7 @@ class SharedSubscription:
 
     def get_scheduled_messages(self, max_messages: int) -> list[Position]:
         """Remove and return the messages that this subscription may dispatch now, in order of position."""
-        check_int("max_messages", max_messages, 0, INT64_MAX)
+        check_integer("max_messages", max_messages, 0, INT64_MAX)
         due = self._tracker.get_scheduled_messages(max_messages)
         for position in due:
             self._replay.add(*position)
