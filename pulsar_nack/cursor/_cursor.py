@@ -27,7 +27,7 @@ from ._cache import LedgerCache, Range
 from ._generations import log_names
 from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
 from ._operations import CursorOperations
-from ._properties import MOST_TEXT
+from ._properties import MAX_TEXT
 from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
@@ -325,8 +325,8 @@ class Cursor(ClosesOnExit, LoopBound):
         :raises InvalidArgumentError: no text, or more than 524,288 characters
         :raises LedgerError: it could not be written; nothing has changed
         """
-        check_text("key", key, MOST_TEXT)
-        check_text("value", value, MOST_TEXT)
+        check_text("key", key, MAX_TEXT)
+        check_text("value", value, MAX_TEXT)
         self._ensure_open()
         await self._properties.change(key, value, self._flusher)
 
@@ -335,7 +335,7 @@ class Cursor(ClosesOnExit, LoopBound):
 
         :raises LedgerError: it could not be written; nothing has changed
         """
-        check_text("key", key, MOST_TEXT)
+        check_text("key", key, MAX_TEXT)
         self._ensure_open()
         await self._properties.change(key, None, self._flusher)
 

@@ -11,7 +11,7 @@ from .._tasks import set_error
 from ._flusher import Flusher
 from .format._chain import properties_size
 
-MOST_TEXT: Final = 1 << 19
+MAX_TEXT: Final = 1 << 19
 
 
 class _Change(NamedTuple):

@@ -18,7 +18,7 @@ TYPES: Final = ("exclusive", "shared", "failover", "key_shared")
 _POSITIONS: Final = ("latest", "earliest")
 _HASHES: Final = 65_536
 _INT32_MAX: Final = 2**31 - 1
-_MOST_QUEUED: Final = 1_000_000
+_MAX_QUEUED: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class SubscribeOptions:
         check_integer("priority_level", self.priority_level, 0, _INT32_MAX)
         check_strings("properties", self.properties)
         check_strings("subscription_properties", self.subscription_properties)
-        check_integer("receiver_queue_size", self.receiver_queue_size, 0, _MOST_QUEUED)
+        check_integer("receiver_queue_size", self.receiver_queue_size, 0, _MAX_QUEUED)
         check_integer("ack_group_ms", self.ack_group_ms, 0, 10_000)
         check_integer("max_pending_chunked", self.max_pending_chunked, 1, 100_000)
         check_integer("max_chunked_bytes", self.max_chunked_bytes, 1, 2**40)
