@@ -69,7 +69,11 @@ class ConsumerSettings:
         """Return settings that a consumer on a port with these traits can have.
 
         :raises InvalidArgumentError: names the first setting that is wrong
+        :raises TypeError: names a setting that does not exist, as for a function's own parameters
         """
+        for name in settings:
+            if name not in CONSUMER_SETTINGS:
+                raise TypeError(f"Consumer() got an unexpected keyword argument {name!r}")
         self = cls(**settings)
         check_config(self.config, NackConfig)
         check_clock(self.clock)
