@@ -174,7 +174,7 @@ class BucketConfig(DelayedDeliveryConfig):
     """The choice of a tracker, and how the bucket tracker (PIP-195) cuts its index, beside the settings of all
     trackers.
 
-    The first three are for a :class:`~pulsar_nack.DelayedDeliveryTrackerFactory`; trackers ignore them.
+    The first three are for a :class:`~pulsar_nack.delayed.DelayedDeliveryTrackerFactory`; trackers ignore them.
     """
 
     delayed_delivery_enabled: bool = True

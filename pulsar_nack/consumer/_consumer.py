@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from .._check import check_has
@@ -123,11 +122,6 @@ class Consumer(ClosesWhenDropped):
 
     async def __aenter__(self) -> Self:
         return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Give everything unacknowledged back to the broker at once, held messages too, and close the port.

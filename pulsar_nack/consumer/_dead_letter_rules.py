@@ -105,7 +105,7 @@ class DeadLetterRules:
 
 
 class DeadLetterMessage(NamedTuple):
-    """A message for a dead-letter topic, as :meth:`~pulsar_nack.Publisher.publish` takes it."""
+    """A message for a dead-letter topic, as :meth:`~pulsar_nack.consumer.Publisher.publish` takes it."""
 
     topic: str
     data: bytes | None

@@ -25,7 +25,8 @@ class PortTraits:
     :param batch_index_ack: single messages of a batch are acknowledged at the broker
     :param receiver_queue_size: most messages that the transport fetches ahead, 0 if that is not known; the broker
         counts them as unacknowledged
-    :param tells_sessions: the port is a :class:`SupportsSessions`, and acknowledgements return when they are confirmed
+    :param tells_sessions: the port is a :class:`~pulsar_nack.consumer.SupportsSessions`, and acknowledgements return
+        when they are confirmed
     :param keeps_acks: confirmed acknowledgements are kept by a broker that does not end with this process
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
-from .._check import check_callable, check_clock, check_config, check_list, suggest_name
+from .._check import check_callable, check_clock, check_config, check_integer, check_list, suggest_name
 from .._delays import Delay, delay_ms
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock
@@ -92,8 +92,7 @@ class ConsumerSettings:
         return self
 
     def _check_numbers(self, prefetched: int) -> None:
-        if type(self.max_local_bytes) is not int or self.max_local_bytes < 0:
-            raise InvalidArgumentError("max_local_bytes", self.max_local_bytes, "an integer of at least 0")
+        check_integer("max_local_bytes", self.max_local_bytes, 0)
         limit = self.unacked_limit
         if limit is not None and (type(limit) is not int or limit <= prefetched):
             raise InvalidArgumentError("unacked_limit", limit, f"an integer above receiver_queue_size ({prefetched})")
@@ -128,9 +127,12 @@ def refuse_unknown(settings: Iterable[tuple[str, Any]], known: Sequence[str]) ->
             raise InvalidArgumentError(name, value, suggest_name(name, known))
 
 
-def signature_with_settings(function: Any) -> inspect.Signature:
-    """Return a signature that names each setting in place of ``**settings``, for help() and documentation."""
+def signature_with_settings(function: Any, *, has_others: bool = False) -> inspect.Signature:
+    """Return a signature that names each setting in place of ``**settings``, for help() and documentation.
+
+    :param has_others: whether there are settings that a consumer does not have; then ``**settings`` follows
+    """
     signature = inspect.signature(function)
-    named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    *named, others = signature.parameters.values()
     settings = inspect.signature(ConsumerSettings).parameters.values()
-    return signature.replace(parameters=[*named, *settings])
+    return signature.replace(parameters=[*named, *settings, *([others] if has_others else [])])

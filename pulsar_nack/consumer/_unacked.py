@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from .._waiting import WaitingCalls
 from ..errors import BrokerError
 from ._message_table import MessageTable
 from ._port import SupportsHeldBack
@@ -43,7 +43,8 @@ class UnackedLimiter:
         self.prefetched = prefetched
         self.held_back_at: int | None = None
         """How many deliveries had come when the broker last said that it holds messages back."""
-        self.waiters: deque[asyncio.Future[bool]] = deque()
+        self.waiters = WaitingCalls[bool]()
+        """The calls that wait; each is woken with whether it must pass, else it checks again."""
         self._table = table
         self._must_admit = must_admit
         self._has_warned = False
@@ -71,41 +72,25 @@ class UnackedLimiter:
         while not self._may_pass(fits):
             if self._closed_by is not None:
                 raise self._closed_by
-            waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            self.waiters.append(waiter)
-            try:
-                must_pass = await waiter
-            except asyncio.CancelledError:
-                self._hand_on(waiter)
-                raise
-            if must_pass:
+            if await self.waiters.wait(self._pass_on):
                 return
 
     def _may_pass(self, fits: Callable[[], bool]) -> bool:
         return (self.is_free and fits()) or self._must_admit()
 
-    def _hand_on(self, waiter: asyncio.Future[bool]) -> None:
-        """Take a cancelled call out of the line; if it was just admitted, admit the next one."""
-        if waiter in self.waiters:
-            self.waiters.remove(waiter)
-        elif waiter.done() and not waiter.cancelled() and waiter.exception() is None and waiter.result():
+    def _pass_on(self, must_pass: bool) -> None:
+        if must_pass:
             self.admit_one()
 
     def changed(self) -> None:
         """Let all waiting calls check again, in their order; O(waiting)."""
         if self.waiters:
-            waiters, self.waiters = self.waiters, deque()
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(False)
+            self.waiters.wake_all(value=False)
 
     def admit_one(self) -> None:
         """Admit one call whatever the bounds say: a message is ready."""
-        while self.waiters:
-            waiter = self.waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(True)
-                return
+        if self.waiters:
+            self.waiters.wake_first(value=True)
 
     def warn_if_near(self) -> None:
         """Warn, once, when the count comes near the limit."""
@@ -121,10 +106,7 @@ class UnackedLimiter:
     def close(self, error: Exception) -> None:
         """Raise ``error`` in every call that waits."""
         self._closed_by = error
-        waiters, self.waiters = self.waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+        self.waiters.fail_all(error)
 
 
 async def watch_held_back(

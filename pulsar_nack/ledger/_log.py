@@ -18,7 +18,7 @@ from copy import copy
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-from .._check import check_list
+from .._check import check_integer, check_list
 from .._lifetime import ClosesOnExit, LoopBound
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._group_commit import GroupCommit
@@ -116,12 +116,12 @@ class AsyncLog(LoopBound, ClosesOnExit):
         """Return records ``first`` to ``last``, both included."""
         self._check_open()
         for field, value in (("first", first), ("last", last)):
-            check_number(field, value, 0, self.length - 1)
+            check_integer(field, value, 0, self.length - 1)
         return await self._run(self._read_all, first, last)
 
     async def records(self, first: int = 0) -> AsyncIterator[Record]:
         """Iterate over the records from ``first`` to the present end, with about 1 MiB in memory at a time."""
-        check_number("first", first, 0, _ALL)
+        check_integer("first", first, 0, _ALL)
         while first < self.length:
             self._check_open()
             for data in await self._run(self._read, first, self.length - 1, _CHUNK):
@@ -203,9 +203,3 @@ def _check_record(data: object) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidArgumentError("data", data, "bytes")
     return bytes(data)
-
-
-def check_number(field: str, value: object, low: int, high: int) -> None:
-    """Raise unless ``value`` is an int in this range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgumentError(field, value, f"a whole number from {low:,} to {high:,}")

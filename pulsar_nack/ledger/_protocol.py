@@ -44,7 +44,7 @@ class Log(Protocol):
 
     Without locks, as on object storage, the writer is the process that opened the log last; changes by another one
     raise
-    :class:`~pulsar_nack.LogFencedError`.
+    :class:`~pulsar_nack.errors.LogFencedError`.
 
     A successful append survives a crash, a failed one has added nothing. A cancelled append is either dropped before it
     begins or still carried out. Concurrent appends are numbered in the order of the calls.
@@ -177,7 +177,7 @@ class SalvagingStore(Protocol):
         """Open a damaged log as its only owner, to read what is whole of it; nothing is changed.
 
         ``length`` counts lost records too, as far as they are known. Reading a lost record raises
-        :class:`~pulsar_nack.LogCorruptedError`; :meth:`Log.records` yields those before it, and then raises.
+        :class:`~pulsar_nack.errors.LogCorruptedError`; :meth:`Log.records` yields those before it, and then raises.
 
         :raises LogNotFoundError: there is no such log
         :raises LogLockedError: another process writes to it

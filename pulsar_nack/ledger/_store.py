@@ -75,8 +75,8 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         """Become the owner of a name; return the store through which the owner works.
 
         On object storage this fences the former owner: once another owner has taken the name, the returned store raises
-        :class:`~pulsar_nack.LogFencedError` when a log is to be made, opened for writing or deleted. In a folder each
-        log is locked instead.
+        :class:`~pulsar_nack.errors.LogFencedError` when a log is to be made, opened for writing or deleted. In a folder
+        each log is locked instead.
         """
         check_name(name)
         self._check_open()

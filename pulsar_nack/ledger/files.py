@@ -312,7 +312,7 @@ def write_all(files: Files, descriptor: int, data: bytes, offset: int) -> None:
 
 @contextmanager
 def storage_errors(log: str, action: str, folder: str | None = None) -> Iterator[None]:
-    """Turn system errors into :class:`~pulsar_nack.LogStorageError`."""
+    """Turn system errors into :class:`~pulsar_nack.errors.LogStorageError`."""
     try:
         yield
     except OSError as error:

@@ -367,7 +367,7 @@ class Sender:
         self.disarm()
         self.update_slow_path()
         self._wake_event.set()
-        self.capacity.wake_all()
+        self.capacity.waiting.wake_all(value=False)
 
     def is_own_task(self, task: asyncio.Task[object] | None) -> bool:
         """Return whether a task runs a callback: it cannot wait for its own end."""

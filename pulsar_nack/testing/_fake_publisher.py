@@ -14,7 +14,7 @@ from ._call_faults import seconds
 
 @dataclass(frozen=True, slots=True)
 class FakeLetter:
-    """A published dead letter; the fields are the arguments of :meth:`pulsar_nack.Publisher.publish`."""
+    """A published dead letter; the fields are the arguments of :meth:`pulsar_nack.consumer.Publisher.publish`."""
 
     topic: str
     data: bytes | None
@@ -25,7 +25,7 @@ class FakeLetter:
 
 
 class FakePublisher:
-    """A :class:`~pulsar_nack.Publisher` that keeps what it publishes.
+    """A :class:`~pulsar_nack.consumer.Publisher` that keeps what it publishes.
 
     Pass it as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``.
 

@@ -8,7 +8,7 @@ In each turn the loop distinguishes four cases, in this order:
    it took a few turns of the loop: their number is drawn, and is the same in each run.
 3. A timer is set: time jumps to it, exactly.
 4. Nothing at all: with open sockets the loop waits in real time, else it raises
-   :class:`~pulsar_nack.VirtualDeadlockError`.
+   :class:`~pulsar_nack.errors.VirtualDeadlockError`.
 
 A real wait is bounded by ``patience``. While a timer is set, sockets do not hold time back: put communication with a
 real peer into a block of :func:`hold_time`. Time starts at 0 because at the size of a Unix time the float loses the

@@ -162,7 +162,7 @@ async def test_entered_once_at_a_time() -> None:
             await subscribing.__aenter__()
         for _ in range(2):
             async with subscribing as consumer, producing as producer:
-                with pytest.raises(AlreadyEnteredError, match="subscription"):
+                with pytest.raises(AlreadyEnteredError, match="consumer"):
                     await subscribing.__aenter__()
                 with pytest.raises(AlreadyEnteredError, match="producer"):
                     await producing.__aenter__()

@@ -101,7 +101,7 @@ class Copied(NamedTuple):
 
 
 async def copy_states(old: Log, index: Mapping[int, StoredRecords], new: Log) -> Copied:
-    """Copy the records of ``index`` to a new log, with a bounded part in memory at a time (K28).
+    """Copy the records of ``index`` to a new log, with a bounded part in memory at a time.
 
     :raises LedgerError: a record could not be read or written
     """

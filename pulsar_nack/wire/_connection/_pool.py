@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ..._tasks import retrieve_error
 from ...errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError, ProtocolError
 from ._address import Address, parse_service_url
 from ._connection import Connection, Dial
@@ -148,7 +149,7 @@ class Pool:
                 self._connect(endpoint), name=f"pulsar_nack.wire connecting to {endpoint.physical}"
             )
             self._opening[endpoint] = task
-            task.add_done_callback(_retrieve_error)
+            task.add_done_callback(retrieve_error)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -213,9 +214,3 @@ class Pool:
         if opening:
             await asyncio.wait(opening)
         await asyncio.gather(*(connection.aclose() for connection in self.connections()))
-
-
-def _retrieve_error(task: asyncio.Task[Connection]) -> None:
-    """Keep asyncio from reporting the error of an attempt whose callers were all cancelled."""
-    if not task.cancelled():
-        task.exception()

@@ -7,8 +7,8 @@
 An entry is one message, a batch (see ``_batches.py``), or one chunk of a message. A chunk's payload stays compressed,
 since a message is compressed before it is cut into chunks.
 
-A fault in an entry concerns that entry only. It is an :class:`~pulsar_nack.UndecodableMessageError` that says how many
-messages the broker counted the entry as, if that can be read.
+A fault in an entry concerns that entry only. It is an :class:`~pulsar_nack.errors.UndecodableMessageError` that says
+how many messages the broker counted the entry as, if that can be read.
 """
 
 from __future__ import annotations
