@@ -177,6 +177,12 @@ class Connection(asyncio.BufferedProtocol):
             raise self._closed_error()
         return self._requests.expect(request_id, what)
 
+    def begin_request(self, what: str) -> tuple[int, Response]:
+        """Return the id of a new request, and a future for its response; see :meth:`expect`."""
+        if self._error is not None:
+            raise self._closed_error()
+        return self._requests.begin(what)
+
     async def request(
         self, command: pb.BaseCommand, request_id: int, *, timeout: float | None = None
     ) -> pb.BaseCommand:
@@ -357,7 +363,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _dispatch(self, command: pb.BaseCommand) -> None:
         kind = command.type
-        if kind in _RESPONSES:
+        if kind == pb.BaseCommand.ACK_RESPONSE and not command.ackResponse.HasField("error"):
+            self._requests.resolve(command.ackResponse.request_id, command)  # as below, without a detour: often
+        elif kind in _RESPONSES:
             self._on_response(getattr(command, _RESPONSES[kind]).request_id, command)
         elif kind == pb.BaseCommand.PING:
             self._owes_pong = True  # one for all pings that arrive together

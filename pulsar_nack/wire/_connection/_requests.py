@@ -45,6 +45,12 @@ class PendingRequests:
 
     def expect(self, request_id: int, what: str, timeout: float | None = None) -> Response:
         """Return a future for the response to a request; it fails with RequestTimeoutError after ``timeout`` s."""
+        return self.begin(what, timeout, request_id)[1]
+
+    def begin(self, what: str, timeout: float | None = None, request_id: int | None = None) -> tuple[int, Response]:
+        """Return the id of a request, a new one unless it is given, and the future that :meth:`expect` returns."""
+        if request_id is None:
+            self._last_id = request_id = self._last_id + 1
         response: Response = self._loop.create_future()
         seconds = self._timeout if timeout is None else timeout
         self._pending[request_id] = _Pending(response, what, seconds)
@@ -54,7 +60,7 @@ class PendingRequests:
             self._prune()
         if self._timer is None or ends_at < self._timer.when():
             self._arm()
-        return response
+        return request_id, response
 
     def resolve(self, request_id: int, command: pb.BaseCommand) -> None:
         """Set the response to a request; ignored if the request was discarded."""

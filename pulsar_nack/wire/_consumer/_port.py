@@ -226,7 +226,8 @@ class WirePort:
 
         :raises BrokerError: the request failed
         """
-        self._check_open()
+        if self._closing is not None:
+            self._check_open()
         errors: list[Exception] = []
         for consumer, its_ids in self._consumers.grouped(ids, skip_unknown=True).items():
             try:

@@ -151,7 +151,7 @@ class TopicConsumer:
         :raises ClosedError: the consumer is closed
         """
         self.sessions.check_open()
-        places = list(places_of(ids))
+        places = places_of(ids)
         needs_session = self._position is not None and self._position.request(places)
         if needs_session and not self._seeking.locked():
             self.sessions.reconnect()
