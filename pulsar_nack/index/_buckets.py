@@ -109,9 +109,11 @@ class TimeBuckets:
 
     def pop(self, now: int, limit: int | None = None) -> DueIds:
         """Remove and return what is due at ``now`` (start <= now), by bucket and position; O(returned)."""
+        due = DueIds()
+        if self._pop_few(now, limit, due):
+            return due
         pending, earliest = self._pending, self._earliest
         pending.settle()
-        due = DueIds()
         thin: list[array[int]] = []
         while pending.count and earliest.start <= now and (limit is None or len(due) < limit):
             self._pop_from(earliest.start, limit, due, thin)
@@ -143,6 +145,29 @@ class TimeBuckets:
         self._release([block for block, _ in parts])
         self._after_pop()
         return parts
+
+    def _pop_few(self, now: int, limit: int | None, due: DueIds) -> bool:
+        """Remove what is due if it is everything, and few ids of one block in one open array: a usual load.
+
+        Return whether that is so.
+        """
+        pending, store, start = self._pending, self._store, self._earliest.start
+        numbers = store.open.get(start)
+        if numbers is None or start > now or not 0 < len(numbers) <= (_FEW_EACH if limit is None else limit):
+            return False
+        if len(numbers) > _FEW_EACH or len(numbers) != pending.count + len(pending.tail):
+            return False
+        if len(numbers) > 1:
+            numbers = array(numbers.typecode, sorted(numbers))
+        if store.stale.extra or pending.originals or numbers[0] >> 16 != numbers[-1] >> 16:
+            return False
+        del pending.tail[:], store.open[start]
+        pending.count = 0
+        store.appends.clear()
+        store.starts.clear()
+        due.append(pending.blocks.by_index[numbers[0] >> 16], numbers)
+        self._became_empty()
+        return True
 
     def _pop_from(self, start: int, limit: int | None, due: DueIds, thin: list[array[int]]) -> None:
         """Remove a bucket as far as the limit allows.

@@ -31,7 +31,7 @@ class DueIds(Sequence[MessageId]):
     def append(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> None:
         """Add numbers of one block, or with a list of blocks the number of each."""
         self._runs.append((blocks, numbers))
-        self._ends.append(len(self) + len(numbers))
+        self._ends.append(len(numbers) + (self._ends[-1] if self._ends else 0))
 
     def replace(self, originals: Mapping[int, MessageId]) -> None:
         """Use these ids of chunked messages, by number."""
@@ -41,6 +41,10 @@ class DueIds(Sequence[MessageId]):
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[MessageId]:
+        if len(self._runs) == 1 and not self._originals:
+            block, numbers = self._runs[0]
+            if not isinstance(block, list):
+                return block.message_ids(numbers)
         return chain.from_iterable(starmap(self._ids, self._runs))
 
     def _ids(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> Iterable[MessageId]:
