@@ -51,6 +51,7 @@ class Receiver:
         self._settler = settler
         self._queue = queue = settler.queue
         self._table = queue.table
+        self._open_requests = queue.table.requests.open
         self._payloads = queue.payloads
         self._trace = queue.trace
         self._clock = queue.clock
@@ -197,7 +198,8 @@ class Receiver:
         """Return the message to be delivered, None for a delivery that is not."""
         self.received += 1
         message_id = delivery.id
-        record = self._table.add_new(message_id, delivery.redelivery_count) if self._is_plain else None
+        is_new = self._is_plain and not self._open_requests  # else it may be the answer to one
+        record = self._table.add_new(message_id, delivery.redelivery_count) if is_new else None
         if record is None:
             return self._take_known(delivery, message_id)
         if self._payloads.bytes:
@@ -255,7 +257,8 @@ class Receiver:
             self._trace.arrive(record, due_at_ms)
         if self._dead is not None and self._dead.takes(delivery, record):
             return None
-        if self._queue.router.may_keep(record.id):
+        router = self._queue.router
+        if router.may_keep_all or (record.id[3] >= 0 and router.may_keep(record.id)):
             self._recent.add(delivery)
         table = self._table
         if table.delivered + table.held >= self._limiter.near:

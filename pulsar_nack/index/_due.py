@@ -19,13 +19,18 @@ class DueIds(Sequence[MessageId]):
     """Ids in the order in which they are due: 4 bytes an id until it is read, 12 where few share an id block.
 
     Equal to a list of the same ids. Ids of chunked messages cannot be made from a number and are kept as they are.
+
+    :param block: with ``numbers``: begin with some numbers of one block
     """
 
     __slots__ = ("_ends", "_originals", "_runs")
 
-    def __init__(self) -> None:
+    def __init__(self, block: IdBlock | None = None, numbers: array[int] | None = None) -> None:
         self._runs: list[tuple[IdBlock | list[IdBlock], array[int]]] = []
         self._ends: list[int] = []
+        if block is not None and numbers is not None:
+            self._runs.append((block, numbers))
+            self._ends.append(len(numbers))
         self._originals: dict[int, MessageId] = {}
 
     def append(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> None:

@@ -123,19 +123,17 @@ class Inserter:
         return True
 
     def _put_elsewhere(self, message_id: MessageId, start: int) -> bool:
-        kind = type(message_id)
-        if kind is not MessageId and kind is not _TopicId:
-            return self._add(message_id, start)
-        ledger, entry, partition, batch_index = message_id
-        block = self._blocks.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
+        block = None
+        kind, earliest = type(message_id), self._earliest.start
+        if (kind is MessageId or kind is _TopicId) and (start > earliest or earliest == NEVER):
+            ledger, entry, partition, batch_index = message_id
+            block = self._blocks.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
         if block is None or (block.topic is None and kind is _TopicId):
-            return self._add(message_id, start)
-        if start <= self._earliest.start != NEVER:
             return self._add(message_id, start)
         number = entry - block.offset
         if block is not self._pending.block or not self._low <= number < self._end:
             self._enter(block, number)
-        if self._earliest.start == NEVER:
+        if earliest == NEVER:
             return self._put_first(number, start, block)
         numbers = self._open.get(start)
         if numbers is not None:

@@ -31,8 +31,9 @@ class RedeliveryResult(NamedTuple):
 class RedeliveryCall:
     """One call of the callback, which has ids that are no longer pending.
 
-    ``attempt`` is 1 unless the callback failed for these ids before. An acknowledgement meanwhile is remembered, so
-    that a failure does not bring the id back. The ids stay as lazy as they came until one is looked up.
+    ``count`` is how many ids there are, and ``attempt`` is 1 unless the callback failed for these ids before. An
+    acknowledgement meanwhile is remembered, so that a failure does not bring the id back. The ids stay as lazy as they
+    came until one is looked up.
     """
 
     __slots__ = (
@@ -48,9 +49,9 @@ class RedeliveryCall:
         "task",
     )
 
-    def __init__(self, ids: Sequence[MessageId], attempt: int = 1) -> None:
+    def __init__(self, ids: Sequence[MessageId], count: int, attempt: int = 1) -> None:
         self.ids = ids
-        self.count = len(ids)
+        self.count = count
         self.attempt = attempt
         self.is_retry = attempt > 1
         """Whether the callback failed for these ids before."""
@@ -146,8 +147,8 @@ class CallsInFlight:
     def __iter__(self) -> Iterator[RedeliveryCall]:
         return iter(self._calls)
 
-    def begin(self, call: RedeliveryCall) -> None:
-        """Add a call."""
+    def begin(self, call: RedeliveryCall) -> RedeliveryCall:
+        """Add a call, and return it."""
         self._calls[call] = None
         self.ids += call.count
         self._was_retry = call.is_retry
@@ -155,6 +156,7 @@ class CallsInFlight:
         self.is_full = len(self._calls) >= self._limit
         self.may_retry = self._retries < self._max_retries
         self.prefers_retry = self._retries == 0 and (self._limit > 1 or not self._was_retry)
+        return call
 
     def end(self, call: RedeliveryCall) -> None:
         """Remove a call."""

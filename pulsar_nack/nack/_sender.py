@@ -62,6 +62,7 @@ class Sender:
         self._config = config
         self._schedule = schedule
         self._buckets = schedule.buckets
+        self._first = schedule.buckets.first
         self._hooks = hooks
         self._has_hooks = bool(hooks)
         self._collapse = collapse
@@ -110,7 +111,9 @@ class Sender:
 
     def arm(self, now_ms: int) -> None:
         """Set the timer to the earliest bucket or retry, if it is not."""
-        at_ms = self._earliest()
+        at_ms, retry_at = self._first.start, self.retries.earliest
+        if retry_at < at_ms and self.calls.may_retry:
+            at_ms = retry_at
         if self.armed_at not in {at_ms, AWAKE}:
             self.arm_at(at_ms, now_ms)
 
@@ -127,10 +130,6 @@ class Sender:
             self._wake()
         elif at_ms < NEVER:
             self.armed_at = at_ms
-
-    def _earliest(self) -> int:
-        earliest, retry_at = self._buckets.earliest, self.retries.earliest
-        return retry_at if retry_at < earliest and self.calls.may_retry else earliest
 
     def disarm(self) -> None:
         """Cancel the timer."""
@@ -186,10 +185,9 @@ class Sender:
 
         Return whether the call has ended, and set the timer again.
         """
-        call = self._next_call(now_ms)
+        call = self._begin_next(now_ms)
         if call is None:
             return False
-        self._begin(call)
         error: BaseException | None = None
         try:
             result = contextvars.copy_context().run(self._redeliver, call.ids)  # its own context, as a task has
@@ -210,47 +208,51 @@ class Sender:
 
     async def _send_due(self, group: TaskGroup) -> None:
         while not self._is_closing and not self.calls.is_full:
-            call = self._next_call(self.due_ms())
+            call = self._begin_next(self.due_ms())
             if call is None:
                 self.armed_at = NEVER
                 self.arm(self.due_ms())
                 return
-            self._begin(call)
             group.start_soon(self._run, call)
             await asyncio.sleep(0)
 
-    def _begin(self, call: RedeliveryCall) -> None:
-        self.calls.begin(call)
-        self.counters.commands += 1
-        if call.is_retry:
-            self.counters.retries += 1
-            self.update_slow_path()
-
-    def _next_call(self, now_ms: int) -> RedeliveryCall | None:
+    def _begin_next(self, now_ms: int) -> RedeliveryCall | None:
+        """Begin a call with ids that are due; None: nothing is."""
+        due_at, is_retry_due = self._first.start, self.retries.earliest <= now_ms and self.calls.may_retry
+        if due_at > now_ms and not is_retry_due:
+            return None
         if self._collapse:
-            return self._all_pending(now_ms) if self._earliest() <= now_ms else None
-        is_retry_due = self.retries.earliest <= now_ms and self.calls.may_retry
-        if is_retry_due and self.calls.prefers_retry:
-            return self._next_retry(now_ms)
-        due_at = self._buckets.earliest
-        if due_at <= now_ms:
-            call = RedeliveryCall(self._buckets.pop(now_ms, self._config.max_batch))
-            if call.count:
+            return self._begin_retry(self._all_pending(now_ms))
+        if due_at <= now_ms and not (is_retry_due and self.calls.prefers_retry):
+            ids = self._buckets.pop(now_ms, self._config.max_batch)
+            if count := len(ids):
                 self.counters.late_ms.append(now_ms - due_at)
-                return call
-        return self._next_retry(now_ms) if is_retry_due else None
+                self.counters.commands += 1
+                return self.calls.begin(RedeliveryCall(ids, count))
+        return self._begin_retry(self._next_retry(now_ms)) if is_retry_due else None
+
+    def _begin_retry(self, call: RedeliveryCall | None) -> RedeliveryCall | None:
+        """Begin a call that may have ids for which the callback failed."""
+        if call is None:
+            return None
+        self.counters.commands += 1
+        self.counters.retries += call.is_retry
+        self.calls.begin(call)
+        self.update_slow_path()
+        return call
 
     def _next_retry(self, now_ms: int) -> RedeliveryCall | None:
         retry = self.retries.pop_due(now_ms)
-        return None if retry is None else RedeliveryCall(list(retry.ids.values()), retry.attempt)
+        return None if retry is None else RedeliveryCall(list(retry.ids.values()), len(retry.ids), retry.attempt)
 
     def _all_pending(self, now_ms: int) -> RedeliveryCall | None:
-        due_at = self._buckets.earliest
+        due_at = self._first.start
         if due_at <= now_ms:
             self.counters.late_ms.append(now_ms - due_at)
         retries = self.retries.pop_all()
         ids = join_ids([self._buckets.pop_all(), *(list(retry.ids.values()) for retry in retries)])
-        return RedeliveryCall(ids, max((retry.attempt for retry in retries), default=1)) if len(ids) else None
+        attempt = max((retry.attempt for retry in retries), default=1)
+        return RedeliveryCall(ids, len(ids), attempt) if len(ids) else None
 
     async def _run(self, call: RedeliveryCall) -> None:
         call.task = asyncio.current_task()
@@ -283,7 +285,7 @@ class Sender:
         self._call_ended.set()
         if self.armed_at == AWAKE:
             self._wake_event.set()
-        else:
+        elif self.armed_at != self._first.start or self.retries.earliest < NEVER:
             self.arm(now_ms)
         self.capacity.release(call.count - len(result.to_retry))
         if self._has_hooks:

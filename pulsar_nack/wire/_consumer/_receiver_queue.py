@@ -325,10 +325,10 @@ class ReceiverQueue:
         if self._session is not None:
             self._paused.give_back(places_of(ids))
 
-    def request_redelivery(self, places: Iterable[Place]) -> None:
+    def request_redelivery(self, ids: Iterable[MessageId]) -> None:
         """Request entries again; on Exclusive and Failover everything. The next session brings them without that."""
         if self._session is not None:
-            self._requests.add(places)
+            self._requests.add(places_of(ids))
 
     def _request_returned(self, places: Sequence[Place]) -> None:
         if self._session is not None:
