@@ -147,7 +147,12 @@ class FrameDecoder:
                 self._needed = 4 + total
                 break
             middle = at + 8 + size
-            if read_message is not None and (message := read_message(data, at + 8, middle)) is not None:
+            if (
+                read_message is not None
+                and size > 1
+                and data[at + 9] == _MESSAGE  # the kind, which comes first
+                and (message := read_message(data, at + 8, middle)) is not None
+            ):
                 frames.append((message, data[middle:stop]))
             elif (command := self._parse(data[at + 8 : middle], at)) is None:
                 pass

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from . import _pulsar_pb2 as pb
 
-_KIND: Final = b"\x08\x09"
 _NUMBER: Final = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
 _USUAL: Final = re.compile(
     rb"\x08\x09\x4a([\x00-\x7f])"  # the kind, and the size of the body
@@ -64,7 +63,7 @@ class MessageCommandReader:
             or not data.startswith(self._before, start)
             or not data.endswith(self._after, start, end)
         ):
-            return self._read(data, start, end) if data.startswith(_KIND, start) else None
+            return self._read(data, start, end)
         at = start + len(self._before)
         length = end - at - len(self._after)
         last = data[at + length - 1]
