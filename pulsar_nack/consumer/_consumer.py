@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from .._check import check_has
-from .._delays import Delay, seek_position
+from .._delays import Delay, delay_ms, seek_position
 from .._lifetime import ClosesWhenDropped, check_loop, running_loop
 from ..errors import ClosedError, InvalidArgumentError, NotDurableError
 from ..ids import MessageId, _is_message_id
@@ -185,8 +185,12 @@ class Consumer(ClosesWhenDropped):
         receive_nowait = receiver.receive_nowait
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
-            is_plain = timeout is None and not self._is_durable
-            message = await (receiver.inbox.get() if is_plain else receiver.wait(timeout))
+            durable = receiver.durable
+            if durable is None and timeout is None:
+                message = await receiver.inbox.get()
+            else:
+                async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
+                    message = await (receiver.inbox.get() if durable is None else receiver.wait_noted(durable))
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
             else:

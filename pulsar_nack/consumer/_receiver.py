@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
@@ -88,12 +87,9 @@ class Receiver:
                 return None
         return None
 
-    async def wait(self, timeout: Delay | None) -> Message:
-        """Wait for a message; on a durable consumer, until it may be delivered and that is noted."""
-        async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
-            if self.durable is None:
-                return await self.inbox.get()
-            return await self._until_noted(await self._next_admitted(), self.durable)
+    async def wait_noted(self, durable: DurableNacks) -> Message:
+        """Wait for a message of a durable consumer, until it may be delivered and that is noted."""
+        return await self._until_noted(await self._next_admitted(), durable)
 
     async def _next_admitted(self) -> Message:
         while True:
@@ -171,7 +167,9 @@ class Receiver:
         while delivery is not None:
             message = self._take(delivery)
             if message is not None:
-                self._put(message)
+                self.inbox.put(message)  # as _put: the hot path
+                if self.inbox.ready:
+                    self._limiter.admit_one()
             if receive_nowait is None or not waiters or (dead is not None and dead.is_full):
                 return
             try:

@@ -189,7 +189,7 @@ class FakeLink(asyncio.Transport):
             self._end_here(None)
         elif isinstance(self._protocol, asyncio.BufferedProtocol):
             left = memoryview(data)
-            while left and not (self._is_over_here or self._is_closing):
+            while left:
                 buffer = self._protocol.get_buffer(-1)
                 size = min(len(left), len(buffer))
                 buffer[:size] = left[:size]
