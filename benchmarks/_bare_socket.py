@@ -1,4 +1,4 @@
-"""What the broker and the network allow: a blocking socket that says no more than it has to, in one thread."""
+"""What the broker and the network allow: one blocking socket in one thread, which sends only the necessary commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 class BareSocket:
-    """One consumer of a topic, on a connection of its own."""
+    """One consumer of a topic, on a separate connection."""
 
     def __init__(self, url: str, topic: str, subscription: str) -> None:
         found = re.fullmatch(r"pulsar://(.*):(\d+)/?", url)
@@ -54,7 +54,7 @@ class BareSocket:
         return self._here.popleft()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the socket."""
         self._socket.close()
 
     def _ask(self, data: bytes, kind: int) -> None:
@@ -78,7 +78,7 @@ class BareSocket:
 
 
 def arrival(url: str, topic: str, subscription: str, count: int, pause: float) -> list[float]:
-    """Return ms from a redelivery request to the arrival, one after the other, of the only message."""
+    """Return ms from a redelivery request to the arrival of the topic's only message, one at a time."""
     took = []
     with closing(BareSocket(url, topic, subscription)) as bare:
         place = bare.message()
@@ -93,7 +93,7 @@ def arrival(url: str, topic: str, subscription: str, count: int, pause: float) -
 
 
 def rate(bare: BareSocket, count: int) -> None:
-    """Receive messages, and acknowledge them a hundred at a time without being told that it is done."""
+    """Receive messages, and acknowledge them a hundred at a time without waiting for a confirmation."""
     group = AckGroup()
     for number in range(1, count + 1):
         group.entries[bare.message()] = 0

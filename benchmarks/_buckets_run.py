@@ -1,4 +1,4 @@
-"""What is measured of the bucket tracker, each in a process of its own: filling, reopening, draining, re-adding."""
+"""The measurements of the bucket tracker, each in a separate process: filling, reopening, draining, adding again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Figures = dict[str, Any]
 
 
 def deadlines(count: int, shape: str) -> Iterator[tuple[int, array[int], array[int]]]:
-    """Yield ledgers, entries and times (epoch ms) of messages in order of their positions, some thousand at a time."""
+    """Yield ledgers, entries and times (epoch ms) of messages in order of their positions, 2 000 at a time."""
     dice = random.Random(7)
     for at in range(0, count, _PIECE):
         numbers = range(at, min(at + _PIECE, count))
@@ -53,7 +53,7 @@ def _run(work: Callable[[], Awaitable[Figures]]) -> Figures:
 
 
 def _warm_up(work: Callable[[], Awaitable[Figures]]) -> None:
-    """Do it once with a little, and leave what the process has by then out of Python's later collections."""
+    """Run the work once with few messages, and exclude all existing objects from Python's later collections."""
     _run(work)
     return_free_memory()
     gc.freeze()
@@ -63,7 +63,7 @@ def _warm_up(work: Callable[[], Awaitable[Figures]]) -> None:
 
 
 def fill(count: int, shape: str, folder: str, settings: Figures) -> Figures:
-    """Add messages, wait until storage is done; return times, memory, and how long the loop was blocked."""
+    """Add messages and wait until all are stored; return times, memory, and how long the loop was blocked."""
     _warm_up(lambda: _fill(min(_WARM_UP, count), shape, f"{folder}/warm", settings))
     return _run(lambda: _fill(count, shape, f"{folder}/{count}-{shape}", settings))
 
@@ -120,7 +120,7 @@ def _size(folder: Path) -> int:
 
 
 def recover(count: int, shape: str, folder: str, settings: Figures) -> Figures:
-    """Open what was filled; return how long it took, and what is held then."""
+    """Open a filled tracker; return how long that took, and how many messages it holds."""
     _warm_up(lambda: _recover(f"{folder}/warm", settings))
     return _run(lambda: _recover(f"{folder}/{count}-{shape}", settings))
 
@@ -146,7 +146,7 @@ async def _recover(folder: str, settings: Figures) -> Figures:
 
 
 def drain(count: int, shape: str, folder: str, settings: Figures, most: int, batch: int) -> Figures:
-    """Open what was filled, let time run to its end, and take messages out, at most so many."""
+    """Open a filled tracker, let all messages become due, and take out at most ``most`` of them."""
     _warm_up(lambda: _drain(f"{folder}/warm", settings, most, batch))
     return _run(lambda: _drain(f"{folder}/{count}-{shape}", settings, most, batch))
 
@@ -187,8 +187,8 @@ async def _drain(folder: str, settings: Figures, most: int, batch: int) -> Figur
 
 
 def readd(count: int, shape: str, folder: str, settings: Figures) -> Figures:
-    """Add everything anew, message by message, as a dispatcher does that reads the topic again."""
-    return _run(lambda: _readd(count, shape, f"{folder}/anew", settings))
+    """Add everything again, message by message, like a dispatcher that reads the topic again."""
+    return _run(lambda: _readd(count, shape, f"{folder}/again", settings))
 
 
 async def _readd(count: int, shape: str, folder: str, settings: Figures) -> Figures:

@@ -1,4 +1,4 @@
-"""What is measured of the cursor, each in a process of its own: filling, writing what changed, recovery, an ack."""
+"""The measurements of the cursor, each in a separate process: filling, writing changes, recovery, one ack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Figures = dict[str, Any]
 
 
 def acked_entries(pattern: str, ledger: int, count: int) -> Iterator[int]:
-    """Yield the acknowledged entries of a ledger, ascending; the first entry is never among them."""
+    """Yield the acknowledged entries of a ledger in ascending order, never the first entry."""
     if pattern == "every second":
         yield from range(1, 2 * count, 2)
     elif pattern == "one hole a ledger":
@@ -50,7 +50,7 @@ def acked_entries(pattern: str, ledger: int, count: int) -> Iterator[int]:
 
 
 def ranges_and_span(pattern: str, ledger: int, count: int) -> tuple[int, int]:
-    """Return how many ranges a ledger's acknowledged entries are, and the entry after the last of them."""
+    """Return the number of ranges of a ledger's acknowledged entries, and the entry after the last of them."""
     ranges, last = 0, -1
     for entry in acked_entries(pattern, ledger, count):
         ranges += entry != last + 1 or last < 0
@@ -72,7 +72,7 @@ def _run(work: Callable[[], Awaitable[Figures]]) -> Figures:
 
 
 def topic_of(pattern: str, count: int, ledgers: int) -> tuple[dict[int, int], int, int]:
-    """Return a topic whose ledgers hold what is acknowledged and some entries more, its ranges, and its holes."""
+    """Return a topic whose ledgers hold the acknowledged entries and some more, its ranges, and its holes."""
     topic, all_ranges, holes = {}, 0, 0
     each = count // ledgers
     for ledger in range(1, ledgers + 1):
@@ -85,7 +85,7 @@ def topic_of(pattern: str, count: int, ledgers: int) -> tuple[dict[int, int], in
 
 
 def fill_and_write(folder: str, pattern: str, count: int, ledgers: int) -> Figures:
-    """Acknowledge so many entries, flush; then some more in a hundredth of the ledgers before each of some flushes."""
+    """Acknowledge ``count`` entries and flush; then, before each of some flushes, some more in 1 % of the ledgers."""
     _run(lambda: _fill(Path(folder) / "warm", pattern, 60_000, 20))
     return_free_memory()
     gc.freeze()
@@ -142,13 +142,13 @@ async def _write_some_more(cursor: Cursor, topic: dict[int, int]) -> tuple[int, 
 
 
 def recover(folder: str, limit: int | None) -> Figures:
-    """Open what was written, with this limit on memory or without one."""
+    """Open the written cursor, with this limit on memory or without one."""
     topic = {int(ledger): entries for ledger, entries in json.loads((Path(folder) / "cursor.json").read_text()).items()}
-    messages()  # imports protobuf, some 10 ms that are not of the recovery
+    messages()  # imports protobuf, about 10 ms that do not belong to the recovery
 
     async def work() -> Figures:
         gc.collect()
-        gc.freeze()  # the modules of the process are not what a collection should go through here
+        gc.freeze()  # so that collections do not traverse the modules of the process
         before = resident()
         with Blocked() as blocked:
             began = time.perf_counter()
@@ -171,7 +171,7 @@ def recover(folder: str, limit: int | None) -> Figures:
 
 
 def orders() -> dict[str, list[tuple[int, int]]]:
-    """Return positions in the orders in which they are acknowledged one by one."""
+    """Return positions by the order in which they are acknowledged one by one."""
     dice = random.Random(11)
     every = [(1 + at // 50_000, at % 50_000) for at in range(_ACKS)]
     shuffled = [every[at] for at in dice.sample(range(_ACKS), _ACKS)]
@@ -185,7 +185,7 @@ def orders() -> dict[str, list[tuple[int, int]]]:
 
 
 def one_ack(folder: str, order: str) -> Figures:
-    """Ns of an acknowledgement: the cursor's, the pure state's, and of putting a position into a Python set."""
+    """Ns of an acknowledgement: of the cursor, of its state alone, and of adding a position to a Python set."""
     positions = orders()[order]
     topic = dict.fromkeys(range(1, 6), 50_000)
     calls = [[position] for position in positions]

@@ -1,4 +1,4 @@
-"""What came before time buckets: a heap of (time, ledger, entry) in flat arrays, as the broker's trackers had."""
+"""The structure before time buckets: a heap of (time, ledger, entry) in flat arrays, as in old brokers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 
 
 class TripleHeap:
-    """A binary heap of three numbers of 64 bits each, ordered by all three; 24 bytes an entry."""
+    """A binary heap of triples of 64-bit numbers, ordered by all three; 24 bytes per entry."""
 
     __slots__ = ("_entries", "_ledgers", "_times")
 
@@ -35,7 +35,7 @@ class TripleHeap:
         times[place], ledgers[place], entries[place] = time, ledger, entry
 
     def pop(self) -> tuple[int, int, int]:
-        """Take out the least triple. O(log n)."""
+        """Remove and return the smallest triple. O(log n)."""
         times, ledgers, entries = self._times, self._ledgers, self._entries
         least = times[0], ledgers[0], entries[0]
         last = times.pop(), ledgers.pop(), entries.pop()

@@ -1,4 +1,4 @@
-"""The proposals' own structure in Java (``java/``): built where Maven is found, run in a fresh JVM for each stream."""
+"""The proposals' own structure in Java (``java/``): built if Maven is found, run in a fresh JVM for each stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_S = 900
 
 @cache
 def why_not() -> str | None:
-    """Build the peer; return why it cannot be used, None when it can."""
+    """Build the peer; return why it cannot be used, or None if it can."""
     java, maven = shutil.which("java"), shutil.which("mvn")
     if java is None or maven is None:
         return "no Java peer: java and mvn are needed"
@@ -33,7 +33,7 @@ def why_not() -> str | None:
 
 @cache
 def run(stream: str, count: int, bits: int, repeats: int) -> dict[str, str]:
-    """Measure the peer with a stream; return all that it says, {} where it cannot be used. No rounds: memory only."""
+    """Measure the peer with a stream; return its figures, {} if it cannot be used. Without rounds: memory only."""
     if why_not() is not None:
         return {}
     command = ["java", f"-Xmx{_MEMORY}", "-XX:+UseSerialGC", "-cp", f"{_BUILT / 'classes'}:{_BUILT / 'lib'}/*", "Peer"]
@@ -43,11 +43,11 @@ def run(stream: str, count: int, bits: int, repeats: int) -> dict[str, str]:
 
 
 def rounds(count: int) -> int:
-    """Return how often to repeat: after the first few rounds the peer's code is compiled."""
+    """Return the number of rounds: after the first few the peer's code is compiled."""
     return 20 if count > 100_000 else 3
 
 
 def figure(stream: str, count: int, bits: int, repeats: int, name: str) -> float | None:
-    """Return one figure of the peer, None where there is none."""
+    """Return one figure of the peer, or None if it is missing."""
     said = run(stream, count, bits, repeats).get(name)
     return None if said is None else float(said)

@@ -1,4 +1,4 @@
-"""How long an event loop was blocked: its longest callback, and how late a timer came that was due every 5 ms."""
+"""How long an event loop was blocked: its longest callback, and the largest delay of a timer that is due every 5 ms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TICK_S = 0.005
 
 
 class Blocked:
-    """Measures between ``with`` and its end; ``callback_ms`` is work of the loop's thread, ``late_ms`` real time."""
+    """Measures inside a ``with`` block; ``callback_ms`` is work of the loop's thread, ``late_ms`` real time."""
 
     def __init__(self) -> None:
         self.callback_ms = 0.0
@@ -43,5 +43,5 @@ class Blocked:
         self._timer = self._loop.call_at(now + TICK_S, self._tick, now + TICK_S)
 
     def figures(self) -> dict[str, float]:
-        """Return both."""
+        """Return both figures."""
         return {"callback_ms": self.callback_ms, "late_ms": self.late_ms}

@@ -1,13 +1,13 @@
 """Memory of a structure, measured in fresh processes.
 
-Two figures are taken, each in processes of its own:
+There are two figures, each measured in separate processes:
 
-- *resident*: by how much the resident pages of the process grow. Small structures would hide in memory that the
-  interpreter has used at its start and given back, so before the first look a small copy is built and dropped, free
-  memory is returned to the system, and the holes in Python's own arenas are filled. What is left of the noise makes
-  the figure too small rather than too large, so several processes are asked and the largest answer counts.
-- *allocated*: by how much the bytes in use grow that glibc's ``malloc`` knows of (``mallinfo2``), in a process in which
-  Python takes every object from ``malloc`` too. This is exact, without fragmentation and free pages.
+- *resident*: the growth of the resident pages of the process. Small structures could hide in memory that the
+  interpreter used at its start and freed. So before the first measurement a small copy is built and dropped, free
+  memory is returned to the system, and the free gaps in Python's own arenas are filled. The remaining noise makes
+  the figure too small rather than too large, so the largest figure of several processes counts.
+- *allocated*: the growth of the bytes in use according to glibc's ``malloc`` (``mallinfo2``), in a process in which
+  Python takes every object from ``malloc``. This is exact, without fragmentation and free pages.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 Build = Callable[..., tuple[Any, dict[str, Any]]]
-"""Returns the structure and a dict of its own figures; a module-level function."""
+"""A module-level function that returns the structure and a dict of figures."""
 
 _WARM_UP = 60_000
 _FILLERS = 2_000
 _SMALL = range(16, 513, 16)
-"""The sizes of Python's own allocator."""
+"""The block sizes of Python's own allocator."""
 _LARGE = (65_536, 32_768, 16_384, 8_192, 4_096, 2_048, 1_024, 768, 560)
 _BYTES_HEAD = 33
 _LIBC = ctypes.CDLL(None)
@@ -52,17 +52,17 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def resident() -> int:
-    """Return the resident bytes of this process that are its own, not those of files; Linux only."""
+    """Return the resident bytes of this process without mapped files; Linux only."""
     return _status("RssAnon")
 
 
 def peak_resident() -> int:
-    """Return the largest number of resident bytes that this process has had; Linux only."""
+    """Return the peak of resident bytes of this process; Linux only."""
     return _status("VmHWM")
 
 
 def reset_peak() -> int:
-    """Let :func:`peak_resident` tell of what comes from now on; return what it tells now; Linux only."""
+    """Reset the peak of :func:`peak_resident` to the present size, and return that size; Linux only."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak_resident()
 
@@ -75,7 +75,7 @@ def _status(field: str) -> int:
 
 
 def allocated() -> int | None:
-    """Return the bytes in use that ``malloc`` has given out; None without glibc 2.33 or later."""
+    """Return the bytes that ``malloc`` has allocated; None without glibc 2.33 or later."""
     info = _mallinfo()
     return None if info is None else int(info.uordblks + info.hblkhd)
 
@@ -91,20 +91,20 @@ def _mallinfo() -> _Mallinfo2 | None:
 
 
 def return_free_memory() -> None:
-    """Collect garbage, and let glibc give its free pages back to the system."""
+    """Collect garbage, and let glibc return free pages to the system."""
     gc.collect()
     if hasattr(_LIBC, "malloc_trim"):
         _LIBC.malloc_trim(0)
 
 
 def grown_by(build: Build, *args: object, processes: int = 1) -> tuple[int, dict[str, Any]]:
-    """Run ``build(*args)`` in fresh processes; return the most resident bytes of its result, and its figures."""
+    """Run ``build(*args)`` in fresh processes; return the largest resident size of its result, and its figures."""
     answers = [_ask(_resident_child, build, args) for _ in range(processes)]
     return max(grown for grown, _ in answers), answers[-1][1]
 
 
 def allocated_by(build: Build, *args: object) -> int | None:
-    """Run ``build(*args)`` in a fresh process; return the bytes of its result by ``malloc``, None if unknown."""
+    """Run ``build(*args)`` in a fresh process; return the size of its result by ``malloc``, or None if unknown."""
     before = os.environ.get("PYTHONMALLOC")
     os.environ["PYTHONMALLOC"] = "malloc"
     try:
@@ -118,12 +118,12 @@ def allocated_by(build: Build, *args: object) -> int | None:
 
 
 def in_fresh_process(function: Callable[..., Any], *args: object) -> Any:
-    """Return what a module-level function returns in a fresh process; anything that JSON can carry."""
+    """Run a module-level function in a fresh process; return its result, which must be serializable as JSON."""
     return _ask(_plain_child, function, args)
 
 
 def be_quick() -> None:
-    """Make fresh processes and collections cheap from now on, where figures mean nothing: forks, and all frozen."""
+    """Make fresh processes and collections cheap, if figures do not matter: fork, and freeze all objects."""
     gc.freeze()
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork")
@@ -167,14 +167,14 @@ def _allocated_child(pipe: Any, build: Build, args: tuple[object, ...]) -> None:
 
 
 def _fill_holes() -> list[bytes]:
-    """Take the free memory that lies between what is in use: of Python's arenas, and of ``malloc``'s heap."""
+    """Fill the free memory between used blocks, in Python's arenas and in ``malloc``'s heap."""
     fillers = [bytes(size - _BYTES_HEAD) for size in _SMALL if size > _BYTES_HEAD for _ in range(_FILLERS)]
     for size in _LARGE:
         while (info := _mallinfo()) is not None:
             fillers.append(bytes(size - _BYTES_HEAD))
             top = _mallinfo()
             if top is None or top.keepcost != info.keepcost:
-                break  # no hole of this size is left: this came from the end of the heap
+                break  # no gap of this size is left: this block came from the end of the heap
     return fillers
 
 

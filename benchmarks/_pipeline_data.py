@@ -1,4 +1,4 @@
-"""Traces, metadata and holes made on the spot by Spark itself, as many as are wanted, the same each time."""
+"""Traces, metadata and holes that Spark generates, in any number and the same each time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DELAYS_MS = (1_000, 10_000, 60_000, 600_000)
 
 
 def metadata(spark: SparkSession, rows: int) -> DataFrame:
-    """Return messages in order of position, 50 000 a ledger, whose times are scattered over an hour."""
+    """Return messages in order of position, 50 000 per ledger, with times scattered over an hour."""
     number = f.col("id")
     return spark.range(0, rows, 1, PARTS).select(
         f.floor(number / IN_LEDGER).cast("long").alias("ledger_id"),
@@ -25,9 +25,9 @@ def metadata(spark: SparkSession, rows: int) -> DataFrame:
 
 
 def trace(spark: SparkSession, events: int) -> DataFrame:
-    """Return a trace: 10 000 messages a second on 8 topics, each nacked, asked for, come back and acknowledged.
+    """Return a trace of 10 000 messages a second on 8 topics, each nacked, requested, redelivered and acknowledged.
 
-    One in a hundred is nacked again and again under the same position (its number is that of another one).
+    One in a hundred is nacked repeatedly, at the same position (it has the number of another message).
     """
     number = f.floor(f.col("id") / len(EVENTS)).cast("long")
     kind = (f.col("id") % len(EVENTS)).cast("int")
@@ -63,7 +63,7 @@ def trace(spark: SparkSession, events: int) -> DataFrame:
 
 
 def holes(spark: SparkSession, rows: int) -> DataFrame:
-    """Return acknowledged ranges: every second entry, or the first of two, of 1 000 subscriptions."""
+    """Return acknowledged ranges of 1 000 subscriptions: one or two entries in every four."""
     number = f.col("id")
     in_ledger = IN_LEDGER // 4
     columns: dict[str, Column] = {

@@ -1,4 +1,4 @@
-"""How much memory a process and all that it started take, looked at again and again while something runs."""
+"""The peak memory of this process and its descendants, sampled while something runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ JVM, WORKERS, DRIVER = "jvm", "workers", "driver"
 
 
 class PeakMemory:
-    """Samples in a thread; ``mib`` has the highest sum of each kind: the JVM, Python workers, and this process.
+    """Samples in a thread; ``mib`` has the highest sum for each kind: the JVM, Python workers, and this process.
 
-    Pages that processes share, as workers that were forked do, count in parts (the proportional set size).
+    Pages that processes share, such as forked workers, count in proportion (the proportional set size).
     """
 
     def __init__(self, interval: float = 0.25) -> None:

@@ -1,4 +1,4 @@
-"""The same work in one plain Python process, the way one would write it without Spark."""
+"""The work of the jobs in one plain Python process, written without Spark."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 from _pipeline_data import IN_LEDGER, START_MS
 
 from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, MessageId, NackConfig, NackSchedule
-from pulsar_nack.pipeline._build_local import build_local
 from pulsar_nack.testing import ManualClock
+from tests.pipeline.local_build import build_local
 
 SHARES = (0.5, 0.9, 0.99, 0.999)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return how many seconds a call takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def by_hand(folder: Path, rows: int) -> float:
-    """Add messages to a tracker one by one, as a dispatcher does that reads a topic again; return seconds."""
+    """Add messages to a tracker one by one, like a dispatcher that reads a topic again; return seconds."""
     config = BucketConfig(max_unsealed_indexes=1 << 40)
 
     async def run() -> float:
@@ -53,7 +53,7 @@ def with_numpy(folder: Path, rows: int) -> float:
 
 
 def accuracy(lines: Iterable[str]) -> None:
-    """Read lines, and tell percentiles of lateness of each topic and attempt."""
+    """Read lines, and find percentiles of lateness for each topic and attempt."""
     late: dict[tuple[str, int], list[int]] = defaultdict(list)
     for line in lines:
         event = json.loads(line)
@@ -65,7 +65,7 @@ def accuracy(lines: Iterable[str]) -> None:
 
 
 def retries(lines: Iterable[str]) -> None:
-    """Read lines, and count attempts and ends of each message."""
+    """Read lines, and count the attempts of each message."""
     chains: dict[tuple[object, ...], list[tuple[int, str]]] = defaultdict(list)
     for line in lines:
         event = json.loads(line)
@@ -77,7 +77,7 @@ def retries(lines: Iterable[str]) -> None:
 
 
 def plan(lines: Iterable[str], max_bits: int) -> None:
-    """Read lines, and run a schedule for each number of bits and topic; tell the most that each takes."""
+    """Read lines, and run a schedule for each topic and number of bits; find the peak memory of each."""
     schedules: dict[str, list[NackSchedule]] = {}
     most: dict[tuple[str, int], int] = defaultdict(int)
     for line in lines:
@@ -95,7 +95,7 @@ def plan(lines: Iterable[str], max_bits: int) -> None:
 
 
 def holes(rows: Iterable[tuple[str, str, int, int, int]]) -> None:
-    """Count ranges and ledgers of each subscription, and what they take."""
+    """Count the ranges, entries and ledgers of each subscription."""
     found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     ledgers: dict[tuple[str, str], set[int]] = defaultdict(set)
     for topic, subscription, ledger, first, last in rows:

@@ -1,4 +1,4 @@
-"""Tables of measured figures: printed, and stored beside the benchmarks with the machine and the date."""
+"""Tables of measured figures: printed, and stored in ``results`` with the machine and the date."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Report:
-    """Collects tables and notes, prints each as it comes, and stores them as Markdown when :meth:`save` is called."""
+    """Collects tables and notes, prints each at once, and stores them as Markdown when :meth:`save` is called."""
 
     def __init__(self, title: str) -> None:
         self._lines = [f"# {title}", "", machine(), ""]
         print("\n".join(self._lines[:3]), flush=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print and keep one table; numbers are rounded to what they are worth."""
+        """Print and keep a table, with numbers rounded to about three digits."""
         cells = [[_cell(value) for value in row] for row in rows]
         widths = [max(len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
         lines = [f"## {title}", "", _line(columns, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
@@ -41,7 +41,7 @@ class Report:
 
 
 def machine() -> str:
-    """Return what the figures were measured on, and when."""
+    """Return the date, the machine and the Python version."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

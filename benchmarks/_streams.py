@@ -1,6 +1,6 @@
-"""Streams of nacks that the benchmarks share: ids as (ledger, entry) with the time and the delay, made on the fly.
+"""Streams of nacks for the benchmarks: ids as (ledger, entry) with the time and the delay.
 
-Chance comes from a small generator of our own, so that ``java/`` makes the very same streams.
+Random numbers come from a small generator, so that ``java/`` creates exactly the same streams.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator
 
 ENTRIES_PER_LEDGER = 50_000
 PER_MS = 10
-"""Messages a ms of the traffic that the ids come from."""
+"""Messages per ms of the traffic from which the ids come."""
 
 Nack = tuple[int, int, int, int]
 """Ledger, entry, time in ms, delay in ms."""
 
 Stream = Callable[[int], Iterator[Nack]]
-"""Makes so many nacks."""
+"""Creates this number of nacks."""
 
 FOUR_DELAYS = (10_000, 20_000, 40_000, 60_000)
 
 
 class Chance:
-    """A linear congruential generator of 64 bits whose upper 31 bits are used."""
+    """A 64-bit linear congruential generator, of which the upper 31 bits are used."""
 
     __slots__ = ("_state",)
 
@@ -30,20 +30,20 @@ class Chance:
         self._state = seed
 
     def below(self, bound: int) -> int:
-        """Return the next number, at least 0 and below ``bound``."""
+        """Return the next number from 0 to below ``bound``."""
         self._state = (self._state * 6364136223846793005 + 1442695040888963407) & 0xFFFF_FFFF_FFFF_FFFF
         return (self._state >> 33) % bound
 
 
 def in_order(count: int, delay_ms: int = 60_000) -> Iterator[Nack]:
-    """Every message is nacked, with one delay."""
+    """Nack every message, with one delay."""
     for sequence in range(count):
         ledger, entry = divmod(sequence, ENTRIES_PER_LEDGER)
         yield ledger + 1, entry, sequence // PER_MS, delay_ms
 
 
 def random_share(count: int, percent: int = 30, delay_ms: int = 60_000) -> Iterator[Nack]:
-    """A random share of the messages is nacked, in order, with one delay."""
+    """Nack a random share of the messages, in order, with one delay."""
     below = Chance(393).below
     sequence = -1
     for _ in range(count):
@@ -55,7 +55,7 @@ def random_share(count: int, percent: int = 30, delay_ms: int = 60_000) -> Itera
 
 
 def out_of_order(count: int, by_ms: int = 500) -> Iterator[Nack]:
-    """Like :func:`random_share`, but each nack comes up to ``by_ms`` later than its message."""
+    """Nack like :func:`random_share`, but each nack comes up to ``by_ms`` later than its message."""
     below = Chance(394).below
     waiting: list[tuple[int, int, Nack]] = []
     for number, nack in enumerate(random_share(count)):
@@ -73,14 +73,14 @@ def _late(at_us: int, _number: int, nack: Nack) -> Nack:
 
 
 def mixed_delays(count: int) -> Iterator[Nack]:
-    """Like :func:`random_share`, with four delays in random turn."""
+    """Nack like :func:`random_share`, with four delays in random order."""
     below = Chance(395).below
     for ledger, entry, now_ms, _ in random_share(count):
         yield ledger, entry, now_ms, FOUR_DELAYS[below(4)]
 
 
 def scattered(count: int, over_ms: int) -> Iterator[Nack]:
-    """Like :func:`random_share`, all at once, with a delay of its own each."""
+    """Nack like :func:`random_share`, but all at the same time, each with a different delay."""
     below = Chance(396).below
     for ledger, entry, _, _ in random_share(count):
         yield ledger, entry, 0, below(over_ms)
@@ -104,4 +104,4 @@ STREAMS: dict[str, Stream] = {
     "scattered over 60 s": over_a_minute,
     "scattered over an hour": over_an_hour,
 }
-"""All of them by name; ``java/`` knows the same names."""
+"""All streams by name; ``java/`` uses the same names."""

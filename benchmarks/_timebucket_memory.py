@@ -29,12 +29,12 @@ _FIRST_AT = 1_000_000
 
 
 class Delayed(NamedTuple):
-    """A row of the proposal's table: messages a ms, bits, and its figures in MB."""
+    """A row of the proposal's table: messages per ms, bits, and figures in MB."""
 
     per_ms: int
     bits: int
     proposed: float | None
-    reach: float | None
+    target: float | None
 
 
 DELAYED = (
@@ -54,7 +54,7 @@ NACKED: dict[str, tuple[float, float]] = {
     "scattered over 60 s": (3.5, _DENSE + math.log2(60_000 / (1 << BITS)) / 8),
     "scattered over an hour": (9.0, _DENSE + math.log2(3_600_000 / (1 << BITS)) / 8),
 }
-"""Bytes an id: the reach, and the least that is possible."""
+"""Bytes per id: the target, and the lower bound."""
 
 
 def build_delayed(count: int, per_ms: int, bits: int) -> tuple[Any, dict[str, Any]]:
@@ -76,12 +76,12 @@ def build_nacks(count: int, stream: str) -> tuple[Any, dict[str, Any]]:
 
 
 def build_dict(count: int, stream: str) -> tuple[Any, dict[str, Any]]:
-    """Fill a dict of deadlines, as the clients had."""
+    """Fill a dict of deadlines, as in the old clients."""
     return {(nack[0], nack[1]): nack[2] + nack[3] for nack in STREAMS[stream](count)}, {}
 
 
 def formula_bytes(per_ms: int, bits: int) -> float:
-    """Return what the proposal predicts for a delayed message."""
+    """Return the bytes that the proposal predicts for a delayed message."""
     in_bucket = per_ms << bits
     if in_bucket <= 4_096:
         return 2.0
@@ -89,7 +89,7 @@ def formula_bytes(per_ms: int, bits: int) -> float:
 
 
 def estimate_error(grown: int, estimate: int) -> str:
-    """Say how far the own estimate is from resident growth: in % where that exceeds 20 MB, else in MB."""
+    """Return the error of our own estimate of resident growth: in % if that exceeds 20 MB, otherwise in MB."""
     if grown > 20 * 1_000_000:
         return f"{(estimate - grown) / grown:+.1%}"
     return f"{(estimate - grown) / MIB:+.2f} MB"
@@ -103,7 +103,7 @@ def _check_estimate(targets: Targets, name: str, grown: int, estimate: int) -> N
 
 
 def delayed_table(report: Report, targets: Targets, count: int, processes: int) -> None:
-    """Print the proposal's table; the reach holds for its 10 million messages."""
+    """Print the proposal's table; the targets are for its 10 million messages."""
     scale = count / 10_000_000
     rows = []
     for row in DELAYED:
@@ -111,7 +111,7 @@ def delayed_table(report: Report, targets: Targets, count: int, processes: int) 
         assert figures["count"] == count
         allocated = allocated_by(build_delayed, count, row.per_ms, row.bits)
         name = f"{row.per_ms} per ms, {row.bits} bits"
-        reach = targets.check(f"delayed {name}, MB", grown / MIB, row.reach) if scale >= 1 else None
+        target = targets.check(f"delayed {name}, MB", grown / MIB, row.target) if scale >= 1 else None
         _check_estimate(targets, f"delayed {name}", grown, figures["bytes"])
         peer = [_java.figure(str(row.per_ms), count, row.bits, 0, which) for which in ("heap", "heap_optimized")]
         rows.append(
@@ -120,7 +120,7 @@ def delayed_table(report: Report, targets: Targets, count: int, processes: int) 
                 grown / MIB,
                 _mib(allocated),
                 figures["bytes"] / MIB,
-                reach,
+                target,
                 0.0,
                 row.proposed and row.proposed * scale,
                 formula_bytes(row.per_ms, row.bits) * count / MIB,
@@ -129,15 +129,15 @@ def delayed_table(report: Report, targets: Targets, count: int, processes: int) 
                 _HEAP_BYTES * count / MIB,
             ]
         )
-    columns = ["MB", "resident", "allocated", "own estimate", "reach", "limit", "proposal", "its formula"]
+    columns = ["MB", "resident", "allocated", "own estimate", "target", "limit", "proposal", "its formula"]
     columns += ["Java", "Java, run-optimized", "ratio to Java", "triple heap"]
     report.table(f"{count:,} delayed messages in order, {ENTRIES_PER_LEDGER:,} entries a ledger", columns, rows)
 
 
 def nacks_table(report: Report, targets: Targets, count: int, processes: int) -> None:
-    """Print bytes for each pending nack, with all that is needed to cancel it and to know that it is pending."""
+    """Print bytes per pending nack, including what it takes to cancel it and to know that it is pending."""
     rows = []
-    for stream, (reach, bound) in NACKED.items():
+    for stream, (target, bound) in NACKED.items():
         grown, figures = grown_by(build_nacks, count, stream, processes=processes)
         allocated = allocated_by(build_nacks, count, stream)
         dictionary, _ = grown_by(build_dict, count, stream)
@@ -146,7 +146,7 @@ def nacks_table(report: Report, targets: Targets, count: int, processes: int) ->
             _java.figure(stream, count, BITS, _java.rounds(count), which)
             for which in ("heap", "heap_optimized", "serialized")
         ]
-        shown = targets.check(f"{stream}, bytes an id", grown / count, reach) if count >= 1_000_000 else None
+        shown = targets.check(f"{stream}, bytes an id", grown / count, target) if count >= 1_000_000 else None
         rows.append(
             [
                 stream,
@@ -161,13 +161,13 @@ def nacks_table(report: Report, targets: Targets, count: int, processes: int) ->
                 dictionary / count,
             ]
         )
-    columns = ["bytes an id", "resident", "allocated", "own estimate", "its error", "reach", "bound"]
+    columns = ["bytes an id", "resident", "allocated", "own estimate", "its error", "target", "bound"]
     columns += ["Java", "Java, run-optimized", "Java, serialized", "ratio to Java", "dict"]
     report.table(f"{count:,} pending nacks, {BITS} bits, with what it takes to cancel them", columns, rows)
 
 
 def estimate_table(report: Report, targets: Targets, count: int) -> None:
-    """Print the estimate beside resident growth where much is held."""
+    """Print the estimate next to resident growth, for many pending nacks."""
     rows = []
     for stream in ("out of order by 500 ms", "scattered over 60 s", "scattered over an hour"):
         grown, figures = grown_by(build_nacks, count, stream)

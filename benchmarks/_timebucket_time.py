@@ -1,4 +1,4 @@
-"""The time tables of ``timebucket.py``: adding, draining and sealing, beside heaps, a dict and Java."""
+"""The time tables of ``timebucket.py``: adding, draining and sealing, compared with heaps, a dict and Java."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _ALL = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Nacks(NamedTuple):
-    """A stream, made beforehand."""
+    """A stream, created before the measurement."""
 
     ids: list[MessageId]
     nows: list[int]
     delays: list[int]
 
     def first(self, count: int) -> Nacks:
-        """Return the first so many."""
+        """Return the first ``count`` nacks."""
         return Nacks(self.ids[:count], self.nows[:count], self.delays[:count])
 
 
 def made(stream: str, count: int) -> Nacks:
-    """Make a stream."""
+    """Create a stream."""
     nacks = list(STREAMS[stream](count))
     ids = [MessageId(ledger, entry) for ledger, entry, _, _ in nacks]
     return Nacks(ids, [nack[2] for nack in nacks], [nack[3] for nack in nacks])
 
 
 def filled(nacks: Nacks) -> NackSchedule:
-    """Return a schedule with a stream in it."""
+    """Return a schedule that contains a stream."""
     schedule = NackSchedule(PLAIN)
     for message_id, now_ms, delay_ms in zip(*nacks, strict=True):
         schedule.add(message_id, now_ms, delay_ms)
@@ -59,7 +59,7 @@ def filled(nacks: Nacks) -> NackSchedule:
 
 
 def add_single(nacks: Nacks) -> float:
-    """Ns of ``NackSchedule.add``, the loop around it included."""
+    """Ns of ``NackSchedule.add``, including the loop around it."""
 
     def measure() -> float:
         add = NackSchedule(PLAIN).add
@@ -72,7 +72,7 @@ def add_single(nacks: Nacks) -> float:
 
 
 def add_many(nacks: Nacks, each: int = 500) -> float:
-    """Ns an id of ``NackSchedule.add_many``."""
+    """Ns per id of ``NackSchedule.add_many``."""
     parts = [(nacks.ids[at : at + each], nacks.nows[at]) for at in range(0, len(nacks.ids), each)]
 
     def measure() -> float:
@@ -86,7 +86,7 @@ def add_many(nacks: Nacks, each: int = 500) -> float:
 
 
 def parts_of(nacks: Nacks, make: Callable[[list[int]], Any], each: int = 500) -> list[tuple[int, Any, int, int]]:
-    """Cut a stream in order into calls of so many entries of one ledger, each with the time and delay of its first."""
+    """Divide a stream into calls for several entries of one ledger, with the time and delay of the first entry."""
     parts = []
     at = 0
     while at < len(nacks.ids):
@@ -100,7 +100,7 @@ def parts_of(nacks: Nacks, make: Callable[[list[int]], Any], each: int = 500) ->
 
 
 def add_entries(nacks: Nacks, make: Callable[[list[int]], Any], each: int = 500) -> float:
-    """Ns an entry of ``NackSchedule.add_entries``."""
+    """Ns per entry of ``NackSchedule.add_entries``."""
     parts = parts_of(nacks, make, each)
 
     def measure() -> float:
@@ -114,12 +114,12 @@ def add_entries(nacks: Nacks, make: Callable[[list[int]], Any], each: int = 500)
 
 
 def as_range(entries: list[int]) -> range:
-    """Return entries without holes as a range."""
+    """Return consecutive entries as a range."""
     return range(entries[0], entries[-1] + 1)
 
 
 def as_array(entries: list[int]) -> array[int]:
-    """Return entries as an array of 32 bits."""
+    """Return entries as an array of 32-bit numbers."""
     return array("I", entries)
 
 
@@ -164,16 +164,16 @@ def single_table(report: Report, targets: Targets, count: int) -> None:
         peer = _java.figure(stream, count, BITS, _java.rounds(count), "add")
         cold = _java.figure(stream, count, BITS, _java.rounds(count), "add_cold")
         by_java = ratio(ours, peer)
-        reach = targets.check(f"single add, {stream}, times Java", by_java, 10)
+        target = targets.check(f"single add, {stream}, times Java", by_java, 10)
         few = nacks.first(100_000)
-        rows.append([stream, ours, peer, by_java, None if by_java is None else reach, cold, *add_peers(few)])
-    columns = ["ns an id", "add(id)", "Java", "ratio", "reach (ratio)", "Java, cold"]
+        rows.append([stream, ours, peer, by_java, None if by_java is None else target, cold, *add_peers(few)])
+    columns = ["ns an id", "add(id)", "Java", "ratio", "target (ratio)", "Java, cold"]
     columns += ["triple heap", "heapq", "dict"]
     report.table(f"Single adds, {count:,} ids (heaps and dict with 100,000)", columns, rows)
 
 
 def bulk_table(report: Report, targets: Targets, count: int) -> None:
-    """Print ns an id of adds of 500 a call."""
+    """Print ns per id of bulk adds, mostly of 500 ids per call."""
     rows = []
     cases: list[tuple[str, str, Callable[[list[int]], Any], int]] = [
         ("in order", "range", as_range, 500),
@@ -192,22 +192,22 @@ def bulk_table(report: Report, targets: Targets, count: int) -> None:
         rows.append(_bulk_row(targets, stream, f"{name}, {each:,}", add_entries(nacks, make, each), count))
     nacks = made("in order", count)
     rows.append(_bulk_row(None, "in order", "MessageIds, 500", add_many(nacks), count))
-    columns = ["stream", "how", "ns an id", "Java, single add", "ratio", "reach (ratio)"]
+    columns = ["stream", "how", "ns an id", "Java, single add", "ratio", "target (ratio)"]
     report.table("Adding in bulk", columns, rows)
 
 
 def _bulk_row(targets: Targets | None, stream: str, how: str, ours: float, count: int) -> list[object]:
     peer = _java.figure(stream, count, BITS, _java.rounds(count), "add")
     by_java = ratio(ours, peer)
-    reach = targets and targets.check(f"bulk add, {stream}, {how}, times Java", by_java, 1)
-    return [stream, how, ours, peer, by_java, None if by_java is None else reach]
+    target = targets and targets.check(f"bulk add, {stream}, {how}, times Java", by_java, 1)
+    return [stream, how, ours, peer, by_java, None if by_java is None else target]
 
 
 # -- draining --------------------------------------------------------------------------------------------------------
 
 
 def drain(nacks: Nacks, by: Callable[[NackSchedule], int], rounds: int = 3) -> float:
-    """Ns an id that a full schedule is drained by."""
+    """Ns per id of draining a full schedule."""
 
     def measure() -> float:
         schedule = filled(nacks)
@@ -221,7 +221,7 @@ def drain(nacks: Nacks, by: Callable[[NackSchedule], int], rounds: int = 3) -> f
 
 
 def by_runs(schedule: NackSchedule) -> int:
-    """Drain all at once, as arrays."""
+    """Drain everything in one call, as arrays."""
     return sum(len(run.entries) for run in schedule.pop_due_runs(FAR))
 
 
@@ -234,7 +234,7 @@ def by_objects(schedule: NackSchedule) -> int:
 
 
 def drain_heaps(nacks: Nacks) -> tuple[float, float]:
-    """Ns an id popped from a triple heap and from ``heapq``."""
+    """Ns per id popped from a triple heap and from ``heapq``."""
 
     def triple_heap() -> float:
         heap = TripleHeap()
@@ -262,7 +262,7 @@ _BY_OBJECTS = {"in order": 300.0, "scattered over 60 s": 850.0, "scattered over 
 
 
 def drain_table(report: Report, targets: Targets, count: int) -> None:
-    """Print ns a drained id, as arrays and as objects."""
+    """Print ns per drained id, as arrays and as objects."""
     runs, objects = [], []
     for stream in STREAMS:
         nacks = made(stream, count)
@@ -272,15 +272,15 @@ def drain_table(report: Report, targets: Targets, count: int) -> None:
             for name in ("drain", "drain_optimized", "objects", "optimize")
         ]
         by_java = ratio(ours, peers[0])
-        reach = targets.check(f"pop_due_runs, {stream}, times Java", by_java, _BY_RUNS.get(stream))
-        runs.append([stream, ours, peers[0], by_java, None if by_java is None else reach, peers[1], peers[3]])
+        target = targets.check(f"pop_due_runs, {stream}, times Java", by_java, _BY_RUNS.get(stream))
+        runs.append([stream, ours, peers[0], by_java, None if by_java is None else target, peers[1], peers[3]])
         ours = drain(nacks, by_objects)
-        reach = targets.check(f"as objects, {stream}, ns", ours, _BY_OBJECTS.get(stream))
+        target = targets.check(f"as objects, {stream}, ns", ours, _BY_OBJECTS.get(stream))
         few = nacks.first(100_000)
-        objects.append([stream, ours, reach, peers[2], ratio(ours, peers[2]), *drain_heaps(few)])
-    columns = ["ns an id", "pop_due_runs", "Java", "ratio", "reach (ratio)", "Java, run-optimized", "optimizing it"]
+        objects.append([stream, ours, target, peers[2], ratio(ours, peers[2]), *drain_heaps(few)])
+    columns = ["ns an id", "pop_due_runs", "Java", "ratio", "target (ratio)", "Java, run-optimized", "optimizing it"]
     report.table(f"Draining {count:,} ids as arrays", columns, runs)
-    columns = ["ns an id", "pop_due(limit=1000)", "reach", "Java", "ratio", "triple heap", "heapq"]
+    columns = ["ns an id", "pop_due(limit=1000)", "target", "Java", "ratio", "triple heap", "heapq"]
     report.table(f"Draining {count:,} ids as objects (heaps: 100,000)", columns, objects)
 
 
@@ -288,14 +288,14 @@ def drain_table(report: Report, targets: Targets, count: int) -> None:
 
 
 def mix(ledger: int, entry: int) -> int:
-    """Return the hash of a position that ``Peer.java`` sums up."""
+    """Return the hash of a position, as ``Peer.java`` computes it."""
     value = (ledger * _MIX + entry) & _ALL
     value = ((value ^ (value >> 32)) * _MIX_AGAIN) & _ALL
     return value ^ (value >> 32)
 
 
 def proof_table(report: Report, count: int) -> None:
-    """Drain up to halfway and then the rest on both sides; print counts, and whether the sums of hashes agree."""
+    """Drain both sides in two halves; print counts, and whether the sums of hashes agree."""
     if (reason := _java.why_not()) is not None:
         report.note(reason)
         return
@@ -321,7 +321,7 @@ def proof_table(report: Report, count: int) -> None:
 
 
 def seal_one(numbers: list[int]) -> tuple[str, float, float]:
-    """Seal one set many times; return the kind, ns a number, bytes a number."""
+    """Seal one set many times; return the kind, ns per number, and bytes per number."""
     wanted = max(200_000 // len(numbers), 20)
     packed = seal(BitMap(numbers))
 
@@ -337,12 +337,12 @@ def seal_one(numbers: list[int]) -> tuple[str, float, float]:
 
 _KINDS = {"R": "roaring", "W": "roaring, 64 bits", "G": "gaps", "I": "plain", "Q": "plain, 64 bits"}
 _PACKED_BYTES = 1
-"""An encoding that takes at least this many bytes an entry has written each down by itself."""
+"""An encoding that takes at least this many bytes per entry has stored each entry separately."""
 _QUICK_NS, _PACKED_NS = 30, 150
 
 
 def _bucket_of(stream: Any, count: int) -> list[int]:
-    """Return the largest bucket of a stream, as numbers with a slot for each ledger."""
+    """Return the largest bucket of a stream, as numbers with a block for each ledger."""
     buckets: dict[int, list[int]] = {}
     for ledger, entry, now_ms, delay_ms in stream(count):
         buckets.setdefault((now_ms + delay_ms) & _MASK, []).append(ledger << 16 | entry)
@@ -350,7 +350,7 @@ def _bucket_of(stream: Any, count: int) -> list[int]:
 
 
 def seal_table(report: Report, targets: Targets, count: int) -> None:
-    """Print ns an entry of encoding a bucket, and of all that folding open buckets costs."""
+    """Print ns per entry of encoding a bucket, and of folding open buckets."""
     rows: list[list[object]] = []
     samples: list[tuple[str, list[int]]] = [
         ("a run of 2,560", list(range(2_560))),
@@ -361,23 +361,23 @@ def seal_table(report: Report, targets: Targets, count: int) -> None:
     ]
     for name, numbers in samples:
         kind, took, size = seal_one(numbers)
-        reach = targets.check(f"sealing {name}, ns an entry", took, _to_reach(size))
-        rows.append([f"seal: {name}", _KINDS[kind], took, reach, size])
+        target = targets.check(f"sealing {name}, ns an entry", took, _target_ns(size))
+        rows.append([f"seal: {name}", _KINDS[kind], took, target, size])
     for stream in STREAMS:
         kinds, took, size = fold_all(stream, count)
-        reach = targets.check(f"folding {stream}, ns an entry", took, _to_reach(size))
+        target = targets.check(f"folding {stream}, ns an entry", took, _target_ns(size))
         shares = ", ".join(f"{_KINDS.get(kind, kind)} {share:.0%}" for kind, share in kinds.most_common())
-        rows.append([f"fold: {stream}", shares, took, reach, size])
-    columns = ["ns an entry", "sealed as (share of entries)", "ours", "reach", "bytes an entry"]
+        rows.append([f"fold: {stream}", shares, took, target, size])
+    columns = ["ns an entry", "sealed as (share of entries)", "ours", "target", "bytes an entry"]
     report.table("Sealing", columns, rows)
 
 
-def _to_reach(size: float) -> int:
+def _target_ns(size: float) -> int:
     return _PACKED_NS if size >= _PACKED_BYTES else _QUICK_NS
 
 
 def fold_all(stream: str, count: int) -> tuple[Counter[str], float, float]:
-    """Fill a schedule and fold every bucket; return the shares sealed as what, ns and bytes an entry."""
+    """Fill a schedule and fold every bucket; return the share of each encoding, and ns and bytes per entry."""
     nacks = made(stream, count)
 
     def measure() -> tuple[Counter[str], float, float]:
@@ -396,7 +396,7 @@ def fold_all(stream: str, count: int) -> tuple[Counter[str], float, float]:
 
 
 class _FoldWatch:
-    """Times every fold of every sealer while it is entered, and counts entries by what they were sealed as."""
+    """Times every fold of every sealer inside its ``with`` block, and counts entries by their encoding."""
 
     def __init__(self) -> None:
         self.took = 0

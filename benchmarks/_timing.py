@@ -1,4 +1,4 @@
-"""Times of code: of this thread's own work, the best of several rounds."""
+"""Timing of code: the work of this thread, the best of several rounds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 thread_ns = time.thread_time_ns
-"""What the thread has worked, in ns: time in which others had the processor is left out."""
+"""Return the processor time of this thread in ns, without time in which other threads ran."""
 
 
 def best(measure: Callable[[], float], rounds: int = 5) -> float:
-    """Return the smallest of several measurements: the one that the rest of the machine disturbed least."""
+    """Return the smallest of several measurements, which the rest of the machine disturbed least."""
     found = math.inf
     for _ in range(rounds):
         gc.collect()
@@ -24,7 +24,7 @@ def best(measure: Callable[[], float], rounds: int = 5) -> float:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Keep the garbage collector out: it would look through the benchmark's own million objects again and again."""
+    """Disable the garbage collector, which would traverse the benchmark's own million objects repeatedly."""
     gc.disable()
     try:
         yield

@@ -1,11 +1,11 @@
-"""How long one client's loop stands still: each row in a process of its own.
+"""How long the loop of one client is blocked: each row in a separate process.
 
-``ROWS`` names the rows of the table and what each measures; as a program this runs one of them and prints its figures
+``ROWS`` names the rows of the table and what each measures. As a program this runs one row and prints its figures
 as JSON::
 
     python benchmarks/_wire_blocks.py '{"row": "batch", "is_quick": false}'
 
-What comes in comes from a broker in another process, so that only the client is measured.
+The broker runs in another process, so that only the client is measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
-REACH_MS = 20.0
+TARGET_MS = 20.0
 SECONDS = 3.0
 
 
@@ -47,11 +47,11 @@ def hostile(name: str) -> Iterator[str]:
 
 
 async def attacked(name: str, take: int, *, is_quick: bool) -> dict[str, float]:
-    """Receive what a hostile broker sends: the longest block, and by how much memory grew at most."""
+    """Receive what a hostile broker sends; measure the longest block and the largest growth of memory."""
     taken = 0
     with hostile(name) as url:
         async with pulsar_nack.connect(url) as client, client.subscribe("warm", "up"):
-            await asyncio.sleep(0.2)  # what is imported late is there; the script passes over this topic
+            await asyncio.sleep(0.2)  # loads what is imported late; the script does nothing on this topic
         gc.collect()
         before = peak_mb()
         async with pulsar_nack.connect(url) as client:
@@ -68,7 +68,7 @@ async def attacked(name: str, take: int, *, is_quick: bool) -> dict[str, float]:
 
 
 def peak_mb() -> float:
-    """Return the most memory that this process has had, in MB."""
+    """Return the peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -85,11 +85,11 @@ ROWS: dict[str, tuple[str, Callable[[bool], Coroutine[Any, Any, dict[str, float]
     "ack set": ("an ack set of 400 000 words", _attack("ack set", 1)),
     "uuids": ("200 chunks with uuids of 1 MB", _attack("uuids", 1)),
 }
-"""By its name what a row shows, and what measures it: ``longest_ms``, ``memory_mb``, ``shown``."""
+"""Rows by name: the title, and the function that measures ``longest_ms``, ``memory_mb`` and ``shown``."""
 
 
 def measured(row: str, *, is_quick: bool) -> dict[str, Any]:
-    """Run a row in a process of its own."""
+    """Run a row in a separate process."""
     command = [sys.executable, __file__, json.dumps({"row": row, "is_quick": is_quick})]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""One case of ``wire.py`` in a process of its own: ``python _wire_side.py '{"case": ..., "side": ...}'`` prints JSON.
+"""One case of ``wire.py`` in a separate process: ``python _wire_side.py '{"case": ..., "side": ...}'`` prints JSON.
 
 The sides are the official asyncio client alone (``official``), pulsar-nack over it (``over``), and pulsar-nack's native
 transport (``native``); a ``bare`` socket shows what the broker allows. Each case runs the same loop on each side; CPU
@@ -27,13 +27,13 @@ from pulsar_nack import Consumer, Message, NackConfig
 Receive = Callable[[], Awaitable[Any]]
 Settle = Callable[[Any], Awaitable[None]]
 PAUSE_S = 0.005
-"""Between two requests that are timed: those that follow closer upon one another are gathered."""
+"""The pause between two timed requests: requests that follow more closely are grouped."""
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 @contextlib.asynccontextmanager
 async def official_client(url: str) -> AsyncIterator[Any]:
-    """The official client, closed in the end."""
+    """The official client, closed at the end."""
     import pulsar
     import pulsar.asyncio
 
@@ -42,7 +42,7 @@ async def official_client(url: str) -> AsyncIterator[Any]:
         yield client
     finally:
         await client.close()
-        await asyncio.sleep(0.05)  # its thread lets go of Python objects
+        await asyncio.sleep(0.05)  # its thread releases Python objects
 
 
 @contextlib.asynccontextmanager
@@ -111,7 +111,7 @@ class Spent:
         self.seconds, self.cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
 
     def per(self, count: int) -> dict[str, float]:
-        """Messages a second, and us of CPU for each."""
+        """Return messages a second, and us of CPU time per message."""
         return {"rate": count / self.seconds, "cpu_us": 1e6 * self.cpu / count}
 
 
@@ -121,9 +121,9 @@ class Spent:
 async def rate(
     side: str, url: str, topic: str, subscription: str, count: int, tasks: int, pause: float
 ) -> dict[str, float]:
-    """Receive and acknowledge, each task one message after the other; all acknowledgements are awaited.
+    """Receive and acknowledge, one message after the other in each task; all acknowledgements are awaited.
 
-    The first messages are fetched ahead, on every side, for ``pause`` seconds.
+    Every side first prefetches messages for ``pause`` seconds.
     """
     if side == "bare":
         bare = _bare_socket.BareSocket(url, topic, subscription)
@@ -148,7 +148,7 @@ async def rate(
 
 
 async def decode(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, float]:
-    """Receive from an Exclusive subscription, of which the broker bounds no unacknowledged messages."""
+    """Receive from an Exclusive subscription, for which the broker does not limit unacknowledged messages."""
     async with consuming(side, url, topic, subscription, "exclusive") as (receive, settle):
         with Spent() as spent:
             for _ in range(count):
@@ -158,7 +158,7 @@ async def decode(side: str, url: str, topic: str, subscription: str, count: int)
 
 
 async def arrival(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, Any]:
-    """Ms from a redelivery request to the arrival, one after the other, of the only message."""
+    """Ms from a redelivery request to the arrival of the topic's only message, one at a time."""
     if side == "bare":
         return {"ms": _bare_socket.arrival(url, topic, subscription, count, PAUSE_S)}
     took = []
@@ -178,7 +178,7 @@ async def arrival(side: str, url: str, topic: str, subscription: str, count: int
 async def deadlines(
     side: str, url: str, topic: str, subscription: str, count: int, way: str, longest: float
 ) -> dict[str, Any]:
-    """How far from its deadline each message comes back, in ms; delays are from 50 ms to ``longest`` seconds."""
+    """The error of each message's deadline in ms, for delays from 50 ms to ``longest`` seconds."""
     delays, due_at, errors = random.Random(5), dict[bytes, float](), list[float]()
     async with ours(side, url, topic, subscription, "shared", 1_000, config=EXACT, redelivery=way) as consumer:
         while len(errors) < count:
@@ -195,7 +195,7 @@ async def deadlines(
 
 
 async def sustained(side: str, url: str, topic: str, subscription: str, seconds: float, way: str) -> dict[str, Any]:
-    """Nack all messages again and again, each after 0.5 to 1.5 s: there are as many as are nacked in a second."""
+    """Nack all messages repeatedly, with delays of 0.5 to 1.5 s: there are as many as are nacked in a second."""
     delays, due_at, errors = random.Random(6), dict[bytes, float](), list[float]()
     async with ours(side, url, topic, subscription, "shared", 1_000, config=EXACT, redelivery=way) as consumer:
         gc.collect()
@@ -216,7 +216,7 @@ async def sustained(side: str, url: str, topic: str, subscription: str, seconds:
 
 
 async def connections(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, float]:
-    """Bytes of a client with one consumer of a topic that holds nothing; resident, as the official client is C++."""
+    """Bytes of a client with one consumer of an empty topic; resident, because the official client is C++."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def some(many: int) -> int:
@@ -230,7 +230,7 @@ async def connections(side: str, url: str, topic: str, subscription: str, count:
 
 
 async def prefetched(side: str, url: str, topic: str, subscription: str, count: int, pause: float) -> dict[str, float]:
-    """Bytes of a message that waits in the client: of so many that are fetched within ``pause`` seconds."""
+    """Bytes per message that waits in the client, for the messages that it prefetches within ``pause`` seconds."""
     async with consuming(side, url, f"{topic}-warm", subscription) as (receive, settle):
         await settle(await receive())
     gc.collect()
@@ -242,16 +242,16 @@ async def prefetched(side: str, url: str, topic: str, subscription: str, count: 
 
 
 async def storm(url: str, topic: str, subscription: str, count: int, ahead: float, is_frozen: bool) -> dict[str, float]:
-    """Ms of CPU of the longest callback while so many nacks come due at once, until all are handed out again.
+    """Ms of CPU of the longest callback while many nacks become due at once, until all messages are delivered again.
 
-    :param ahead: seconds in which all are received and nacked
-    :param is_frozen: what the program has imported is left alone by the garbage collector
+    :param ahead: seconds in which all messages are received and nacked
+    :param is_frozen: whether the garbage collector ignores what the program has imported
     """
     full = 0
 
-    def count_full(phase: str, told: dict[str, int]) -> None:
+    def count_full(phase: str, info: dict[str, int]) -> None:
         nonlocal full
-        full += phase == "stop" and told["generation"] == 2
+        full += phase == "stop" and info["generation"] == 2
 
     settings: Any = {"receiver_queue_size": 5_000, "unacked_limit": None, "config": EXACT}
     async with (
@@ -263,7 +263,7 @@ async def storm(url: str, topic: str, subscription: str, count: int, ahead: floa
             message = await consumer.receive(timeout=30)
             await message.nack(max(due_at - time.monotonic(), 0.0))
         del message
-        await asyncio.sleep(due_at - time.monotonic() - 0.5)  # not below 0, or it is no storm
+        await asyncio.sleep(due_at - time.monotonic() - 0.5)  # not below 0, or there is no storm
         gc.callbacks.append(count_full)
         with Blocked() as blocked:
             for _ in range(count):
@@ -274,7 +274,7 @@ async def storm(url: str, topic: str, subscription: str, count: int, ahead: floa
 
 
 async def tracked(url: str, topic: str, subscription: str, count: int, pause: float) -> dict[str, float]:
-    """Objects that the garbage collector tracks for each message: fetched ahead, nacked, and due and fetched again."""
+    """Objects that the garbage collector tracks per message: prefetched, nacked, and due and prefetched again."""
 
     def objects() -> int:
         for _ in range(3):
@@ -303,7 +303,7 @@ async def tracked(url: str, topic: str, subscription: str, count: int, pause: fl
 
 
 def fill(url: str, topic: str, subscriptions: list[str], count: int, size: int, batch: int) -> dict[str, float]:
-    """Make the subscriptions, and send messages for them with the official client; ``batch`` in an entry, 0: one."""
+    """Create the subscriptions, and send messages with the official client, in batches of ``batch``; 0: no batches."""
     import pulsar
 
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
@@ -331,12 +331,12 @@ CASES = {
 
 
 def work(case: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Run a case, return what it found."""
+    """Run a case, return its figures."""
     return fill(**options) if case == "fill" else asyncio.run(CASES[case](**options))
 
 
 def main() -> None:
-    """Run a case, print what it found."""
+    """Run a case, print its figures."""
     options = json.loads(sys.argv[1])
     print(json.dumps(work(options.pop("case"), options)))
 

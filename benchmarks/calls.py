@@ -1,6 +1,6 @@
-"""How far a message goes on the native client: calls inside pulsar_nack for each operation, counted as they run.
+"""How many calls inside pulsar_nack a message takes on the native client, for each operation.
 
-Run ``python benchmarks/calls.py``; it plays on an embedded broker. Counts do not depend on the speed of the machine.
+Run ``python benchmarks/calls.py``; it uses an embedded broker. Counts do not depend on the speed of the machine.
 Calls inside asyncio and libraries do not count. ``--quick`` takes few rounds, ``--save`` stores ``results/calls.md``.
 """
 
@@ -28,7 +28,7 @@ WARM = 20
 
 @contextmanager
 def counted(found: list[list[int]]) -> Iterator[None]:
-    """Add the figures of the calls inside pulsar_nack, in the order of ``COLUMNS``."""
+    """Append the figures of the calls inside pulsar_nack to ``found``, in the order of ``COLUMNS``."""
     calls: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -47,7 +47,7 @@ def counted(found: list[list[int]]) -> Iterator[None]:
 
 
 async def count(rounds: int) -> list[list[object]]:
-    """Return a row for each operation: its means after a warm-up."""
+    """Return a row for each operation: the means after a warm-up."""
     found: dict[str, list[list[int]]] = {name: [] for name in OPERATIONS}
     receive, acknowledge, back = found.values()
     async with (
@@ -73,12 +73,12 @@ async def count(rounds: int) -> list[list[object]]:
 
 
 def main() -> None:
-    """Count, and print a table."""
+    """Count calls, and print a table."""
     parser = argparse.ArgumentParser(description="calls inside pulsar_nack for each operation")
-    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="few rounds, to check that it runs")
     parser.add_argument("--save", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
-    report = Report("The way of a message, in calls")
+    report = Report("The calls of a message")
     report.table("Calls", ["operation", *COLUMNS], asyncio.run(count(5 if options.quick else 50)))
     if options.save:
         report.save("calls")

@@ -1,7 +1,8 @@
-"""The cursor: what a flush writes, bytes for each hole, ns for each ack, memory, recovery; run with ``python``.
+"""The cursor: bytes written by a flush, bytes per hole, ns per ack, memory and recovery.
 
-The baseline writes the whole state at each flush, 32 bytes for each range of acknowledged entries, as the broker's
-single entry does. ``--quick`` takes a small part and stores nothing, ``--folder`` chooses the file system.
+Run ``python benchmarks/cursor.py``. The baseline writes the whole state at each flush, with 32 bytes for each range of
+acknowledged entries, like the broker's single entry. ``--quick`` takes few entries and stores nothing, ``--folder``
+chooses the file system.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ QUICK_SIZES = ((10_000, 20), (100_000, 500))
 LARGE = 1_000_000
 LEAST_RATIO = 20.0
 SMALL_STATE = 1_024
-"""Bytes of the whole state up to which there is nothing to save: a marker and an entry take some 100."""
+"""The size of the whole state up to which nothing can be saved: a marker and an entry take about 100 bytes."""
 _MB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many entries that are acknowledged in a pattern, in so many ledgers."""
+    """A number of acknowledged entries in a number of ledgers, in a pattern."""
 
     pattern: str
     count: int
@@ -35,12 +36,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Return what the tables call it."""
+        """Return the name in the tables."""
         return f"{self.count:,} in {self.ledgers:,}, {self.pattern}"
 
 
 def measure(case: Case, folder: str) -> tuple[Figures, Figures, Figures]:
-    """Return the figures of filling and writing, and of recovery with the limit on memory and without."""
+    """Return the figures of filling and writing, and of recovery with and without the limit on memory."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         args = (place, case.pattern, case.count, case.ledgers)
         filled = in_fresh_process(fill_and_write, *args)
@@ -48,24 +49,24 @@ def measure(case: Case, folder: str) -> tuple[Figures, Figures, Figures]:
 
 
 def amplification_table(report: Report, targets: Targets, measured: dict[Case, Figures]) -> None:
-    """Print bytes written for each ack, beside the whole state each time."""
+    """Print bytes written per ack, compared with writing the whole state each time."""
     rows = []
     for case, filled in measured.items():
         ours = filled["written"] / filled["acks"]
-        # each ack adds a range; on average half of them are there when a flush writes everything
+        # each ack adds a range; on average half of them exist when a flush writes everything
         whole = RANGE_BYTES * (filled["ranges"] + (1 + 1 / ROUNDS) * filled["acks"] / 2) * ROUNDS / filled["acks"]
-        reach = None
+        target = None
         if case.count >= LARGE and RANGE_BYTES * filled["ranges"] > SMALL_STATE:
-            reach = LEAST_RATIO
-            targets.check(f"write amplification, {case.name}, share of the whole state", ours / whole, 1 / reach)
-        rows.append([case.name, filled["ranges"], filled["dirty"], ours, whole, whole / ours, reach])
+            target = LEAST_RATIO
+            targets.check(f"write amplification, {case.name}, share of the whole state", ours / whole, 1 / target)
+        rows.append([case.name, filled["ranges"], filled["dirty"], ours, whole, whole / ours, target])
     columns = ["acknowledged entries and ledgers", "ranges", "dirty ledgers", "ours, bytes an ack"]
-    columns += ["whole state, bytes an ack", "times less", "reach"]
+    columns += ["whole state, bytes an ack", "times less", "target"]
     report.table(f"Write amplification: {ACKS_A_LEDGER} acks in 1 % of the ledgers, then a flush", columns, rows)
 
 
 def hole_table(report: Report, measured: dict[Case, Figures]) -> None:
-    """Print bytes for each hole."""
+    """Print bytes per hole."""
     rows = []
     for case, filled in measured.items():
         holes = filled["holes"]
@@ -76,14 +77,14 @@ def hole_table(report: Report, measured: dict[Case, Figures]) -> None:
 
 
 def memory_table(report: Report, targets: Targets, measured: dict[Case, Figures]) -> None:
-    """Print what is held with the limit on memory."""
+    """Print the memory taken with the limit."""
     rows = []
     for case, filled in measured.items():
-        reach = 8.0 if case.count >= 100 * LARGE else None
+        target = 8.0 if case.count >= 100 * LARGE else None
         held = filled["held"] / _MB
-        targets.check(f"memory held, {case.name}, MB", held, reach)
-        rows.append([case.name, held, reach, filled["peak"] / _MB, filled["size"] / _MB, filled["ledgers_in_memory"]])
-    columns = ["acknowledged entries and ledgers", "resident, MB", "reach", "peak, MB", "whole state, MB"]
+        targets.check(f"memory held, {case.name}, MB", held, target)
+        rows.append([case.name, held, target, filled["peak"] / _MB, filled["size"] / _MB, filled["ledgers_in_memory"]])
+    columns = ["acknowledged entries and ledgers", "resident, MB", "target", "peak, MB", "whole state, MB"]
     report.table("Memory with a cache of 3 MB", [*columns, "ledgers in memory"], rows)
 
 
@@ -106,9 +107,9 @@ def ack_table(report: Report, targets: Targets, folder: str) -> None:
     for order in orders():
         with tempfile.TemporaryDirectory(dir=folder) as place:
             found = in_fresh_process(one_ack, place, order)
-        reach = targets.check(f"an ack, {order}, ns", found["cursor"], 2_000)
-        rows.append([order, found["cursor"], reach, found["state"], found["set"]])
-    columns = ["ns an ack", "await cursor.acknowledge", "reach", "the state alone", "a set of tuples"]
+        target = targets.check(f"an ack, {order}, ns", found["cursor"], 2_000)
+        rows.append([order, found["cursor"], target, found["state"], found["set"]])
+    columns = ["ns an ack", "await cursor.acknowledge", "target", "the state alone", "a set of tuples"]
     report.table("One acknowledgement a call", columns, rows)
 
 
@@ -120,8 +121,8 @@ def main() -> None:
     options = parser.parse_args()
     report, targets = Report("The cursor: what acknowledgements cost"), Targets()
     report.note(
-        "MB are 2**20 bytes. Each row is measured in fresh processes. The first entry of each ledger is left,"
-        " so that no ledger is done with."
+        "MB are 2**20 bytes. Each row is measured in fresh processes. The first entry of each ledger stays"
+        " unacknowledged, so that no ledger is complete."
     )
     ack_table(report, targets, options.folder)
     if options.quick:
@@ -133,7 +134,7 @@ def main() -> None:
     hole_table(report, {case: one for case, one in filled.items() if case.count == max(each.count for each in cases)})
     memory_table(report, targets, {case: one for case, one in filled.items() if case.count >= LARGE or options.quick})
     recovery_table(report, {case: found[1:] for case, found in measured.items()})
-    report.note("So few entries only prove that all of this runs." if options.quick else targets.summary())
+    report.note("With so few entries this only proves that everything runs." if options.quick else targets.summary())
     if not options.quick:
         report.save("cursor")
 

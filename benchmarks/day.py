@@ -1,11 +1,11 @@
 """A day of delayed messages at full rate: 10 000 a second, delays of up to a day, 16 bits, on a virtual clock.
 
 Run ``python benchmarks/day.py``: 100 million messages of each mix, and a quarter and a half of them to see how
-time and memory grow. ``--messages 864`` takes the whole day (in millions), ``--quick`` a little, nothing stored.
-Results go to ``results/day.md``. Each run has a process of its own.
+time and memory grow. ``--messages 864`` takes the whole day (in millions), ``--quick`` few messages, nothing stored.
+Results go to ``results/day.md``. Each run has a separate process.
 
-The clock moves on as messages arrive; each 65.5 s what has come due is taken out, 1 000 at a time; after the last
-arrival the clock runs on until nothing is left.
+The clock advances as messages arrive. Every 65.5 s, due messages are taken out, 1 000 at a time. After the last
+arrival the clock advances until nothing is left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _START_MS = 1_700_000_000_000
 
 Tracker = InMemoryDelayedDeliveryTracker
 Arrive = Callable[[Tracker, int, int, int], int]
-"""Adds ``BATCH`` entries from one of a ledger on, at a time; returns ns of the tracker's work."""
+"""Adds ``BATCH`` entries of a ledger from a given one on, at a given time; returns ns of the tracker's work."""
 
 _chance = random.Random(864)
 
@@ -47,17 +47,17 @@ def fixed_hours(tracker: Tracker, ledger: int, first: int, now_ms: int) -> int:
 
 
 def fixed_minutes(tracker: Tracker, ledger: int, first: int, now_ms: int) -> int:
-    """Every message waits for ten minutes: what is held does not grow for ever."""
+    """Every message waits for ten minutes, so that the number of held messages stops growing."""
     return _add_all(tracker, ledger, first, now_ms + RETRY_MS[0])
 
 
 def a_delay_a_batch(tracker: Tracker, ledger: int, first: int, now_ms: int) -> int:
-    """Each 1 000 messages have a delay of up to a day of their own."""
+    """Every 1 000 messages share a random delay of up to a day."""
     return _add_all(tracker, ledger, first, now_ms + TICK_MS + 1 + int(_chance.random() * DAY_MS))
 
 
 def a_delay_each(tracker: Tracker, ledger: int, first: int, now_ms: int) -> int:
-    """Each message has a delay of up to a day of its own."""
+    """Each message has a random delay of up to a day."""
     base = now_ms + TICK_MS + 1
     draws = array("I", _chance.randbytes(4 * BATCH))
     return _add_each(tracker, ledger, first, [base + (draw * DAY_MS >> 32) for draw in draws])
@@ -93,7 +93,7 @@ MIXES: dict[str, Arrive] = {
 
 
 class Day:
-    """One run; counts the work, the messages and the most memory."""
+    """One run; counts the work, the messages and the peak memory."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(_START_MS)
@@ -102,7 +102,7 @@ class Day:
         self.adding_ns = self.taking_ns = self.taken = self.most_held = self.most_estimated = self.longest_ns = 0
 
     def arrive(self, mix: Arrive, count: int) -> None:
-        """Let so many messages come in."""
+        """Let ``count`` messages arrive."""
         next_look = _START_MS + TICK_MS
         for sequence in range(0, count, BATCH):
             now_ms = _START_MS + sequence // PER_MS
@@ -114,13 +114,13 @@ class Day:
             self.adding_ns += mix(self.tracker, ledger + 1, first, now_ms)
 
     def run_out(self) -> None:
-        """Let the time go on until nothing is held."""
+        """Advance the clock until nothing is held."""
         while (next_at := self.tracker.next_at()) is not None:
             self.clock.set(max(next_at, self.clock.now_ms()) + TICK_MS)
             self.take()
 
     def take(self) -> None:
-        """Take out what is due."""
+        """Take out due messages."""
         tracker = self.tracker
         self.most_held = max(self.most_held, tracker.number_of_delayed_messages)
         self.most_estimated = max(self.most_estimated, tracker.buffer_memory_usage)
@@ -134,7 +134,7 @@ class Day:
 
 
 def simulate(name: str, count: int) -> dict[str, Any]:
-    """Run one mix; return its figures. The peak is that of the whole process, less what it had at its start."""
+    """Run one mix; return its figures. The peak is that of the whole process, less its size at the start."""
     warm_up = Day()
     warm_up.arrive(MIXES[name], 10 * BATCH)
     warm_up.run_out()
@@ -145,7 +145,7 @@ def simulate(name: str, count: int) -> dict[str, Any]:
     with no_collector():
         day.arrive(MIXES[name], count)
         day.run_out()
-    assert day.taken == count, f"{count} came, {day.taken} were taken out"
+    assert day.taken == count, f"{count} arrived, {day.taken} were taken out"
     return {
         "add": day.adding_ns / count,
         "take": day.taking_ns / count,
@@ -157,7 +157,7 @@ def simulate(name: str, count: int) -> dict[str, Any]:
 
 
 def growth(rows: list[dict[str, Any]], of: Callable[[dict[str, Any]], float], at: int) -> float | None:
-    """Return by what a figure grew when the load was doubled."""
+    """Return the factor by which a figure grew when the load was doubled."""
     return of(rows[at]) / of(rows[at - 1]) if at and of(rows[at - 1]) else None
 
 
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="0.2 million messages, nothing stored")
     parser.add_argument("--messages", type=float, default=100, help="millions of each mix, 100 by default")
     parser.add_argument(
-        "--only", nargs="+", choices=list(MIXES), default=list(MIXES), help="these mixes, nothing stored"
+        "--only", nargs="+", choices=list(MIXES), default=list(MIXES), help="only these mixes, nothing stored"
     )
     options = parser.parse_args()
     if options.quick:
@@ -202,7 +202,7 @@ def main() -> None:
     report = Report("A day of delayed messages at full rate")
     report.note(
         f"{PER_MS * 1000:,} messages a second on a virtual clock, tick {TICK_MS:,} ms (16 bits), "
-        f"{ENTRIES_PER_LEDGER:,} entries a ledger. Each row is a process of its own; ns are of the thread's own work. "
+        f"{ENTRIES_PER_LEDGER:,} entries a ledger. Each row is a separate process; ns are of the thread's own work. "
         "Growth is linear at 2 per doubling for memory and at 1 for ns a message."
     )
     for name in options.only:

@@ -1,9 +1,9 @@
-"""Durable nacks: what a call costs, alone and among 500, and what a million of them take; run with ``python``.
+"""Durable nacks: the cost of a call, alone and among 500, and the size of a million nacks.
 
-Each figure stands beside the same calls of a consumer without ``durable``, and beside the disk's own: a write and a
-sync in a plain loop. The port is the one in memory, so nothing of a broker is in the figures; *work* is the processor
-time of the loop's thread, *time* the time that passed. The file system is that of ``--folder`` (a temporary folder by
-default; not a memory file system).
+Run ``python benchmarks/durable_nacks.py``. Each figure is compared with the same calls of a consumer without
+``durable``, and with the disk alone: a write and a sync in a plain loop. The port is in memory, so no broker is
+measured; *work* is the processor time of the loop's thread, *time* the time that passed. The file system is that of
+``--folder`` (a temporary folder by default; not a memory file system).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORD = 90
 
 
 def raw_sync(folder: Path, seconds: float) -> float:
-    """Return us of a write of one record and its sync, in a plain loop."""
+    """Return us per write and sync of one record, in a plain loop."""
     path, data, offset, syncs = folder / "raw", os.urandom(RECORD), 0, 0
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     began = time.perf_counter()
@@ -44,7 +44,7 @@ def raw_sync(folder: Path, seconds: float) -> float:
 
 
 async def timed(calls: list[Callable[[], Awaitable[object]]], tasks: int) -> tuple[float, float]:
-    """Make the calls from so many tasks; return us of work and of time for each."""
+    """Make the calls from a number of tasks; return us of work and of time per call."""
     rest = iter(calls)
 
     async def some() -> None:
@@ -58,7 +58,7 @@ async def timed(calls: list[Callable[[], Awaitable[object]]], tasks: int) -> tup
 
 
 async def messages_of(consumer: Consumer, port: FakePort, count: int) -> list[Message]:
-    """Publish and receive so many, outside of the measured time; many at once, as that is quicker."""
+    """Publish and receive messages outside of the measured time; many at once, because that is quicker."""
     for _ in range(count):
         port.topic.publish(b"x")
     return list(await asyncio.gather(*(consumer.receive() for _ in range(count))))
@@ -80,7 +80,7 @@ async def calls(folder: Path | None, tasks: int, count: int) -> list[list[object
 
 
 async def recovery(folder: Path, count: int, every: int) -> list[object]:
-    """Hold so many nacks, one in ``every`` messages; return what they take, and how long opening takes."""
+    """Hold ``count`` nacks, of one in ``every`` messages; return their size, and how long opening takes."""
     options = {"memory_ms": 60_000, "ttl_ms": 7 * 86_400_000, "clock": WallClock()}
     durable = await DurableNacks.open(folder, **options)  # type: ignore[arg-type]
     running = asyncio.create_task(durable.run())
@@ -112,7 +112,7 @@ async def recovery(folder: Path, count: int, every: int) -> list[object]:
 def main() -> None:
     """Measure, and print tables."""
     parser = argparse.ArgumentParser(description="durable nacks")
-    parser.add_argument("--quick", action="store_true", help="few messages, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="few messages, to check that it runs")
     parser.add_argument("--save", action="store_true", help="store the tables in benchmarks/results")
     parser.add_argument("--folder", type=Path, help="measure the file system of this folder")
     options = parser.parse_args()

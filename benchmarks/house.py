@@ -1,8 +1,8 @@
-"""The house in figures: lines, files, classes, imports across packages, circles, and words that readers have to learn.
+"""Figures of the code: lines, files, classes, imports across packages, import cycles, and phrases to avoid.
 
-Run ``python benchmarks/house.py``. Files are read and parsed, nothing is imported or run. ``--list`` names what counts,
-``--json`` prints the figures for a program, ``--save`` stores the table as ``results/house.md``. The figures are signs
-and not aims: a small file can be right, and so can a long one.
+Run ``python benchmarks/house.py``. Files are read and parsed, nothing is imported or run. ``--list`` shows the places,
+``--json`` prints the figures for programs, ``--save`` stores the table as ``results/house.md``. The figures are hints,
+not goals: a small file can be right, and so can a long one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PHRASES = (
     "of its own", "of one's own", "of their own", "parted", "show again", "shown again", "so many", "so much",
     "tell", "tells", "the same for", "told", "what there is", "whoever",
 )  # fmt: skip
-"""What a reader has to translate; ``CONTRIBUTING.md`` says what to write instead."""
-_PHRASE = re.compile(rf"\b({'|'.join(PHRASES)})\b", re.IGNORECASE)
+"""Phrases that readers have to translate; write short, active sentences instead."""
+_PHRASE = re.compile(rf"\b({'|'.join(f'[{each[0].upper()}{each[0]}]{each[1:]}' for each in PHRASES)})\b")
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass
 class House:
-    """What was found; lists name the places."""
+    """The figures; lists contain the places."""
 
     lines: int = 0
     files: int = 0
@@ -50,7 +50,7 @@ class House:
     phrases_in_docs: list[str] = field(default_factory=list)
 
     def figures(self) -> dict[str, int]:
-        """Return the figures by what they count."""
+        """Return the figures by name."""
         return {
             "lines": self.lines,
             "files": self.files,
@@ -60,19 +60,19 @@ class House:
             f"files under {SHORT} lines": len(self.short_files),
             f"classes of more than {MANY_METHODS} methods": len(self.large_classes),
             "imports of another package's private names": len(self.private_imports),
-            "circles between files": len(self.circles),
+            "import cycles between files": len(self.circles),
             "names in pulsar_nack.__all__": self.names,
-            "phrases to be learned, in code": len(self.phrases_in_code),
-            "phrases to be learned, in docs": len(self.phrases_in_docs),
+            "phrases to avoid, in code": len(self.phrases_in_code),
+            "phrases to avoid, in docs": len(self.phrases_in_docs),
         }
 
     def places(self) -> dict[str, list[str]]:
-        """Return the places by what they are."""
+        """Return the places by kind."""
         return {name.replace("_", " "): places for name, places in vars(self).items() if isinstance(places, list)}
 
 
 def look() -> House:
-    """Read the package and its docs."""
+    """Count what is in the package and its docs."""
     house = House()
     imports: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -120,14 +120,14 @@ def _read_module(path: Path, house: House, imports: dict[str, set[str]]) -> None
 
 
 def _target(path: Path, node: ast.ImportFrom) -> Path:
-    """Return the file that an import is from."""
+    """Return the file that an import refers to."""
     folder = path.parents[node.level - 1]
     module = folder.joinpath(*(node.module or "").split(".")) if node.module else folder
     return module.with_suffix(".py") if module.with_suffix(".py").exists() else module / "__init__.py"
 
 
 def _is_private_elsewhere(path: Path, target: Path, node: ast.ImportFrom) -> bool:
-    """Return whether an import takes a private module or name of another package of ``pulsar_nack``."""
+    """Return whether an import uses a private module or name of another package of ``pulsar_nack``."""
     own, other = path.relative_to(PACKAGE).parts, target.relative_to(PACKAGE).parts
     if len(own) < 2 or len(other) < 2 or own[0] == other[0]:
         return False
@@ -140,7 +140,7 @@ def _phrases(name: str, text: str) -> Iterator[str]:
 
 
 def _circles(imports: dict[str, set[str]]) -> Iterator[str]:
-    """Yield circles of files that import each other, one of each group; packages' ``__init__`` do not count."""
+    """Yield cycles of files that import each other, one of each group; a package's ``__init__`` does not count."""
     left = {
         name: {each for each in targets if each in imports and not each.endswith("__init__.py")} - {name}
         for name, targets in imports.items()
@@ -160,8 +160,8 @@ def _circles(imports: dict[str, set[str]]) -> Iterator[str]:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description="the house in figures")
-    parser.add_argument("--list", action="store_true", help="name what counts")
+    parser = argparse.ArgumentParser(description="figures of the code")
+    parser.add_argument("--list", action="store_true", help="show the places")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--save", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
@@ -169,7 +169,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(house.figures()))
         return
-    report = Report("The house")
+    report = Report("Figures of the code")
     report.table("Figures", ["what", "number"], list(house.figures().items()))
     if options.list:
         for name, places in house.places().items():

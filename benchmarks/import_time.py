@@ -1,6 +1,7 @@
-"""How long imports take: fresh processes, the best and the median of several; run it with ``python``.
+"""How long imports take, in fresh processes: the best and the median of several.
 
-Python's own start is measured in the same way and taken off. The first run of each is dropped: it fills the caches.
+Run ``python benchmarks/import_time.py``. Python's own start is measured in the same way and subtracted. The first run
+of each import is dropped, because it fills the caches.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ CASES = {
 
 
 def run_once(code: str) -> float:
-    """Return ms of one fresh process."""
+    """Return the time of one fresh process in ms."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
     return (time.perf_counter() - began) * 1000
 
 
 def count_modules(code: str) -> int:
-    """Return how many modules are loaded afterwards."""
+    """Return how many modules are loaded after the import."""
     command = [sys.executable, "-c", f"{code}\nimport sys; print(len(sys.modules))"]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:
-    """Measure each case in turn, so that a disturbance hits all of them, and print a table."""
+    """Measure the cases in turn, so that a disturbance affects all of them, and print a table."""
     parser = argparse.ArgumentParser(description="time of imports in fresh processes")
     parser.add_argument("--runs", type=int, default=10, help="runs of each, 10 by default")
     runs = parser.parse_args().runs
@@ -45,7 +46,7 @@ def main() -> None:
         for name, code in cases.items():
             times[name].append(run_once(code))
     start_best, start_median = min(times[""][1:]), statistics.median(times[""][1:])
-    print(f"Python {sys.version.split()[0]}, start {start_best:.0f} ms (taken off below), {runs} runs")
+    print(f"Python {sys.version.split()[0]}, start {start_best:.0f} ms (subtracted below), {runs} runs")
     print(f"{'import':<22}{'best ms':>9}{'median ms':>11}{'modules':>9}")
     for name, code in CASES.items():
         best = min(times[name][1:]) - start_best

@@ -1,8 +1,9 @@
-"""Append-only logs: appends a second from few and many tasks, beside what the disk does alone; run with ``python``.
+"""Append-only logs: appends per second from few and many tasks, compared with the disk alone.
 
-The raw rows write the same bytes with ``os.pwrite`` and ``os.fdatasync`` in a plain loop, without checksums, threads or
-event loop: one record for each sync, and as many for each sync as there are appenders, which is the best that group
-commit can reach. The file system is that of ``--folder`` (a temporary folder by default; not a memory file system).
+Run ``python benchmarks/ledger.py``. The raw columns write the same bytes with ``os.pwrite`` and ``os.fdatasync`` in a
+plain loop, without checksums, threads or an event loop: with one record per sync, and with as many records per sync as
+there are appenders, which is the best possible group commit. The file system is that of ``--folder`` (a temporary
+folder by default; not a memory file system).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SIZES = (100, 10_000)
 
 
 def raw(path: Path, size: int, group: int, seconds: float) -> float:
-    """Return records a second of a plain loop of writes and syncs, ``group`` records for each sync."""
+    """Return records per second of a plain loop of writes and syncs, with ``group`` records per sync."""
     data, offset, syncs = os.urandom(size * group), 0, 0
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     began = time.perf_counter()
@@ -38,7 +39,7 @@ def raw(path: Path, size: int, group: int, seconds: float) -> float:
 
 
 async def ours(path: Path, size: int, appenders: int, seconds: float) -> tuple[float, float]:
-    """Return records a second, and how many ms an append takes on average."""
+    """Return appends per second, and the mean ms per append."""
     data = os.urandom(size)
     async with await LocalLogStore.open(path) as store:
         log = await store.create("log")
@@ -57,14 +58,14 @@ async def ours(path: Path, size: int, appenders: int, seconds: float) -> tuple[f
 
 
 async def timed(work: Callable[[], Awaitable[object]]) -> float:
-    """Return seconds."""
+    """Return how many seconds the work takes."""
     began = time.perf_counter()
     await work()
     return time.perf_counter() - began
 
 
 async def whole(path: Path, records: int, size: int) -> list[list[object]]:
-    """Write, open and read a large log; return rows."""
+    """Write, open and read a large log; return table rows."""
     data = [os.urandom(size)] * 1000
     async with await LocalLogStore.open(path) as store:
         log = await store.create("log")
@@ -90,8 +91,8 @@ async def whole(path: Path, records: int, size: int) -> list[list[object]]:
 
 def main() -> None:
     """Measure, and print tables."""
-    parser = argparse.ArgumentParser(description="append-only logs beside the disk's own speed")
-    parser.add_argument("--quick", action="store_true", help="few records, to see that it runs")
+    parser = argparse.ArgumentParser(description="append-only logs, compared with the disk alone")
+    parser.add_argument("--quick", action="store_true", help="few records, to check that it runs")
     parser.add_argument("--save", action="store_true", help="store the tables in benchmarks/results")
     parser.add_argument("--folder", type=Path, help="measure the file system of this folder")
     options = parser.parse_args()

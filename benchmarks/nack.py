@@ -1,4 +1,4 @@
-"""What a negative acknowledgement costs: ns and bytes, ours beside the official client, a scanned dict and a heap.
+"""The cost of a negative acknowledgement in ns and bytes, compared with the official client, a dict and a heap.
 
 Run ``python benchmarks/nack.py``; ``--quick`` takes few ids and stores nothing. Results go to ``results/nack.md``.
 """
@@ -26,7 +26,7 @@ PLAIN = NackConfig(precision_ratio=None)
 
 
 def best(measure: Callable[[], float], rounds: int = 5) -> float:
-    """Return the smallest of several measurements: the one that the rest of the machine disturbed least."""
+    """Return the smallest of several measurements, which the rest of the machine disturbed least."""
     found = math.inf
     for _ in range(rounds):
         gc.collect()
@@ -37,7 +37,7 @@ def best(measure: Callable[[], float], rounds: int = 5) -> float:
 
 
 async def best_of(measure: Callable[[], Awaitable[float]], rounds: int = 5) -> float:
-    """Like :func:`best`, for a coroutine function."""
+    """Return the smallest of several measurements of a coroutine function."""
     found = math.inf
     for _ in range(rounds):
         gc.collect()
@@ -60,7 +60,7 @@ def _ignore(_ids: Sequence[MessageId]) -> None:
 
 
 async def tracker_nowait(count: int, delays: list[float] | None = None) -> float:
-    """Ns per ``nack_nowait``, with one delay or a delay of its own each."""
+    """Ns per ``nack_nowait``, with one delay for all or a different delay for each."""
     ids = ids_of(in_order, count)
 
     async def measure() -> float:
@@ -94,7 +94,7 @@ async def tracker_awaited(count: int) -> float:
 
 
 async def tracker_many(count: int) -> float:
-    """Ns per id of ``nack_many`` with 500 ids a call."""
+    """Ns per id of ``nack_many`` with 500 ids per call."""
     ids = ids_of(in_order, count)
     parts = [ids[at : at + 500] for at in range(0, count, 500)]
 
@@ -109,7 +109,7 @@ async def tracker_many(count: int) -> float:
 
 
 async def tracker_entries(count: int, each: int = 500) -> float:
-    """Ns per entry of ``nack_entries`` with ``each`` entries a call, as a list."""
+    """Ns per entry of ``nack_entries`` with a list of ``each`` entries per call."""
     parts = [(1 + at // 50_000, list(range(at % 50_000, at % 50_000 + each))) for at in range(0, count, each)]
 
     async def measure() -> float:
@@ -123,7 +123,7 @@ async def tracker_entries(count: int, each: int = 500) -> float:
 
 
 def floor_call(count: int) -> float:
-    """Ns of a call that reads the clock and appends: less is not possible from Python."""
+    """Ns of a call that reads the clock and appends to a list: the lower bound in Python."""
     ids = ids_of(in_order, count)
 
     def measure() -> float:
@@ -181,7 +181,7 @@ def heap_nack(count: int) -> float:
 
 
 async def official(count: int) -> tuple[float, float] | None:
-    """Ns per nack of the official client: its binding called directly, and awaited as its asyncio API has it."""
+    """Ns per nack of the official client: with its binding called directly, and awaited through its asyncio API."""
     try:
         import _pulsar
         import pulsar
@@ -223,7 +223,7 @@ def filled(stream: Callable[[int], Any], count: int) -> NackSchedule:
 
 
 def drained(stream: Callable[[int], Any], count: int, drain: Callable[[NackSchedule], int]) -> float:
-    """Ns per id that ``drain`` takes out of a full schedule."""
+    """Ns per id that ``drain`` takes from a full schedule."""
 
     def measure() -> float:
         schedule = filled(stream, count)
@@ -248,7 +248,7 @@ def by_ids(schedule: NackSchedule) -> int:
 
 
 def dict_scan(count: int) -> float:
-    """Ns per id of one scan of a dict in which everything is due, objects included."""
+    """Ns per id of one scan of a dict in which all ids are due, including the creation of objects."""
     deadlines = dict.fromkeys(ids_of(in_order, count), 0.0)
 
     def measure() -> float:
@@ -304,7 +304,7 @@ def _stream(name: str) -> Callable[[int], Any]:
 
 
 async def hand_over(count: int) -> tuple[float, float]:
-    """Let ``count`` ids come due at once; return the longest gap (ms) between two turns of the loop, and ns per id."""
+    """Let ``count`` ids become due at once; return the longest gap between turns of the loop in ms, and ns per id."""
     sent = 0
     done = asyncio.Event()
 
@@ -344,8 +344,8 @@ def main() -> None:
     memory_table(report, million)
     longest, each = asyncio.run(hand_over(million))
     report.table(
-        f"{million:,} ids due at once, handed to the callback as objects",
-        ["figure", "measured", "reach"],
+        f"{million:,} ids due at once, passed to the callback as objects",
+        ["figure", "measured", "target"],
         [["longest gap between two turns of the loop, ms", longest, "20"], ["ns per id, all in", each, None]],
     )
     if not quick:
@@ -361,13 +361,13 @@ def time_table(report: Report, count: int) -> None:
     a_dict, a_heap = dict_nack(count), heap_nack(count)
     many = asyncio.run(tracker_many(count))
     rows: list[list[object]] = []
-    for name, ours, peer, peer_name, reach in [
+    for name, ours, peer, peer_name, target in [
         ("nack_nowait, one delay", asyncio.run(tracker_nowait(count)), direct, "client's binding, direct", 600),
         (
-            "nack_nowait, a delay of its own each",
+            "nack_nowait, a different delay each",
             asyncio.run(tracker_nowait(count, delays)),
             None,
-            "client: cannot",
+            "client: not possible",
             2000,
         ),
         ("await nack", asyncio.run(tracker_awaited(count)), awaited, "client, awaited", 900),
@@ -375,8 +375,8 @@ def time_table(report: Report, count: int) -> None:
         ("nack_many, 500 ids a call", many, a_heap, "heapq", None),
         ("nack_entries, list of 500 a call", asyncio.run(tracker_entries(count)), a_dict, "dict of deadlines", 60),
     ]:
-        rows.append([name, ours, reach, peer_name, peer, None if peer is None else peer / ours, floor])
-    columns = ["ns per id", "ours", "reach", "peer", "peer's", "ratio", "floor: call, clock, append"]
+        rows.append([name, ours, target, peer_name, peer, None if peer is None else peer / ours, floor])
+    columns = ["ns per id", "ours", "target", "peer", "peer's", "ratio", "floor: call, clock, append"]
     report.table("Adding", columns, rows)
 
 
@@ -391,13 +391,13 @@ def drain_table(report: Report, count: int) -> None:
         ["as objects, over 60 s", drained(over_a_minute, count, by_ids), None, "heapq", heap],
     ]
     rows = [[*row, float(row[4]) / float(row[1])] for row in rows]  # type: ignore[arg-type]
-    report.table(f"Draining {count:,} ids", ["ns per id", "ours", "reach", "peer", "peer's", "ratio"], rows)
+    report.table(f"Draining {count:,} ids", ["ns per id", "ours", "target", "peer", "peer's", "ratio"], rows)
 
 
 def memory_table(report: Report, million: int) -> None:
-    """Print bytes per pending nack, resident, each figure from a fresh process."""
+    """Print resident bytes per pending nack, each figure from a fresh process."""
     rows: list[list[object]] = []
-    for stream, count, reach, bound in [
+    for stream, count, target, bound in [
         ("in order", million, 4, 0.0),
         ("in order", 10 * million, 4, 0.0),
         ("random 30 %", million, 8, entropy_bytes(0.3)),
@@ -410,9 +410,9 @@ def memory_table(report: Report, million: int) -> None:
         heap = grown_by(build_heap, stream, million)[0] / million
         name = f"{stream}, {count // 1000:,} k"
         rows.append(
-            [name, grown / count, figures["bytes"] / count, reach, peer, heap, peer / max(grown / count, 1e-3), bound]
+            [name, grown / count, figures["bytes"] / count, target, peer, heap, peer / max(grown / count, 1e-3), bound]
         )
-    columns = ["bytes per id", "ours, resident", "own estimate", "reach", "dict", "heapq", "ratio to dict", "bound"]
+    columns = ["bytes per id", "ours, resident", "own estimate", "target", "dict", "heapq", "ratio to dict", "bound"]
     report.table("Memory of pending nacks (8 bits, 10 k messages a second, 60 s)", columns, rows)
 
 

@@ -1,7 +1,7 @@
-"""The jobs of the pipeline on two cores: rows a second, memory and growth, beside one Python process.
+"""The jobs of the pipeline on two cores: rows per second, memory and growth, compared with one Python process.
 
-Everything is made on the spot: metadata by the expressions that the job reads, traces as Parquet and JSON lines in a
-temporary folder. The JVM is the driver and both executors' cores at once; workers are all Python processes of Spark.
+All input is generated: metadata by the expressions that the job reads, traces as Parquet and JSON lines in a
+temporary folder. The JVM runs the driver and both executor cores; workers are all Python processes of Spark.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from pulsar_nack import pipeline
 
 CORES = 2
 INDEX_NS = 2_000.0
-"""To reach: 500 000 rows a second into an index."""
+"""Target: 500 000 rows a second into an index."""
 ACCURACY_S = 60.0
-"""To reach: accuracy over 20 M events from Parquet."""
+"""Target: accuracy over 20 M events from Parquet."""
 MAX_BITS = 12
 COLUMNS = ["job", "rows", "s", "rows/s", "JVM MiB", "workers MiB", "driver MiB"]
 
 
 class Sizes(NamedTuple):
-    """How many rows there are of each kind; ``lines`` are JSON lines, ``alone`` what one process works on."""
+    """The number of rows of each kind; ``lines`` are JSON lines, ``alone`` the input of the one process."""
 
     metadata: int
     smaller: int
@@ -50,18 +50,18 @@ QUICK = Sizes(40_000, 10_000, 8_000, 4_000, 4_000, 2_000)
 
 
 class Measured(NamedTuple):
-    """A job that ran."""
+    """The figures of a job."""
 
     seconds: float
     mib: dict[str, float]
 
     def row(self, name: str, rows: int) -> list[object]:
-        """Return a row of a table."""
+        """Return a table row."""
         return [name, rows, self.seconds, rows / self.seconds, *(self.mib.get(each) for each in (JVM, WORKERS, DRIVER))]
 
 
 def measure(work: Callable[[], object]) -> Measured:
-    """Run a job to its end, and drop what the session keeps for its tables."""
+    """Run a job to its end, and clear what the session caches for its tables."""
     with PeakMemory() as memory:
         spent = peers.seconds(lambda: exhaust(work()))
     if (session := SparkSession.getActiveSession()) is not None:
@@ -89,7 +89,7 @@ def tables(result: object) -> Iterator[DataFrame]:
 
 
 class Run:
-    """All jobs, on one session."""
+    """All jobs, in one session."""
 
     def __init__(self, spark: SparkSession, report: Report, sizes: Sizes, folder: Path) -> None:
         self.spark = spark
@@ -99,16 +99,16 @@ class Run:
         self.folder = folder
 
     def warm(self) -> DataFrame:
-        """Return what starts the JVM, its compilers and Python workers."""
+        """Return a DataFrame that starts the JVM, its compilers and Python workers."""
         made = data.metadata(self.spark, 1_000_000)
         return made.mapInArrow(lambda batches: batches, made.schema)
 
     def job(self, name: str) -> Callable[..., Any] | None:
-        """Return a job, where this release has it."""
+        """Return a job, or None if this release does not have it."""
         return getattr(pipeline, name, None)
 
     def build_index(self) -> None:
-        """Build indexes of two sizes, and in one process."""
+        """Build indexes of two sizes, with Spark and in one process."""
         build = self.job("build_index")
         if build is None:
             return
@@ -130,7 +130,7 @@ class Run:
         self.report.table("Metadata to the index of a bucket tracker", COLUMNS, rows)
 
     def traces(self) -> None:
-        """Run the jobs over traces: from Parquet, two sizes; from JSON lines; in one process."""
+        """Run the jobs over traces: from Parquet in two sizes, from JSON lines, and in one process."""
         large, small, lines = (str(self.folder / name) for name in ("large", "small", "lines"))
         data.trace(self.spark, self.sizes.events).write.parquet(large)
         data.trace(self.spark, self.sizes.fewer).write.parquet(small)
@@ -163,7 +163,7 @@ class Run:
             self.report.table(f"Traces: {name}", COLUMNS, rows)
 
     def check(self, name: str, times: list[float], fewer: int, more: int) -> None:
-        """Note how the time of a job grows with its rows: linear or better."""
+        """Check that the time of a job grows at most linearly with its rows."""
         if self.sizes == FULL:
             self.targets.check(f"{name}, growth of time by growth of rows", times[1] / times[0] * fewer / more, 1.0)
 
@@ -176,7 +176,7 @@ class Run:
         return islice(read(), self.sizes.alone)
 
     def holes(self) -> None:
-        """Count holes."""
+        """Run the job over acknowledged ranges."""
         job = self.job("holes")
         if job is None:
             return
@@ -195,11 +195,11 @@ class Run:
 
 def main() -> None:
     """Measure, and print tables."""
-    parser = argparse.ArgumentParser(description="the jobs of the pipeline beside one Python process")
-    parser.add_argument("--quick", action="store_true", help="few rows, to see that it runs")
+    parser = argparse.ArgumentParser(description="the jobs of the pipeline, compared with one Python process")
+    parser.add_argument("--quick", action="store_true", help="few rows, to check that it runs")
     parser.add_argument("--save", action="store_true", help="store the tables in benchmarks/results")
-    parser.add_argument("--folder", type=Path, help="put temporary files into this folder (some gigabytes)")
-    parser.add_argument("--only", choices=("build_index", "traces", "holes"), help="these jobs only")
+    parser.add_argument("--folder", type=Path, help="where to put temporary files (some gigabytes)")
+    parser.add_argument("--only", choices=("build_index", "traces", "holes"), help="only these jobs")
     options = parser.parse_args()
     sizes = QUICK if options.quick else FULL
     report = Report("The pipeline")
@@ -210,7 +210,7 @@ def main() -> None:
         try:
             began = time.perf_counter()
             run = Run(spark, report, sizes, folder)
-            exhaust(run.warm())  # starts what is started once
+            exhaust(run.warm())  # starts everything that is started once
             warm = time.perf_counter() - began
             report.note(f"Spark {spark.version}, {CORES} cores, a heap of 2 GiB; warm after {warm:.1f} s.")
             for part in (run.build_index, run.traces, run.holes):

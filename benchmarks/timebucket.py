@@ -1,8 +1,8 @@
-"""Time buckets at scale: memory beside the proposals' tables, time beside Java and heaps, the longest single call.
+"""Time buckets at scale: memory compared with the proposals, time with Java and heaps, and the longest single call.
 
-Run ``python benchmarks/timebucket.py``; ``--quick`` takes a small part of the ids and stores nothing; ``--only`` prints
-chosen tables. Results go to ``results/timebucket.md``. Where java and mvn are found, the proposals' own structure
-(fastutil and RoaringBitmap, see ``java/``) is measured with the same streams.
+Run ``python benchmarks/timebucket.py``; ``--quick`` takes few ids and stores nothing, ``--only`` prints chosen tables.
+Results go to ``results/timebucket.md``. If java and mvn are found, the proposals' own structure (fastutil and
+RoaringBitmap, see ``java/``) is measured with the same streams.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from _timebucket_time import bulk_table, drain_table, proof_table, seal_table, s
 PARTS = ("delayed", "nacks", "estimate", "single", "bulk", "drain", "proof", "seal", "slices")
 
 NOTES = """\
-MB are 2**20 bytes. *Resident* is the growth of the process's own pages, the largest of several fresh processes; a small
-copy is built before, and free memory between what is in use is filled, yet the structure may still find room that the
-interpreter has left, so below half a MB the figure is uncertain by 0.1 to 0.3 MB, mostly downwards. *Allocated* is the
-growth of what glibc's malloc has given out (mallinfo2) in a process in which Python's own allocator is off: exact, but
-small objects take a few bytes more there. *Java* is used heap after collections, for ids alone: it can neither cancel
-an id nor tell that it is pending without a search. Free pages are given back to the system before both looks. Sealing
-is the encoding alone; folding is all that becomes of a full list: a set, id ranges tried, sealing, joining. Where an
-encoding takes a byte an entry or more, it has packed each entry by itself. Times are those of the thread's own work,
-the best of several rounds (20 for bulk adds and in Java), without the threads of Java's collector and compiler; Java
-drains numbers by `forEach`, objects by an iterator. *Limit* and *bound* are the entropy of the stream."""
+MB are 2**20 bytes. *Resident* is the growth of the process's own pages, the largest of several fresh processes. A small
+copy is built first, and free memory between used blocks is filled, yet the structure may still find room that the
+interpreter has left: below half a MB the figure is uncertain by 0.1 to 0.3 MB, mostly too small. *Allocated* is the
+growth of the bytes allocated by glibc's malloc (mallinfo2) in a process without Python's own allocator: exact, but
+small objects take a few bytes more there. *Java* is used heap after collections, for ids alone: without a search it
+can neither cancel an id nor know that it is pending. Free pages are returned to the system before both measurements.
+Sealing is the encoding alone; folding is everything that happens to a full list: making a set, trying id ranges,
+sealing, joining. An encoding that takes a byte per entry or more has stored each entry separately. Times are those of
+the thread's own work, the best of several rounds (20 for bulk adds and in Java), without Java's collector and compiler
+threads; Java drains numbers by `forEach`, objects by an iterator. *Limit* and *bound* are the entropy of the
+stream."""
 
 
 def main() -> None:
     """Measure everything and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few ids, nothing stored")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these tables, nothing stored")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these tables, nothing stored")
     options = parser.parse_args()
     if options.quick:
         be_quick()
@@ -59,7 +60,7 @@ def main() -> None:
     }
     for name in options.only:
         tables[name]()
-    report.note("So few ids only prove that all of this runs." if options.quick else targets.summary())
+    report.note("With so few ids this only proves that everything runs." if options.quick else targets.summary())
     if not options.quick and tuple(options.only) == PARTS:
         report.save("timebucket")
 

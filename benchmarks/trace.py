@@ -1,4 +1,4 @@
-"""What a trace costs: ns for each event on the loop, and events a second that the writing thread carries away.
+"""The cost of a trace: ns per event on the loop, and events per second that the thread writes.
 
 Run ``python benchmarks/trace.py``; ``--quick`` takes a twentieth of the events. Results go to ``results/trace.md``.
 """
@@ -14,14 +14,15 @@ import time
 
 from _report import Report
 
-from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack import MessageId
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 
 ROUNDS = 7
 
 
 async def on_the_loop(count: int) -> tuple[float, float]:
-    """Return ns for each event: of this thread's CPU, and as the clock has it, while the thread is idle."""
+    """Return ns per event while the writing thread is idle: of this thread's CPU, and by the clock."""
     ids = [MessageId(1, entry) for entry in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         config = TraceConfig(folder=folder, max_buffered_events=4 * count, flush_seconds=3_600)
@@ -35,7 +36,7 @@ async def on_the_loop(count: int) -> tuple[float, float]:
 
 
 async def beside_the_thread(count: int) -> tuple[float, float, int]:
-    """Return ns of the loop's CPU for each event while the thread writes, events a second in all, and drops."""
+    """Return ns of the loop's CPU per event while the thread writes, events per second in all, and dropped events."""
     ids = [MessageId(1, entry) for entry in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         config = TraceConfig(folder=folder, max_buffered_events=4 * count, flush_seconds=0.001)
@@ -63,7 +64,7 @@ async def main() -> None:
     cpu, clock = [one for one, _ in alone], [other for _, other in alone]
     written = [one[0] for one in beside]
     report.table(
-        "An event on the loop (to reach: below 2,000 ns)",
+        "An event on the loop (target: below 2,000 ns)",
         columns,
         [
             ["buffered, thread idle", count, min(cpu), statistics.median(cpu), statistics.median(clock)],
@@ -71,7 +72,7 @@ async def main() -> None:
         ],
     )
     report.table(
-        "Carried to the disk, closed and synced",
+        "Written to the disk, closed and synced",
         ("events", "median events a second", "dropped"),
         [[count, statistics.median(one[1] for one in beside), sum(one[2] for one in beside)]],
     )

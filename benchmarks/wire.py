@@ -1,10 +1,10 @@
-"""The native wire on a real broker, in one run beside the official asyncio client and pulsar-nack over it.
+"""The native client on a real broker, compared with the official asyncio client and pulsar-nack over it.
 
-Run ``python benchmarks/wire.py``; PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name a broker, or one is started (Java 17 and
-Maven). ``--quick`` takes a twentieth of the messages, ``--only NAME`` one case, ``--save`` stores the tables as
-``results/wire.md``. Each case of each side runs in a process of its own; CPU time is that of all its threads.
-Sides take turns, each round from another one on, and the median of the rounds counts; of ratios that of those within a
-round, as machines drift.
+Run ``python benchmarks/wire.py``; PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name a broker, otherwise one is started
+(Java 17 and Maven). ``--quick`` takes a twentieth of the messages, ``--only NAME`` one case, ``--save`` stores the
+tables as ``results/wire.md``. Each case of each side runs in a separate process; CPU time is that of all its threads.
+Sides take turns, each round begins with another side, and the median of the rounds counts. Ratios are taken within a
+round, because machines drift, and their median counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import _wire_side
 from _memory import be_quick, in_fresh_process
 from _report import Report
 from _targets import Targets, ratio
-from _wire_blocks import REACH_MS, ROWS, measured
+from _wire_blocks import ROWS, TARGET_MS, measured
 
 HERE = Path(__file__).parent
 SIDES = {
@@ -42,7 +42,7 @@ QUIET_S = 2.0
 
 
 class Bench:
-    """Runs cases on one broker, and keeps what is to be reached."""
+    """Runs cases on one broker, and compares figures with targets."""
 
     def __init__(self, url: str, report: Report, sides: Sequence[str], *, is_quick: bool) -> None:
         self.url = url
@@ -53,19 +53,19 @@ class Bench:
         self._topics = 0
 
     def count(self, full: int) -> int:
-        """Return how many to take: all, or with --quick a twentieth."""
+        """Return the number of messages: all, or a twentieth with --quick."""
         return max(full // 20, 20) if self.is_quick else full
 
     def pause(self, full: float) -> float:
-        """Return how long to wait for what is fetched ahead, in seconds."""
+        """Return how long to wait for prefetched messages, in seconds."""
         return full / 4 if self.is_quick else full
 
     def rounds(self, full: int) -> int:
-        """Return how often to measure."""
+        """Return the number of rounds."""
         return 1 if self.is_quick else full
 
     def among(self, *sides: str) -> list[str]:
-        """Return those of the sides that are to be measured."""
+        """Return the sides to measure."""
         return [side for side in sides if side in self.sides]
 
     def topic(self) -> str:
@@ -74,7 +74,7 @@ class Bench:
         return f"persistent://public/default/bench-{self._topics}-{uuid.uuid4().hex[:8]}"
 
     def run(self, case: str, **options: Any) -> dict[str, Any]:
-        """Run a case in a process of its own; return what it prints, or with --quick, in a fork, what it finds."""
+        """Run a case in a separate process, or in a fork with --quick; return its figures."""
         if self.is_quick:
             quick: dict[str, Any] = in_fresh_process(_wire_side.work, case, {"url": self.url, **options})
             return quick
@@ -87,7 +87,7 @@ class Bench:
         return found
 
     def filled(self, names: Sequence[str], count: int, *, size: int = 32, batch: int = 0) -> str:
-        """Return a fresh topic with these subscriptions, each with so many messages before it."""
+        """Return a fresh topic with these subscriptions, each with ``count`` messages to receive."""
         topic = self.topic()
         self.run("fill", topic=topic, subscriptions=list(names), count=count, size=size, batch=batch)
         return topic
@@ -111,25 +111,25 @@ def rates(bench: Bench) -> None:
                 bench.targets.check(f"{name}: CPU of {SIDES[side]} by official", of["cpu_us"], 0.6)
     columns = ("case", "side", "messages", "messages a second", "us CPU each", "rate by official", "CPU by official")
     bench.report.table(
-        f"{count:,} messages of 32 bytes received and acknowledged (to reach: rate 0.9, CPU 0.6)", columns, rows
+        f"{count:,} messages of 32 bytes received and acknowledged (target: rate 0.9, CPU 0.6)", columns, rows
     )
     bench.report.note(
-        "Each task awaits its acknowledgement before it receives again. A native one returns when the broker has"
-        " confirmed it, which bounds one task by the time to the broker and back; the official client's returns before"
-        " it is sent, and so does ack_soon(). The bare socket is read in one thread that does nothing else,"
-        " acknowledges a hundred messages at a time, and does not ask whether that is done."
+        "Each task awaits its acknowledgement before it receives again. A native acknowledgement returns when the"
+        " broker has confirmed it, so the round trip limits a single task. That of the official client returns"
+        " before it is sent, and so does ack_soon(). The bare socket runs in one thread that does nothing else,"
+        " acknowledges a hundred messages at a time, and does not wait for confirmations."
     )
 
 
 def decoding(bench: Bench) -> None:
-    """Receive what was sent in batches."""
+    """Receive messages that were sent in batches."""
     count, sides = bench.count(400_000), bench.among("official", "native", "port")
     found = medians(in_turns(bench, "decode", sides, count, batch=1_000))
     if "port" in found:
         bench.targets.check("batches: 100 000 a second by the port's rate", 100_000 / found["port"]["rate"], 1.0)
     bench.report.table(
         f"{count:,} messages of 32 bytes in batches of 1 000, received from an Exclusive subscription"
-        " (to reach: 100,000 a second decoded)",
+        " (target: 100,000 a second decoded)",
         ("side", "messages a second", "us CPU each"),
         [[SIDES[side], *found[side].values()] for side in sides],
     )
@@ -138,9 +138,9 @@ def decoding(bench: Bench) -> None:
 def in_turns(
     bench: Bench, case: str, sides: Sequence[str], count: int, *, rounds: int = 3, batch: int = 0, **options: Any
 ) -> dict[str, list[dict[str, float]]]:
-    """Run a case on one topic, each side in its turn, each with a subscription of its own; return all rounds.
+    """Run a case on one topic, the sides in turn, each with a separate subscription; return all rounds.
 
-    Each round begins with another side, and each side when the broker had time to finish what the one before it left.
+    Each round begins with another side. Before each side the broker has time to finish the work of the previous one.
     """
     numbers = range(bench.rounds(rounds))
     names = [f"{sides[(turn + number) % len(sides)]}-{number}" for number in numbers for turn in range(len(sides))]
@@ -154,7 +154,7 @@ def in_turns(
 
 
 def medians(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return the medians of what was found in several rounds."""
+    """Return the medians of the figures of several rounds."""
     return {
         side: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
         for side, rounds in found.items()
@@ -162,7 +162,7 @@ def medians(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, flo
 
 
 def ratios(found: dict[str, list[dict[str, float]]], by: str) -> dict[str, dict[str, float | None]]:
-    """Return the medians of the ratios to another side within each round; None: that side was not measured."""
+    """Return the medians of the ratios to another side within each round, or None if that side was not measured."""
     others = found.get(by)
     if others is None:
         return {side: dict.fromkeys(rounds[0]) for side, rounds in found.items()}
@@ -176,7 +176,7 @@ def ratios(found: dict[str, list[dict[str, float]]], by: str) -> dict[str, dict[
 
 
 def arrivals(bench: Bench) -> None:
-    """From the redelivery command to the arrival."""
+    """Measure the time from the redelivery command to the arrival."""
     count, rounds, rows = bench.count(1_000), bench.rounds(3), list[list[object]]()
     found: dict[str, list[float]] = {side: [] for side in bench.among("native", "bare")}
     for side in list(found) * rounds:
@@ -188,14 +188,14 @@ def arrivals(bench: Bench) -> None:
         if side == "native":
             bench.targets.check("redelivery to arrival, median ms", at(took, 0.5), 1.0)
     bench.report.table(
-        "From a redelivery request to the arrival, one at a time, 5 ms apart (to reach: a median of 1 ms)",
+        "From a redelivery request to the arrival, one at a time, 5 ms apart (target: a median of 1 ms)",
         ("side", "requests", "least ms", "median ms", "p99 ms", "most ms"),
         rows,
     )
 
 
 def errors(bench: Bench) -> None:
-    """400 deadlines."""
+    """Measure the error of 400 deadlines."""
     count, longest = (100, 0.5) if bench.is_quick else (400, 3.0)
     rows: list[list[object]] = []
     ways = (
@@ -220,14 +220,14 @@ def errors(bench: Bench) -> None:
             bench.targets.check(f"deadlines, {way}: early by ms", -min(found), 1.0)
     bench.report.table(
         f"{count} deadlines uniform in 0.05-{longest:g} s, precision 0 bits: error in ms"
-        " (to reach: median 2, p99 15, early 1)",
+        " (target: median 2, p99 15, early 1)",
         ("side", "redelivery", "median", "p99", "latest", "earliest"),
         rows,
     )
 
 
 def streams(bench: Bench) -> None:
-    """2 000 nacks a second."""
+    """Measure the error of 2 000 nacks a second."""
     per_second, seconds, rows = 2_000, 3.0 if bench.is_quick else 30.0, list[list[object]]()
     for side in bench.among("over", "native"):
         topic = bench.filled(["sub"], per_second)
@@ -241,14 +241,14 @@ def streams(bench: Bench) -> None:
             bench.targets.check("2 000 nacks a second: median ms", middle, 3.0)
             bench.targets.check("2 000 nacks a second: p99 ms", last, 60.0)
     bench.report.table(
-        f"2,000 nacks a second for {seconds:.0f} s, delays of 0.5-1.5 s: error in ms (to reach: median 3, p99 60)",
+        f"2,000 nacks a second for {seconds:.0f} s, delays of 0.5-1.5 s: error in ms (target: median 3, p99 60)",
         ("side", "came back a second", "median", "p99", "most", "earliest", "% of a core"),
         rows,
     )
 
 
 def memory(bench: Bench) -> None:
-    """What a connection and a message that waits take."""
+    """Measure the memory of a connection and of a waiting message."""
     many, waiting, rows = bench.count(100), bench.count(20_000), list[list[object]]()
     for side in bench.among("official", "over", "native"):
         client = bench.run("connections", side=side, topic=bench.topic(), subscription="sub", count=many)["bytes"]
@@ -270,43 +270,43 @@ def memory(bench: Bench) -> None:
 def storms(bench: Bench) -> list[list[object]]:
     """Measure how long a storm of nacks blocks the loop; return rows of the table of loop blocks."""
     count, rows = bench.count(45_000), list[list[object]]()
-    for is_frozen, reach in ((True, 20.0), (False, 45.0)):
+    for is_frozen, target in ((True, 20.0), (False, 45.0)):
         name = f"{count:,} nacks due at once, {'freeze_gc=True' if is_frozen else 'nothing frozen'}"
         found = [storm(bench, count, is_frozen=is_frozen) for _ in range(bench.rounds(3))]
         longest = statistics.median(each["longest_ms"] for each in found)
-        bench.targets.check(f"loop blocks, {name}: ms", longest, reach)
+        bench.targets.check(f"loop blocks, {name}: ms", longest, target)
         rows.append([name, longest, None, count])
     return rows
 
 
 def storm(bench: Bench, count: int, *, is_frozen: bool) -> dict[str, float]:
-    """Run one storm, on a topic of its own."""
+    """Run one storm, on a separate topic."""
     asked = {"topic": bench.filled(["sub"], count), "subscription": "sub", "count": count}
     return bench.run("storm", **asked, ahead=bench.pause(30.0), is_frozen=is_frozen)
 
 
 def blocks(bench: Bench) -> None:
-    """How long the loop stands still, and what the garbage collector has to look at."""
+    """Measure how long the loop is blocked, and what the garbage collector has to track."""
     blocked = storms(bench)
     for row, (shown, _) in ROWS.items():
         found = measured(row, is_quick=bench.is_quick)
         blocked.append([shown, found["longest_ms"], found.get("memory_mb"), found.get("shown")])
-        bench.targets.check(f"loop blocks, {row}: ms", found["longest_ms"], REACH_MS)
+        bench.targets.check(f"loop blocks, {row}: ms", found["longest_ms"], TARGET_MS)
     bench.report.table(
-        f"Loop blocks (to reach: {REACH_MS:g} ms of CPU; 45 where nothing is frozen)",
-        ("what comes", "longest callback, ms of CPU", "memory more, MB", "shown"),
+        f"Loop blocks (target: {TARGET_MS:g} ms of CPU; 45 where nothing is frozen)",
+        ("input", "longest callback, ms of CPU", "more memory, MB", "delivered"),
         blocked,
     )
     count, rows = bench.count(20_000), list[list[object]]()
     for name, batch in (("plain messages", 0), ("messages in batches of 100", 100)):
         topic = bench.filled(["sub"], count, batch=batch)
         found = bench.run("tracked", topic=topic, subscription="sub", count=count, pause=bench.pause(8.0))
-        bench.targets.check(f"{name}: objects fetched ahead", found["ahead"], 2.2)
+        bench.targets.check(f"{name}: objects prefetched", found["ahead"], 2.2)
         bench.targets.check(f"{name}: objects nacked", found["held"], 2.2)
         rows.append([name, *found.values()])
     bench.report.table(
-        "Objects that the garbage collector tracks for each message (to reach: 2, and a share of what a consumer has)",
-        ("of", "fetched ahead", "nacked", "due and fetched again"),
+        "Objects that the garbage collector tracks for each message (target: 2, and a share of what a consumer has)",
+        ("of", "prefetched", "nacked", "due and prefetched again"),
         rows,
     )
 
@@ -329,7 +329,7 @@ CASES = {
 
 
 def beside_a_broker() -> int:
-    """Run this program once more, beside a broker that is started for it."""
+    """Run this program again, with a broker that is started for it."""
     if shutil.which("java") is None or shutil.which("mvn") is None:
         print("no broker: set PULSAR_SERVICE_URL and PULSAR_ADMIN_URL, or install Java 17 and Maven")
         return 0
@@ -340,9 +340,9 @@ def beside_a_broker() -> int:
 def main() -> int:
     """Measure, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few messages, to see that it runs")
-    parser.add_argument("--only", choices=CASES, action="append", help="this case; may be repeated")
-    parser.add_argument("--side", choices=SIDES, action="append", help="this side; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="few messages, to check that it runs")
+    parser.add_argument("--only", choices=CASES, action="append", help="only this case; may be repeated")
+    parser.add_argument("--side", choices=SIDES, action="append", help="only this side; may be repeated")
     parser.add_argument("--save", action="store_true", help="store the tables in benchmarks/results")
     options = parser.parse_args()
     url = os.environ.get("PULSAR_SERVICE_URL")
@@ -350,7 +350,7 @@ def main() -> int:
         return beside_a_broker()
     if options.quick:
         be_quick()
-    report = Report("The native wire")
+    report = Report("The native client")
     bench = Bench(url, report, options.side or list(SIDES), is_quick=options.quick)
     for name in options.only or CASES:
         CASES[name](bench)

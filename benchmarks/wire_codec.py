@@ -1,7 +1,7 @@
-"""What the codec of the native wire costs: bytes to frames, to entries, to deliveries; commands to bytes. No broker.
+"""The cost of the native client's codec, without a broker: bytes to frames, entries and deliveries; commands to bytes.
 
-Run ``python benchmarks/wire_codec.py``; ``--quick`` measures for a moment only, ``--save`` stores the table as
-``results/wire_codec.md``. Figures are us of work for each message, the best of many short rounds.
+Run ``python benchmarks/wire_codec.py``; ``--quick`` measures only briefly, ``--save`` stores the table as
+``results/wire_codec.md``. Figures are us of work per message, the best of many short rounds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ KINDS = {"none": pb.NONE, "lz4": pb.LZ4, "zlib": pb.ZLIB, "zstd": pb.ZSTD, "snap
 
 
 def main() -> None:
-    """Measure, print, and store if asked."""
+    """Measure, print, and store the tables on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few rounds")
     parser.add_argument("--save", action="store_true", help="store the figures")
     options = parser.parse_args()
-    report, targets = Report("The codec of the native wire"), Targets()
+    report, targets = Report("The codec of the native client"), Targets()
     rounds = 5 if options.quick else 300
     single(report, rounds)
     batches(report, targets, rounds)
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def each(work: Callable[[], object], count: int, rounds: int) -> float:
-    """Return us for each of ``count``."""
+    """Return us per message of ``count``."""
 
     def measure() -> float:
         begun = thread_ns()
@@ -92,7 +92,7 @@ def reader() -> EntryReader:
 
 
 def read_all(frames: list[Any], read: EntryReader) -> None:
-    """Make deliveries of all."""
+    """Create deliveries of all frames."""
     for head, rest in frames:
         found = read.read(head, rest).found
         while isinstance(found, UnreadEntry) and found.messages:
@@ -100,7 +100,7 @@ def read_all(frames: list[Any], read: EntryReader) -> None:
 
 
 def read_bytes(data: bytes, read: EntryReader) -> None:
-    """Make deliveries of what comes from a socket."""
+    """Create deliveries from the bytes of a socket."""
     read_all(FrameDecoder().feed_fast(data), read)
 
 
@@ -111,10 +111,10 @@ def decode_all(frames: list[Any]) -> None:
 
 
 def single(report: Report, rounds: int) -> None:
-    """Measure entries that are one message of 32 bytes, with and without something of its own."""
+    """Measure entries of one message of 32 bytes, with only a payload, and with a property and a key."""
     with_more = metadata(properties=[pb.KeyValue(key="a", value="1")], partition_key="k")
     rows = []
-    for name, of_entry in (("nothing but its payload", metadata()), ("a property and a key", with_more)):
+    for name, of_entry in (("only a payload", metadata()), ("a property and a key", with_more)):
         data = frame(of_entry, os.urandom(32)) * FRAMES
         frames = FrameDecoder().feed_fast(data)
         rows.append(
@@ -130,7 +130,7 @@ def single(report: Report, rounds: int) -> None:
 
 
 def batches(report: Report, targets: Targets, rounds: int) -> None:
-    """Measure bytes to deliveries of batches, by each compression."""
+    """Measure batches, from bytes to deliveries, with each compression."""
     text = b"32 bytes that compress somewhat."
     payload = encode_batch((pb.SingleMessageMetadata(sequence_id=number), text) for number in range(BATCH))
     rows = []
@@ -142,11 +142,11 @@ def batches(report: Report, targets: Targets, rounds: int) -> None:
         targets.check(f"batches, {name}: us for each message", cost, 10.0)
         rows.append([name, cost, round(1e6 / cost)])
     columns = ("compression", "us from bytes to a delivery", "messages a second")
-    report.table("messages of 32 bytes, 1 000 in an entry (to reach: 100,000 a second)", columns, rows)
+    report.table("messages of 32 bytes, 1 000 in an entry (target: 100,000 a second)", columns, rows)
 
 
 def commands(report: Report, rounds: int) -> None:
-    """Measure what is sent."""
+    """Measure commands that are sent."""
     group = AckGroup()
     group.entries.update(dict.fromkeys(IDS, 0))
     some = rounds // 5 + 1

@@ -1,11 +1,11 @@
-"""A worker that is killed with signal 9, and does no job again whose end it has reported.
+"""A worker that is killed with signal 9, and never repeats a job that it has reported as done.
 
     pip install 'pulsar-nack[cursor]'
     python examples/acknowledgements.py
 
-It needs no broker: the jobs are two ledgers of twelve. Four tasks work on them and take different times, so jobs end in
-any order, and the cursor has holes. The worker is killed twice, each time after some more jobs; the next one goes on
-with what is left.
+It needs no broker: the jobs are two ledgers of twelve entries. Four tasks work on them and take different times, so
+jobs end in any order and the cursor has holes. The worker is killed twice, each time after nine more jobs. The next
+worker continues with the remaining jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from pulsar_nack import Cursor, Position
 
-LEDGERS = {1: 12, 2: 12}  # ledger: its entries, each a job
+LEDGERS = {1: 12, 2: 12}  # ledger id: number of entries; each entry is a job
 SLOW = {Position(1, 2), Position(1, 7), Position(2, 1)}
 KILL_AFTER = 9  # jobs
 
@@ -37,7 +37,7 @@ async def work(folder: str) -> None:
 
 
 def unfinished(cursor: Cursor) -> Iterator[Position]:
-    """Return the jobs beyond the mark-delete position, in order; the workers look whether they are done."""
+    """Return the jobs beyond the mark-delete position, in order; some of them may be done."""
     return (
         Position(ledger, entry)
         for ledger, entries in LEDGERS.items()
@@ -47,13 +47,13 @@ def unfinished(cursor: Cursor) -> Iterator[Position]:
 
 
 async def worker(cursor: Cursor, left: Iterator[Position]) -> None:
-    """Do one job after the other."""
+    """Do one job after the other, without those that are done."""
     for job in left:
         if await cursor.is_acked(job):
             continue
         await asyncio.sleep(1.5 if job in SLOW else 0.02)
         await cursor.acknowledge([job])
-        await cursor.flush()  # those that come at the same time share a write
+        await cursor.flush()  # concurrent flushes share a write
         print(f"job {text(job)}", flush=True)
 
 
@@ -63,7 +63,7 @@ def text(position: Position) -> str:
 
 
 async def main() -> None:
-    """Kill two workers, let a third one end, and see that no job was reported twice."""
+    """Kill two workers, let a third one finish, and check that no job was reported twice."""
     reported: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for kill_after in (KILL_AFTER, KILL_AFTER, None):
@@ -78,7 +78,7 @@ async def main() -> None:
                 else:
                     print(line)
                 if len(jobs) == kill_after:
-                    process.kill()  # what it said meanwhile is read below
+                    process.kill()  # the loop reads what it still prints
             print(f"{len(jobs)} jobs reported{', killed' if kill_after else ''}")
             await process.wait()
             reported += jobs
@@ -88,6 +88,6 @@ async def main() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", metavar="FOLDER", help="be a worker")
+    parser.add_argument("--work", metavar="FOLDER", help="run as a worker")
     options = parser.parse_args()
     asyncio.run(work(options.work) if options.work else main())

@@ -1,9 +1,9 @@
-"""A dispatcher that holds delayed messages back: reminders that are read at once and sent at their own times.
+"""A dispatcher of delayed messages: it reads all reminders at once, and sends each at its time.
 
     pip install pulsar-nack
     python examples/delayed.py
 
-It needs no broker: the log of reminders is a list here. Each is printed when it is sent, with how far off it was.
+It needs no broker: the log of reminders is a list. Each reminder is printed when it is sent, with its error in time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from pulsar_nack import DelayedDeliveryConfig, InMemoryDelayedDeliveryTracker, Position
 
 LEDGER = 1
-TICK_MS = 64  # nothing is sent earlier than this before its time, and not later
+TICK_MS = 64  # how much too early a reminder may be sent; it is never late
 
 
 class Reminder(NamedTuple):
-    """What is in the log: a text, and when it has to be sent; -1 at once."""
+    """An entry of the log: a text, and when to send it in epoch ms; -1: at once."""
 
     text: str
     deliver_at: int
@@ -33,7 +33,7 @@ def write_log() -> list[Reminder]:
 
 
 class Dispatcher:
-    """Reads the log once, sends what is due, and holds the rest back."""
+    """Reads the log once, sends reminders that are due, and holds the others back."""
 
     def __init__(self, log: list[Reminder]) -> None:
         self.log = log
@@ -44,7 +44,7 @@ class Dispatcher:
         self.off_by: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Send everything, each at its time."""
+        """Send every reminder at its time."""
         async with self.tracker:
             for entry, reminder in enumerate(self.log):
                 if not self.tracker.add_message(LEDGER, entry, reminder.deliver_at):

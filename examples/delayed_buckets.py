@@ -1,10 +1,11 @@
-"""A dispatcher that is restarted: 30 000 reminders are on disk, and come at their times without being rebuilt.
+"""A dispatcher that is restarted: 30 000 reminders are on disk, and come at their times without a rebuild.
 
     pip install 'pulsar-nack[bucket]'
     python examples/delayed_buckets.py
 
-It needs no broker: the log of reminders is a list here, and what was sent is a set. The first run sends what comes due
-within half a second, the second one goes on from the folder. Most reminders are for the next hour: they just wait.
+It needs no broker: the log of reminders is a list, and the sent reminders are a set. The first run sends the reminders
+of about the first half second, and the second run continues from the folder. Most reminders are spread over the next
+hour, and just wait.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, LogDelayedCursor, Position
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, Position
+from pulsar_nack.delayed import LogDelayedCursor
 
 LEDGER_SIZE = 10_000  # entries of one ledger of the log
 SOON = {"stand up": 200, "call back": 400, "tea is ready": 800, "water the plants": 1_000}  # ms
@@ -26,24 +28,24 @@ CONFIG = BucketConfig(
 
 
 def now_ms() -> int:
-    """Return the time as messages have it."""
+    """Return the time in epoch ms."""
     return int(time.time() * 1000)
 
 
 def write_log() -> list[tuple[str, int]]:
-    """Return texts and times: four reminders that come soon, then 30 000 that are spread over an hour."""
+    """Return texts and times: four reminders that are due soon, then 30 000 that are spread over an hour."""
     now = now_ms()
     soon = [(text, now + delay) for text, delay in SOON.items()]
     return soon + [(f"reminder {number}", now + 60_000 + 120 * number) for number in range(30_000)]
 
 
 def position_of(number: int) -> Position:
-    """Return where a reminder is in the log."""
+    """Return the position of a reminder in the log."""
     return Position(*divmod(number, LEDGER_SIZE))
 
 
 class Dispatcher:
-    """Reads the log from where the cursor is, sends what is due, and holds the rest back in a folder."""
+    """Reads the log, sends reminders that are due, and holds the others back in a folder."""
 
     def __init__(self, log: list[tuple[str, int]], folder: Path) -> None:
         self.log = log
@@ -51,7 +53,7 @@ class Dispatcher:
         self.sent: set[int] = set()  # a subscription's acknowledgements
 
     async def run(self, seconds: float) -> None:
-        """Open what an earlier run left, and dispatch for some time."""
+        """Open the folder of an earlier run, and dispatch for some time."""
         wake = asyncio.Event()
         began_at = time.perf_counter()
         async with await BucketDelayedDeliveryTracker.open_local(self.folder, CONFIG, on_due=wake.set) as tracker:
@@ -73,13 +75,13 @@ class Dispatcher:
             )
 
     def read(self, tracker: BucketDelayedDeliveryTracker) -> None:
-        """Offer what is not sent; the tracker knows those again that it has."""
+        """Add all reminders that are not sent; the tracker recognizes those that it already has."""
         for number, (_, deliver_at) in enumerate(self.log):
             if number not in self.sent and not tracker.add_message(*position_of(number), deliver_at):
                 self.send(number)
 
     def send_due(self, tracker: BucketDelayedDeliveryTracker) -> None:
-        """Send what the tracker gives, and nothing else."""
+        """Send the reminders that the tracker returns."""
         while positions := tracker.get_scheduled_messages(100):
             for ledger, entry in positions:
                 self.send(ledger * LEDGER_SIZE + entry)
@@ -92,7 +94,7 @@ class Dispatcher:
         print(f"{text!r}, off by {now_ms() - deliver_at} ms")
 
     async def mark(self, cursor: LogDelayedCursor) -> None:
-        """Tell the cursor up to where everything is sent."""
+        """Move the mark-delete position up to the first reminder that is not sent."""
         first = next(number for number in range(len(self.log)) if number not in self.sent)
         if first:
             await cursor.mark_delete(position_of(first - 1))

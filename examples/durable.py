@@ -1,10 +1,10 @@
-"""A worker that remembers: killed in the middle of a job, it goes on with the next attempt, at the right time.
+"""A worker with durable nacks: killed in the middle of a job, it continues with the next attempt, at the right time.
 
     pip install 'pulsar-nack[demo]'
     python examples/durable.py
 
-It starts itself three times as a worker, and kills it with signal 9: while it works, and while a nacked job waits. It
-uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs.
+The program starts itself three times as a worker. It kills the first worker with signal 9 in the middle of a job, and
+the second one while a nacked job waits. It uses the broker at PULSAR_SERVICE_URL, or starts an embedded one.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ async def work(url: str, folder: str) -> None:
 
 
 async def main() -> None:
-    """Send a job, and see three workers deal with it."""
+    """Send a job, and watch three workers."""
     with tempfile.TemporaryDirectory() as folder:
         async with broker() as url:
             async with pulsar_nack.connect(url) as client, client.subscribe(TOPIC, "workers"):
-                pass  # makes the subscription, so that it begins before the job
+                pass  # creates the subscription before the job is sent
             async with worker(url, folder) as process:
                 async with pulsar_nack.connect(url) as client, client.producer(TOPIC) as producer:
                     await producer.send(b"job")
@@ -65,14 +65,14 @@ async def main() -> None:
 
             async with worker(url, folder) as process:
                 await says(process, "attempt 3")
-                print(f"shown {time.monotonic() - nacked_at:.1f} s after the nack")
+                print(f"redelivered {time.monotonic() - nacked_at:.1f} s after the nack")
                 await says(process, "done")
                 await process.wait()
 
 
 @asynccontextmanager
 async def worker(url: str, folder: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker that is subscribed; killed with signal 9 at the end, unless it has ended."""
+    """Yield a worker that is subscribed; kill it with signal 9 at the end, unless it has ended."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, __file__, "--work", url, folder, stdout=asyncio.subprocess.PIPE
     )
@@ -86,7 +86,7 @@ async def worker(url: str, folder: str) -> AsyncIterator[asyncio.subprocess.Proc
 
 
 async def says(process: asyncio.subprocess.Process, text: str) -> None:
-    """Wait for what the worker says next."""
+    """Wait for the worker's next line, and check it."""
     assert process.stdout is not None
     said = (await asyncio.wait_for(process.stdout.readline(), 20)).decode().strip()
     assert said == text, said
@@ -95,7 +95,7 @@ async def says(process: asyncio.subprocess.Process, text: str) -> None:
 
 @asynccontextmanager
 async def broker() -> AsyncIterator[str]:
-    """The address of the broker in the environment, or of an embedded one."""
+    """Yield the address of the broker in the environment, or of an embedded one."""
     if url := os.environ.get("PULSAR_SERVICE_URL"):
         yield url
     else:
@@ -105,6 +105,6 @@ async def broker() -> AsyncIterator[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", nargs=2, metavar=("URL", "FOLDER"), help="be a worker")
+    parser.add_argument("--work", nargs=2, metavar=("URL", "FOLDER"), help="run as a worker")
     options = parser.parse_args()
     asyncio.run(work(*options.work) if options.work else main())

@@ -1,9 +1,9 @@
-"""A queue in a folder: jobs that fail come back at their own times, also after the worker was killed with signal 9.
+"""A queue in a folder: failed jobs come back after their delays, even if the worker was killed with signal 9.
 
     pip install 'pulsar-nack[topic]'
     python examples/local_topic.py
 
-It needs no broker. The worker is killed in the middle, and the next one goes on with what is not acknowledged.
+It needs no broker. The worker is killed after its first job, and the next worker does the remaining jobs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ async def publish(folder: str) -> None:
 
 
 async def work(folder: str, *, hangs: bool) -> None:
-    """Do jobs until none is left; one that fails comes back half a second later.
+    """Do jobs until none is left; a failed job comes back half a second later.
 
-    :param hangs: it hangs after its first job, so that somebody has to kill it
+    :param hangs: whether to hang after the first job, until the process is killed
     """
     async with await LocalTopic.open(folder) as topic, topic.consumer("workers", backoff=0.5) as consumer:
         while topic.backlog("workers"):
@@ -46,7 +46,7 @@ async def work(folder: str, *, hangs: bool) -> None:
 
 
 async def main() -> None:
-    """Publish, kill a worker after its first job, and let a second one do the rest."""
+    """Publish jobs, kill a worker after its first job, and let a second worker do the rest."""
     with tempfile.TemporaryDirectory() as folder:
         await publish(folder)
         done: list[str] = []
@@ -68,7 +68,7 @@ async def main() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", metavar="FOLDER", help="be a worker")
+    parser.add_argument("--work", metavar="FOLDER", help="run as a worker")
     parser.add_argument("--hang", action="store_true", help="hang after the first job")
     given = parser.parse_args()
     asyncio.run(work(given.work, hangs=given.hang) if given.work else main())

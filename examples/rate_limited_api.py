@@ -1,10 +1,10 @@
-"""Calls an API that limits its callers: each message comes back after just the time that the API asked for.
+"""Call a rate-limited API: each refused message comes back after exactly the time that the API asked for.
 
     pip install 'pulsar-nack[demo]'
-    python examples/rate_limited_api.py            # works until Ctrl-C
+    python examples/rate_limited_api.py            # runs until Ctrl-C
     python examples/rate_limited_api.py --once     # ends when its sample orders are through
 
-It uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs. The API is a small fake.
+It uses the broker at PULSAR_SERVICE_URL, or starts an embedded one. The API is a small fake.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ TOPIC = "example-api-orders"
 ORDERS = 12
 EXACT = pulsar_nack.NackConfig(
     negative_ack_precision_bit_cnt=0
-)  # by default a message may be early by 1/8 of its delay
-MARGIN = 0.02  # seconds; a message may still be a millisecond early, and some more through the official client
+)  # by default a message may be up to 1/8 of its delay early
+MARGIN = 0.02  # seconds; a message may still be a millisecond early, over the official client a few more
 
 
 @dataclass
 class Answer:
-    """An HTTP answer, as far as we need it."""
+    """The parts of an HTTP answer that this example needs."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
 
 
 class FakeApi:
-    """Takes four calls in each half second, and tells the others when to try again."""
+    """Accepts four calls in each half second, and refuses others with a time to try again."""
 
     def __init__(self, calls: int = 4, window: float = 0.5) -> None:
         self.calls = calls
@@ -59,13 +59,13 @@ class FakeApi:
 
 
 async def handle(message: pulsar_nack.Message, api: FakeApi) -> bool:
-    """Make the call for one message; True when it went through."""
+    """Make the call for one message; return whether it went through."""
     order = message.data.decode()
     answer = await api.post(order)
     if answer.status == 429:
         delay = float(answer.headers["Retry-After"])
         log(f"{order}: too many calls, again in {delay:.3f} s")
-        # Nobody sleeps and no worker is blocked: the message comes back when the API will take it.
+        # Nothing sleeps and no worker is blocked: the message comes back when the API will accept it.
         await message.nack(delay=delay + MARGIN)
         return False
     log(f"{order}: through at attempt {message.attempt}")
@@ -94,7 +94,7 @@ async def main(*, once: bool) -> None:
 
 @asynccontextmanager
 async def broker() -> AsyncIterator[str]:
-    """The address of the broker in the environment, or of an embedded one."""
+    """Yield the address of the broker in the environment, or of an embedded one."""
     if url := os.environ.get("PULSAR_SERVICE_URL"):
         yield url
     else:

@@ -1,13 +1,13 @@
-"""A small web service with a consumer beside it, in one event loop and one process.
+"""A small web service and a consumer, in one event loop and one process.
 
     pip install 'pulsar-nack[demo]'
     python examples/web_service.py --port 8080
     curl -d 'hello' localhost:8080/jobs       # publishes a job; each fails once and comes back after a second
     curl localhost:8080/health                # 200 while the consumer works, 503 when it does not
-    curl localhost:8080/statistics            # what the consumer counts
+    curl localhost:8080/statistics            # the consumer's statistics
 
-It uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs, and ends on SIGTERM, on Ctrl-C, or
-after --seconds. The HTTP here is the least that works; your framework's start and stop hooks take its place.
+It uses the broker at PULSAR_SERVICE_URL, or starts an embedded one, and ends on SIGTERM, on Ctrl-C, or after --seconds.
+The HTTP code is minimal; in a real service, your framework's start and stop hooks do this work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_BYTES = 1_000_000
 
 
 class Service:
-    """The web side and the consumer's side of the service."""
+    """The web server and the consumer of the service."""
 
     def __init__(self, consumer: pulsar_nack.Consumer, producer: pulsar_nack.wire.Producer) -> None:
         self.consumer = consumer
@@ -40,7 +40,7 @@ class Service:
         self.done = 0
 
     async def work(self) -> None:
-        """Handle messages; each fails at its first attempt, to have something to see."""
+        """Handle messages; each fails at its first attempt, so that there is something to see."""
         async for message in self.consumer:
             if message.attempt == 1:
                 await message.nack(delay=1.0)
@@ -49,7 +49,7 @@ class Service:
                 await message.ack()
 
     async def answer(self, method: str, path: str, body: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
-        """Return status and content for a request."""
+        """Return the status and content of the answer to a request."""
         match method, path:
             case "GET", "/health":
                 is_working = self.worker is not None and not self.worker.done()
@@ -75,7 +75,7 @@ class Service:
                 writer.write(data)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, TimeoutError):
-            pass  # a bad or broken request: it gets no answer
+            pass  # an invalid or incomplete request gets no answer
         finally:
             writer.close()
 
@@ -93,7 +93,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
 
 
 async def main(port: int, seconds: float | None) -> None:
-    """Serve until told to stop."""
+    """Serve until a signal or the time limit stops the service."""
     stopping = stop_signals()
     async with (
         broker() as url,
@@ -109,14 +109,14 @@ async def main(port: int, seconds: float | None) -> None:
             async with asyncio.timeout(seconds):
                 await stopping.wait()
         server.close()  # no new requests
-        service.worker.cancel()  # no new message; one in hand is not acknowledged, so it is not lost
+        service.worker.cancel()  # no new message; one being processed stays unacknowledged, so it is not lost
         await asyncio.wait([service.worker])
-        # The consumer is closed: what it still held went back to the broker, for other consumers.
+        # The consumer is closed: messages that it still held have returned to the broker, for other consumers.
     print("stopped", flush=True)
 
 
 def stop_signals() -> asyncio.Event:
-    """Return an event that SIGTERM and Ctrl-C set."""
+    """Return an event that SIGTERM or Ctrl-C sets."""
     stopping = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):  # on Windows, where Ctrl-C ends the process
@@ -126,7 +126,7 @@ def stop_signals() -> asyncio.Event:
 
 @asynccontextmanager
 async def broker() -> AsyncIterator[str]:
-    """The address of the broker in the environment, or of an embedded one."""
+    """Yield the address of the broker in the environment, or of an embedded one."""
     if url := os.environ.get("PULSAR_SERVICE_URL"):
         yield url
     else:
@@ -136,7 +136,7 @@ async def broker() -> AsyncIterator[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=0, help="where to listen; 0: on a free port, which is printed")
-    parser.add_argument("--seconds", type=float, help="end after so long")
+    parser.add_argument("--port", type=int, default=0, help="the port to listen on; 0: a free port, which is printed")
+    parser.add_argument("--seconds", type=float, help="end after this time")
     arguments = parser.parse_args()
     asyncio.run(main(arguments.port, arguments.seconds))

@@ -1,11 +1,11 @@
-"""A worker whose failed jobs come back after growing delays, and are given up in the end.
+"""A worker whose failed jobs come back after growing delays, and are given up after four attempts.
 
     pip install 'pulsar-nack[demo]'
-    python examples/worker.py            # works until Ctrl-C
+    python examples/worker.py            # runs until Ctrl-C
     python examples/worker.py --once     # ends when its sample jobs are done
 
-It uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs. With a client of the official
-library it is pulsar_nack.subscribe(client, TOPIC, ...) instead, and the rest is the same.
+It uses the broker at PULSAR_SERVICE_URL, or starts an embedded one. With a client of the official library, call
+pulsar_nack.subscribe(client, TOPIC, ...) instead; the rest is the same.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ SAMPLE_JOBS = [
 
 
 async def work(job: dict[str, Any], attempt: int) -> None:
-    """Do one job; here it fails as often as it says."""
+    """Do one job; here it fails as often as the job says."""
     await asyncio.sleep(0.01)
     if attempt <= job["fails"]:
         raise RuntimeError("no luck")
 
 
 async def handle(message: pulsar_nack.Message) -> bool:
-    """Try a job once; True when it is settled for good."""
+    """Try a job once; return whether it is settled."""
     job = json.loads(message.data)
     try:
         await work(job, message.attempt)
     except Exception as error:
         if message.attempt < MAX_ATTEMPTS:
             log(f"{job['job']}: attempt {message.attempt} failed ({error})")
-            await message.nack()  # no delay named: it is taken from RETRY_DELAYS
+            await message.nack()  # without a delay: it is taken from RETRY_DELAYS
             return False
         log(f"{job['job']}: given up after {message.attempt} attempts")
     else:
@@ -58,7 +58,7 @@ async def handle(message: pulsar_nack.Message) -> bool:
 
 
 async def main(*, once: bool) -> None:
-    """Send the sample jobs, then work."""
+    """Send the sample jobs, then handle messages."""
     async with (
         broker() as url,
         pulsar_nack.connect(url) as client,
@@ -72,12 +72,12 @@ async def main(*, once: bool) -> None:
             settled += await handle(message)
             if once and settled == len(SAMPLE_JOBS):
                 break
-        log(f"{consumer.statistics().nacked} failures came back at their own times")
+        log(f"{consumer.statistics().nacked} failures came back after their delays")
 
 
 @asynccontextmanager
 async def broker() -> AsyncIterator[str]:
-    """The address of the broker in the environment, or of an embedded one."""
+    """Yield the address of the broker in the environment, or of an embedded one."""
     if url := os.environ.get("PULSAR_SERVICE_URL"):
         yield url
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,6 +15,7 @@ from .clock import Clock, WallClock
 from .errors import InvalidArgumentError
 
 _T = TypeVar("_T", bound=BaseModel)
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 INT64_MAX: Final = 2**63 - 1
 
@@ -93,6 +95,16 @@ def path_of(value: object) -> Path | None:
     """Return ``value`` as a path, None if it is not a path or is empty."""
     text = fspath(value) if isinstance(value, str | PathLike) else None
     return Path(text) if isinstance(text, str) and text else None
+
+
+def as_folder(field: str, value: object) -> Path:
+    """Return the path of a folder; raise for anything else, and for a URL, which would become a folder's name."""
+    path = path_of(value)
+    if path is None:
+        raise InvalidArgumentError(field, value, "the path of a folder")
+    if _URL.match(fspath(value)):  # type: ignore[call-overload]
+        raise InvalidArgumentError(field, value, "the path of a folder; for object storage ObjectLogStore.from_url")
+    return path
 
 
 def check_text(field: str, value: object) -> None:

@@ -24,7 +24,7 @@ Backoff = Callable[[int], float | timedelta]
 
 
 class Fixed:
-    """The same delay each time, in seconds or as a timedelta."""
+    """A constant delay, in seconds or as a timedelta."""
 
     def __init__(self, delay: Delay) -> None:
         self._seconds = delay_seconds(delay, "delay")
@@ -99,7 +99,7 @@ class Steps:
 def as_backoff(value: object) -> Backoff:
     """Return ``value`` as a backoff: a callable as it is, a delay as ``Fixed``, a sequence as ``Steps``.
 
-    :raises InvalidArgumentError: ``value`` is none of these
+    :raises InvalidArgumentError: ``value`` is not one of these
     """
     if callable(value):
         return value

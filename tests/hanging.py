@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
-from pulsar_nack.ledger._home import Home
-from pulsar_nack.ledger._memory_files import InPlace, MemoryFiles
-from pulsar_nack.ledger._object_home import ObjectHome
-from pulsar_nack.ledger._object_merge import Limits
-from pulsar_nack.ledger._object_retry import Requests
+from pulsar_nack.ledger._directory import LogDirectory
+from pulsar_nack.ledger._object_directory import ObjectDirectory
+from pulsar_nack.ledger._object_requests import RetryingClient
+from pulsar_nack.ledger._object_writer import MergeLimits
+from pulsar_nack.ledger.memory import InPlaceExecutor, MemoryFiles
 from pulsar_nack.testing import VirtualClockEventLoop
 from tests.takeovers import MemoryObjects
 
@@ -33,7 +33,7 @@ class _Hanging(Future[_T]):
         return super().exception(timeout)
 
 
-class Threads(InPlace):
+class Threads(InPlaceExecutor):
     """Do each job at once, or, while they hang, none; those that are under way then cannot be cancelled."""
 
     def __init__(self) -> None:
@@ -88,16 +88,16 @@ class Storage:
 
     def owners(self) -> dict[str, str]:
         """Return who owns what."""
-        home = ObjectHome(Requests(self._objects, attempts=1), Limits(2048, 4), None)
+        home = ObjectDirectory(RetryingClient(self._objects, attempts=1), MergeLimits(2048, 4), None)
         return dict(home._catalog._load().owners)
 
     def store(self) -> tuple[LogStore, Threads]:
         """Return one more store on it, and its threads."""
         threads = Threads()
         if not self.is_shared:
-            home = Home(self._files, _FOLDER, 1 << 26)
+            home = LogDirectory(self._files, _FOLDER, 1 << 26)
             home.open()
             return LocalLogStore(home, threads), threads
-        objects = ObjectHome(Requests(self._objects, attempts=1), Limits(2048, 4), None)
+        objects = ObjectDirectory(RetryingClient(self._objects, attempts=1), MergeLimits(2048, 4), None)
         objects.open()
-        return ObjectLogStore(objects, threads, InPlace(1)), threads
+        return ObjectLogStore(objects, threads, InPlaceExecutor(1)), threads

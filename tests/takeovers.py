@@ -24,10 +24,10 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, TypeVarTu
 from pulsar_nack.backoff import Fixed
 from pulsar_nack.errors import LogFencedError, LogStorageError
 from pulsar_nack.ledger import ObjectLogStore
-from pulsar_nack.ledger._memory_files import InPlace
-from pulsar_nack.ledger._object_home import ObjectHome
-from pulsar_nack.ledger._object_merge import Limits
-from pulsar_nack.ledger._object_retry import Requests
+from pulsar_nack.ledger._object_directory import ObjectDirectory
+from pulsar_nack.ledger._object_requests import RetryingClient
+from pulsar_nack.ledger._object_writer import MergeLimits
+from pulsar_nack.ledger.memory import InPlaceExecutor
 
 Fate = Literal["", "failed", "lost"]
 _STUCK_S: Final = 50
@@ -87,8 +87,8 @@ def _never() -> bool:
 
 def store_of(objects: MemoryObjects) -> ObjectLogStore:
     """Return a store with small parts whose requests are made in the thread of its loop; it is not opened yet."""
-    requests = Requests(objects, attempts=1, backoff=Fixed(0), sleep=lambda _: None)
-    return ObjectLogStore(ObjectHome(requests, Limits(2048, 4), None), InPlace(1), InPlace(1))
+    requests = RetryingClient(objects, attempts=1, backoff=Fixed(0), sleep=lambda _: None)
+    return ObjectLogStore(ObjectDirectory(requests, MergeLimits(2048, 4), None), InPlaceExecutor(1), InPlaceExecutor(1))
 
 
 @dataclass
@@ -194,11 +194,11 @@ class Machine:
 
     async def _live(self) -> None:
         async with store_of(self._objects) as store:
-            store._home.open()
+            store._directory.open()
             try:
                 await self._state.live(store, self.name, self._confirmed)
             finally:
-                claims = [part._home._claim for part in store._parts]
+                claims = [part._directory._claim for part in store._owned]
                 self.token = claims[0].token if claims and claims[0] else ""
 
 
@@ -246,8 +246,8 @@ async def _check(
         if machine.error is not None and not is_fair:
             raise AssertionError(f"{machine.name} ended with {machine.error!r}") from machine.error
     async with store_of(MemoryObjects(objects)) as store:
-        store._home.open()
-        owners = set(store._home._catalog._load().owners.values())
+        store._directory.open()
+        owners = set(store._directory._catalog._load().owners.values())
         for machine in machines:
             if machine.token in owners:
                 assert not isinstance(machine.error, LogFencedError), f"{machine.name} is the owner, and was fenced"
@@ -255,7 +255,7 @@ async def _check(
         missing = confirmed.done - found
         assert not missing, f"confirmed, and not there: {sorted(missing)}; there: {sorted(found)}"
     folders = {key.split("/")[1] for key in objects if key.startswith("logs/")}
-    logs = store._home._catalog._load().logs
+    logs = store._directory._catalog._load().logs
     assert len(folders) <= len(logs), f"{folders} are there, and the catalog has {sorted(logs)}"
 
 

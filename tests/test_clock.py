@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from pulsar_nack import AlarmClock, Clock, LoopClock, MonotonicClock, WallClock
+from pulsar_nack import Clock
+from pulsar_nack.clock import AlarmClock, LoopClock, MonotonicClock, WallClock
 from pulsar_nack.testing import ManualClock, virtual_time
 
 

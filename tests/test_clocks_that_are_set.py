@@ -13,13 +13,13 @@ from pulsar_nack import (
     Clock,
     Consumer,
     InMemoryDelayedDeliveryTracker,
-    LoopClock,
     MessageId,
     NackConfig,
     NackSchedule,
     NegativeAcksTracker,
 )
 from pulsar_nack._tasks import TaskOwner
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.delayed.bucket._snapshots import MAX_READS, ReadSlots
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time
 from tests.consumer.nowait_port import NowaitPort

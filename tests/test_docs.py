@@ -31,20 +31,18 @@ import pytest
 import pulsar_nack
 from pulsar_nack import (
     BucketConfig,
-    BucketStatistics,
-    ConsumerStatistics,
     CursorConfig,
-    CursorStatistics,
     DelayedDeliveryConfig,
-    DelayedFactoryStatistics,
     MessageId,
     NackConfig,
     NackSchedule,
     NackStatistics,
-    TopicConfig,
 )
-from pulsar_nack.cursor import GateStatistics
+from pulsar_nack.config import TopicConfig
+from pulsar_nack.consumer import ConsumerStatistics
+from pulsar_nack.cursor import CursorStatistics, GateStatistics
 from pulsar_nack.cursor._gate import DEFAULT_LIMIT
+from pulsar_nack.delayed import BucketStatistics, DelayedFactoryStatistics
 from pulsar_nack.testing import EmbeddedBroker
 from pulsar_nack.wire import ClientStatistics
 from tests.for_each import for_each

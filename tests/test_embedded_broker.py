@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from pulsar_nack.errors import BrokerError, MissingExtraError
-from pulsar_nack.testing import EmbeddedBroker, _lite
+from pulsar_nack.testing import EmbeddedBroker, _embedded_broker
 from pulsar_nack.testing._process import free_port
 from tests.patience import patience
 
@@ -48,7 +48,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         script = tmp_path / "pulsar-lite"
         script.write_text(f'#!/bin/sh\n[ "$1" = --help ] && exit 0\n{body}\n')
         script.chmod(0o755)
-        monkeypatch.setattr(_lite, "_find_binary", lambda: script)
+        monkeypatch.setattr(_embedded_broker, "_find_binary", lambda: script)
 
     return put
 
@@ -136,7 +136,7 @@ def test_entering_twice_keeps_the_first() -> None:
 
 @needs_broker
 async def test_two_side_by_side() -> None:
-    """Each broker has a port and a process of its own."""
+    """Each broker has its own port and process."""
     async with EmbeddedBroker() as one, EmbeddedBroker() as two:
         assert one.service_url != two.service_url
         assert is_running(one.pid)
@@ -168,7 +168,7 @@ def test_takes_another_port_when_its_own_was_taken(monkeypatch: pytest.MonkeyPat
     real = free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(_lite, "free_port", lambda host: next(ports, None) or real(host))
+        monkeypatch.setattr(_embedded_broker, "free_port", lambda host: next(ports, None) or real(host))
         with EmbeddedBroker() as broker:
             assert broker.service_url != f"pulsar://127.0.0.1:{taken.getsockname()[1]}"
             assert is_running(broker.pid)
@@ -209,7 +209,7 @@ async def test_cancelled_while_starting(stand_in: Callable[[str], None], folders
 
 
 def test_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package the error names the extra to install, and asking first tells the same."""
+    """Without the package the error names the extra to install, and so does the reason."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.delenv("PULSAR_LITE_BINARY", raising=False)
@@ -219,11 +219,11 @@ def test_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_binary_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A binary that cannot be run here is told from a missing one, before and on entering."""
+    """A binary that cannot run here is distinguished from a missing one, before and on entering."""
     foreign = tmp_path / "pulsar-lite"
     foreign.write_bytes(b"\x7fELF\x00 for another processor")
     foreign.chmod(0o755)
-    monkeypatch.setattr(_lite, "_find_binary", lambda: foreign)
+    monkeypatch.setattr(_embedded_broker, "_find_binary", lambda: foreign)
     assert "does not run on this machine" in str(EmbeddedBroker.unavailable_reason())
     with pytest.raises(BrokerError, match="does not run on this machine"), EmbeddedBroker():
         pass

@@ -8,15 +8,22 @@ from typing import Any
 
 import pulsar_nack
 from pulsar_nack import (
-    AlreadyEnteredError,
     AlreadySettledError,
     BrokerError,
-    BrokerRefusedError,
     ClosedError,
+    InvalidArgumentError,
+    MessageId,
+    PulsarNackError,
+    RedeliveryError,
+    WouldBlockError,
+    errors,
+)
+from pulsar_nack.errors import (
+    AlreadyEnteredError,
+    BrokerRefusedError,
     ConnectionLostError,
     CursorFormatError,
     InjectedError,
-    InvalidArgumentError,
     LedgerError,
     LogCorruptedError,
     LogExistsError,
@@ -27,14 +34,11 @@ from pulsar_nack import (
     LogSealedError,
     LogStorageError,
     LogVersionError,
-    MessageId,
     MissingExtraError,
     NoDeadLetterError,
     NotDurableError,
     NotOpenError,
     ProtocolError,
-    PulsarNackError,
-    RedeliveryError,
     RequestTimeoutError,
     SnapshotError,
     SnapshotFormatError,
@@ -43,9 +47,7 @@ from pulsar_nack import (
     TopicNotFoundError,
     UndecodableMessageError,
     VirtualDeadlockError,
-    WouldBlockError,
     WrongLoopError,
-    errors,
 )
 from tests.for_each import for_each
 

@@ -78,7 +78,7 @@ def test_durable() -> None:
     steps = ["attempt 1", "killed in the middle", "attempt 2", "nacked", "killed while", "attempt 3", "done"]
     places = [told.index(step) for step in steps]
     assert places == sorted(places)
-    (seconds,) = re.findall(r"shown (\d+\.\d) s after the nack", told)
+    (seconds,) = re.findall(r"redelivered (\d+\.\d) s after the nack", told)
     assert float(seconds) >= 2.5
 
 

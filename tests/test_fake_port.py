@@ -103,7 +103,7 @@ async def test_older_messages_come_first() -> None:
 
 @pytest.mark.parametrize(("topic_allows", "again"), [(False, [b"0", b"1", b"2"]), (True, [b"0", b"2"])])
 def test_redelivery_brings_the_whole_entry(topic_allows: bool, again: list[bytes]) -> None:
-    """A request for one member brings its mates too, less those that are acknowledged at the broker."""
+    """A request for one member redelivers the whole batch, except members acknowledged at the broker."""
 
     @virtual_time
     async def check() -> None:
@@ -141,7 +141,7 @@ async def test_batch_without_index_acks_counts_anew_after_redelivery() -> None:
 
 @virtual_time
 async def test_index_acks_that_the_broker_does_not_know() -> None:
-    """U25: index acknowledgements on here and off at the broker: the mates come again and the count stays at 1."""
+    """U25: index acknowledgements on in the port and off at the broker: the batch returns, the count stays at 1."""
     topic = FakeTopic(batch_index_ack=False)
     port = FakePort(topic, batch_index_ack=True)
     ids = topic.publish_batch([b"0", b"1"])
@@ -304,7 +304,7 @@ async def test_latency_is_exact() -> None:
 
 @virtual_time
 async def test_acknowledged_on_the_way() -> None:
-    """U24: acknowledged before it arrives, a redelivered message stays away, or comes when it was told to."""
+    """U24: a redelivered message that is acknowledged before it arrives stays away, unless the test forces it."""
     port = FakePort(latency=0.1)
     sent = port.topic.publish(b"x")
     for is_forced in (False, True):
@@ -339,7 +339,7 @@ def test_duplicates(second_count: int | None, counts: list[int]) -> None:
 
 @virtual_time
 async def test_failing_calls() -> None:
-    """Calls that were told to fail do nothing, raise what was asked, and the next ones work."""
+    """Calls that are to fail do nothing and raise the given error, and the next ones work."""
     port = FakePort()
     sent = port.topic.publish(b"x")
     port.fail_next("receive")
@@ -374,7 +374,7 @@ async def test_lost_answers() -> None:
 
 @virtual_time
 async def test_lost_requests() -> None:
-    """Calls that were told to be lost are accepted and change nothing; of a receive there is nothing to lose."""
+    """Calls that are to be lost are accepted and change nothing; a receive cannot be lost."""
     port = FakePort()
     sent = port.topic.publish(b"x")
     await take(port, 1)
@@ -392,7 +392,7 @@ async def test_lost_requests() -> None:
 
 @virtual_time
 async def test_delayed_calls() -> None:
-    """Calls that were told to be slow take effect after their delay, and not at all when cancelled before."""
+    """Delayed calls take effect after their delay, and not at all if cancelled before."""
     port = FakePort()
     sent = port.topic.publish(b"x")
     port.delay_next("receive", 2)
@@ -577,7 +577,7 @@ async def test_seek() -> None:
 
 @virtual_time
 async def test_offers_what_consumers_may_use() -> None:
-    """It supports the optional calls of ports, and tells how much it fetches ahead."""
+    """The port supports the optional calls of ports, and says how much it prefetches."""
     port = FakePort(receiver_queue_size=7)
     assert isinstance(port, SupportsCumulativeAck)
     assert isinstance(port, SupportsSeek)

@@ -54,7 +54,7 @@ def processes() -> list[tuple[str, int]]:
 
 
 def test_stop_lets_it_finish(tmp_path: Path) -> None:
-    """A child that heeds SIGTERM ends by itself, and its watcher goes too."""
+    """A child that obeys SIGTERM ends without a kill, and so does its watcher."""
     log = tmp_path / "log"
     process = shell("trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.1; done", log)
     process.stop(grace=patience(10))

@@ -11,8 +11,7 @@ import pytest
 
 from pulsar_nack import ClosedError, Delivery, MessageId, Position
 from pulsar_nack.consumer._inbox import Inbox
-from pulsar_nack.testing._fake_inbox import Inbox as FakeInbox
-from pulsar_nack.testing._fake_topic import FakeEntry, FakeMessage
+from pulsar_nack.testing._fake_delivery import FakeEntry, FakeInbox, FakeMessage
 from pulsar_nack.topic._inbox import LocalInbox
 from pulsar_nack.wire._consumer._inbox import WireInbox
 from tests.wire.stand_ins import FakeMember

@@ -26,7 +26,6 @@ from pulsar_nack import (
     InMemoryDelayedDeliveryTracker,
     MessageId,
     NegativeAcksTracker,
-    WrongLoopError,
 )
 from pulsar_nack.consumer import Message
 from pulsar_nack.delayed import DelayedDeliveryTrackerFactory
@@ -37,6 +36,7 @@ from pulsar_nack.delayed.bucket import (
     SharedDelayedIndex,
     SharedSubscription,
 )
+from pulsar_nack.errors import WrongLoopError
 from pulsar_nack.ids import Position
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FakePort, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time
@@ -407,8 +407,8 @@ FREE: dict[str, str] = {
     "WirePort": "driven by a Consumer, which checks",
     "EmbeddedBroker": "a process",
     "LocalBroker": "its topics check",
-    "ObjectLog": "is a LogShell, as LocalLog",
-    "ObjectLogStore": "is a StoreShell, as LocalLogStore",
+    "ObjectLog": "is an AsyncLog, as LocalLog",
+    "ObjectLogStore": "is an AsyncLogStore, as LocalLogStore",
     "OpeningTopic": "opens a LocalTopic each time",
     "Producing": "opens a Producer each time, and its client checks",
     "Subscribing": "opens a Consumer each time, and its client checks",
@@ -463,7 +463,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "send_nowait": (b"x",),
     "skip": ("s", 1),
     "subscribe": ("s",),
-    "take": ("x",),
+    "take_ownership": ("x",),
     "unsubscribe": ("s",),
 }
 OF: dict[tuple[str, str], tuple[Any, ...]] = {

@@ -39,7 +39,13 @@ PUBLIC = {
     "pulsar_nack.ids",
     "pulsar_nack.index",
     "pulsar_nack.inspection",
+    "pulsar_nack.inspection.folders",
     "pulsar_nack.ledger",
+    "pulsar_nack.ledger.faults",
+    "pulsar_nack.ledger.files",
+    "pulsar_nack.ledger.format",
+    "pulsar_nack.ledger.memory",
+    "pulsar_nack.ledger.ownership",
     "pulsar_nack.nack",
     "pulsar_nack.observe",
     "pulsar_nack.pipeline",
@@ -77,9 +83,9 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pydantic": ANYWHERE,
     "pyroaring": ("index/",),
     "sortedcontainers": ("index/",),
-    "pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
-    "_pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
-    "pulsar_lite": ("cli/", "testing/_lite"),
+    "pulsar": (*OFFICIAL, "cli/", "testing/_embedded_broker"),
+    "_pulsar": (*OFFICIAL, "cli/", "testing/_embedded_broker"),
+    "pulsar_lite": ("cli/", "testing/_embedded_broker"),
     "google": ("delayed/format/", "cursor/", "topic/", "wire/"),
     "google_crc32c": ("wire/",),
     "cramjam": ("wire/",),
@@ -87,9 +93,9 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pyspark": ("pipeline/", "cli/_pipeline"),
     "pyarrow": ("pipeline/",),
     "pandas": ("pipeline/",),
-    "obstore": ("ledger/_object_",),
+    "obstore": ("ledger/_object_", "ledger/faults"),
     "prometheus_client": ("observe/_cursor_", "observe/_delayed_"),
-    "structlog": ("observe/_structlog",),
+    "structlog": ("observe/_log_hooks",),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "matplotlib": ("cli/", "pipeline/_plots"),
@@ -215,6 +221,9 @@ def test_the_top_exports_what_users_need() -> None:
     needed = {"MessageId", "Position", "NackConfig", "NegativeAcksTracker", "NackSchedule", "Fixed", "Multiplier"}
     needed |= {"Exponential", "Steps", "Clock", "ConsumerPort", "Delivery", "PulsarNackError", "__version__"}
     assert needed <= set(pulsar_nack.__all__)
+    assert len(pulsar_nack.__all__) <= 40
+    for name, home in pulsar_nack._HOMES.items():
+        assert getattr(pulsar_nack, name) is getattr(importlib.import_module(f"pulsar_nack.{home}"), name)
 
 
 def test_arrows_point_down(all_imports: list[tuple[Path, Import]]) -> None:
@@ -256,6 +265,6 @@ def test_the_reader_of_imports_sees_them(all_imports: list[tuple[Path, Import]])
     seen = {(each.importer, each.imported) for _, each in all_imports}
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack._connect", "pulsar_nack.wire._client.connect") in seen
-    assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen
-    assert ("pulsar_nack.observe._structlog", "structlog") in seen
+    assert ("pulsar_nack.testing._fake_port", "pulsar_nack.consumer.Delivery") in seen
+    assert ("pulsar_nack.observe._log_hooks", "structlog") in seen
     assert layer_of("pulsar_nack.nack.X") > layer_of("pulsar_nack.index._store.Y") > layer_of("pulsar_nack.ids.Z")

@@ -14,14 +14,13 @@ from pulsar_nack import (
     Cursor,
     CursorConfig,
     DelayedDeliveryConfig,
-    DelayedDeliveryTrackerFactory,
     InMemoryDelayedDeliveryTracker,
     InvalidArgumentError,
     LocalTopic,
-    LogDelayedCursor,
     NackConfig,
-    TopicConfig,
 )
+from pulsar_nack.config import TopicConfig
+from pulsar_nack.delayed import DelayedDeliveryTrackerFactory, LogDelayedCursor
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FakePort, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each

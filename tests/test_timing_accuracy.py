@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pulsar_nack import Clock, MessageId, MonotonicClock, NackConfig, NegativeAcksTracker
+from pulsar_nack import Clock, MessageId, NackConfig, NegativeAcksTracker
+from pulsar_nack.clock import MonotonicClock
 from tests.patience import patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.xdist_group("heavy")]

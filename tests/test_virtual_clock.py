@@ -13,7 +13,9 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from pulsar_nack import AlarmClock, InvalidArgumentError, LoopClock, VirtualDeadlockError
+from pulsar_nack import InvalidArgumentError
+from pulsar_nack.clock import AlarmClock, LoopClock
+from pulsar_nack.errors import VirtualDeadlockError
 from pulsar_nack.testing import ManualClock, VirtualClockEventLoop, hold_time, run, virtual_time
 from tests.processes import run_python
 

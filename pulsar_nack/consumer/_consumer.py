@@ -81,7 +81,6 @@ class Consumer(ClosesWhenDropped):
         self._receiver = engine.receiver
         self._settler = engine.settler
         self._turn = engine.settler.turn
-        self._is_durable = settings.get("durable") is not None
         self._server: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] | None = None
         self._inner = self._twin()

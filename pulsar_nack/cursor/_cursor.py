@@ -22,7 +22,7 @@ from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlo
 from ..ids import Position
 from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
-from ..ledger._taking import given_back
+from ..ledger.ownership import close_on_error
 from ._cache import LedgerCache, Range
 from ._executor import retrieve_error
 from ._generations import log_names
@@ -91,7 +91,7 @@ class Cursor(LoopBound):
         self = cls(await open_state(store, log_names(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.table.states))
         if self._state.cut_entries:
-            async with given_back([self]):
+            async with close_on_error([self]):
                 await self.flush()  # before new entries get the positions of lost ones
         return self
 
@@ -110,7 +110,7 @@ class Cursor(LoopBound):
         log_names(name)
         check_ledgers(ledgers, start)
         store = await LocalLogStore.open(path, threads=2)
-        async with given_back([store]):
+        async with close_on_error([store]):
             self = await cls.open(store, ledgers, config, name=name, start=start)
         self._owned = store
         return self

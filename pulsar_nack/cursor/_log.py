@@ -43,7 +43,7 @@ from ..errors import (
     LogSealedError,
 )
 from ..ledger import Log
-from ..ledger._taking import Part
+from ..ledger.ownership import OwnedStore
 from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, PositionSnapshots
 from ._recovery import RecoveredLog
 from .format import MarkerContents, MarkerHead
@@ -87,7 +87,7 @@ class DeltaChain:
 class CursorLog:
     """The log of one cursor, open for writing. There is one commit at a time, and it is never cancelled."""
 
-    def __init__(self, store: Part, names: LogNames, config: CursorConfig, found: RecoveredLog) -> None:
+    def __init__(self, store: OwnedStore, names: LogNames, config: CursorConfig, found: RecoveredLog) -> None:
         self.index: dict[int, StoredRecords] = {}
         """Where the ledgers' states lie, as the last marker says. Read only."""
         self.commits = 0

@@ -13,7 +13,7 @@ from ..errors import InvalidArgumentError
 from ..ids import Position
 from ..index import varint_bytes
 from ..ledger import LogStore
-from ..ledger._taking import given_back, take
+from ..ledger.ownership import close_on_error, take_ownership
 from ._acks import AckState
 from ._generations import LogNames
 from ._ledgers import Ledgers, as_ledgers
@@ -64,8 +64,8 @@ async def open_state(
     begin = make(beginning)
     is_bounded = config.enable_lru_cache_max_unacked_ranges
     limit = config.max_individual_ack_cache_bytes_per_cursor if is_bounded else None
-    part = await take(store, names.cursor)
-    async with given_back([part]):
+    part = await take_ownership(store, names.cursor)
+    async with close_on_error([part]):
         found, loaded = await recover(part, names, limit, ledgers)
         contents = found.contents or found.snapshot
         mark_delete = None if contents is None else _within(ledgers, contents.mark_delete)

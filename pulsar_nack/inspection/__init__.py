@@ -1,16 +1,16 @@
-"""What a durable folder holds and what is wrong with it, read without touching it; ``pulsar-nack inspect`` shows it."""
+"""What a durable folder contains and what is wrong with it, without changing it; ``pulsar-nack inspect`` prints it."""
 
-from ._damage import Damage
-from ._folder import inspect_folder
 from ._report import (
     AckedLedger,
     BucketReport,
     BuiltReport,
     CursorReport,
+    Damage,
     DelayedReport,
     FolderReport,
     LogReport,
     NacksReport,
+    SegmentReport,
     SegmentTimes,
     StoreReport,
     SubscriptionReport,
@@ -18,7 +18,7 @@ from ._report import (
     TopicReport,
     WaitingLedger,
 )
-from ._scan import SegmentReport
+from .folders import inspect_folder
 
 __all__ = [
     "AckedLedger",

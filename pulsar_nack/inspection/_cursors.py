@@ -1,6 +1,6 @@
-"""Cursors of acknowledgements: the marker that the next opening would use, and what the records that it names say.
+"""Cursors of acknowledgements: the marker that the next opening would use, and the records that it names.
 
-The rules are those of the cursor's own recovery, carried out on records that were read without opening the log.
+The rules are those of the cursor's own recovery, applied to records that were read without opening the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..errors import CursorFormatError, LogCorruptedError, LogVersionError, Miss
 from ..ids import Position
 from ..ledger import Log
 from ._report import AckedLedger, CursorReport
-from ._store import Inspected, Store
+from ._store import InspectedLog, InspectedStore
 
 _T = TypeVar("_T")
 _Numbered = Mapping[int, bytes]
@@ -33,7 +33,7 @@ _NAME: Final = re.compile(r"(.+)-(\d{10})(-snapshot)?")
 
 
 class _Stored(NamedTuple):
-    """What a marker, a record of the old form, or a snapshot says."""
+    """The state in a marker, in a record of the old form, or in a snapshot."""
 
     sequence: int
     contents: MarkerContents
@@ -44,22 +44,22 @@ class _Stored(NamedTuple):
 
 
 class FoundCursor(NamedTuple):
-    """A cursor as the next opening finds it: its whole state, and what is told of it."""
+    """A cursor as the next opening finds it: its whole state, and its report."""
 
     mark_delete: Position
     states: dict[int, LedgerAcks]
     report: CursorReport
 
 
-def inspect_cursors(store: Store) -> tuple[CursorReport, ...]:
+def inspect_cursors(store: InspectedStore) -> tuple[CursorReport, ...]:
     """Return the cursors of a store."""
     return tuple(found.report for found in find_cursors(store))
 
 
-def find_cursors(store: Store) -> Iterator[FoundCursor]:
-    """Go through the cursors of a store, with what is acknowledged in each."""
-    cursors: dict[str, dict[str, Inspected]] = {}
-    for log in store.untaken():
+def find_cursors(store: InspectedStore) -> Iterator[FoundCursor]:
+    """Iterate over the cursors of a store, with their whole state."""
+    cursors: dict[str, dict[str, InspectedLog]] = {}
+    for log in store.unclaimed():
         match = _NAME.fullmatch(log.name)
         if match:
             cursors.setdefault(match[1], {})[log.name] = log
@@ -69,8 +69,8 @@ def find_cursors(store: Store) -> Iterator[FoundCursor]:
             yield found
 
 
-def _find(store: Store, name: str, logs: dict[str, Inspected]) -> FoundCursor | None:
-    """Return the cursor of this name; None where the logs only look like those of one."""
+def _find(store: InspectedStore, name: str, logs: dict[str, InspectedLog]) -> FoundCursor | None:
+    """Return the cursor of this name; None if the logs only have similar names."""
     try:
         records: dict[str, _Numbered] = {each: dict(log.numbered(past_damage=True)) for each, log in logs.items()}
         if not any(is_marker(record) or is_legacy(record) for some in records.values() for record in some.values()):
@@ -79,11 +79,13 @@ def _find(store: Store, name: str, logs: dict[str, Inspected]) -> FoundCursor | 
             log.kind = "cursor"
         return _newest(store, name, logs, records)
     except MissingExtraError as error:
-        store.lacks(error)
+        store.note_missing_package(error)
         return None
 
 
-def _newest(store: Store, name: str, logs: dict[str, Inspected], records: dict[str, _Numbered]) -> FoundCursor | None:
+def _newest(
+    store: InspectedStore, name: str, logs: dict[str, InspectedLog], records: dict[str, _Numbered]
+) -> FoundCursor | None:
     main = [each for each, log in sorted(logs.items(), reverse=True) if _is_main(each) and log.scan.can_be_salvaged]
     found = [(each, stored) for each in main if (stored := _last_usable(store, each, records[each]))]
     if not found:
@@ -101,8 +103,8 @@ def _is_main(log: str) -> bool:
     return not log.endswith("-snapshot")
 
 
-def _last_usable(store: Store, name: str, records: _Numbered) -> _Stored | None:
-    """Go from the last record back to the last marker that can be used."""
+def _last_usable(store: InspectedStore, name: str, records: _Numbered) -> _Stored | None:
+    """Go back from the last record to the last usable marker."""
     for number in sorted(records, reverse=True):
         record = records[number]
         if needs_marker(record):
@@ -148,7 +150,7 @@ def _last_snapshot(records: _Numbered) -> _Stored | None:
 
 
 class _Records:
-    """Records that were read, as the log that they are of."""
+    """Records that were read already, with the methods of their log that :func:`read_marker` needs."""
 
     def __init__(self, name: str, records: _Numbered) -> None:
         self.name = name
@@ -156,7 +158,7 @@ class _Records:
 
     @property
     def length(self) -> int:
-        """Return how many there are."""
+        """Return the number after the last record."""
         return max(self._records, default=-1) + 1
 
     async def read(self, first: int, last: int) -> list[bytes]:
@@ -168,7 +170,7 @@ class _Records:
 
 
 def _now(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run to its end what awaits only records that are here."""
+    """Run a coroutine that awaits nothing but :class:`_Records`."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -177,7 +179,7 @@ def _now(work: Coroutine[Any, Any, _T]) -> _T:
     raise RuntimeError("it waits for something else than records")
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------------------------
 
 
 def _report(name: str, log: str, records: _Numbered, stored: _Stored, ignored: tuple[str, ...]) -> CursorReport:
@@ -219,7 +221,7 @@ def _ledgers(stored: _Stored, records: _Numbered) -> Iterator[AckedLedger]:
 
 
 def _holes(ledger: int, acks: LedgerAcks, mark_delete: Position) -> int:
-    """Return how many runs of unacknowledged entries lie below the highest acknowledged one of a ledger."""
+    """Return how many runs of unacknowledged entries lie below the highest acknowledged entry of a ledger."""
     first = acks.ranges.first
     if first is None:
         return 0

@@ -23,14 +23,14 @@ from ..delayed.format import (
 from ..errors import LogCorruptedError, LogVersionError, MissingExtraError, SnapshotFormatError
 from ..ids import Position
 from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
-from ._store import Inspected, Store
+from ._store import InspectedLog, InspectedStore
 
 _SNAPSHOT: Final = re.compile(r"snapshot-[0-9a-f]{32}-(\d{1,19})")
 _CURSOR: Final = re.compile(r"(.+)-(\d{1,18})")
 
 
-def inspect_delayed(store: Store, others: Sequence[CursorReport]) -> tuple[DelayedReport, ...]:
-    """Return the trackers of a store; snapshots that no cursor here names come last, on their own.
+def inspect_delayed(store: InspectedStore, others: Sequence[CursorReport]) -> tuple[DelayedReport, ...]:
+    """Return the trackers of a store; snapshots that no cursor here names come last.
 
     :param others: cursors of acknowledgements, whose properties may name snapshots too
     """
@@ -60,7 +60,7 @@ def inspect_delayed(store: Store, others: Sequence[CursorReport]) -> tuple[Delay
 
 
 def _with_rest(reports: list[DelayedReport], rest: tuple[BucketReport, ...]) -> list[DelayedReport]:
-    """Add snapshots that nothing names: to the one cursor, or as those of a cursor that is kept elsewhere."""
+    """Add snapshots that nothing names: to the only tracker, or as those of a cursor that is kept elsewhere."""
     if len(reports) != 1:
         return [*reports, DelayedReport(None, None, None, {}, rest)]
     (one,) = reports
@@ -70,9 +70,9 @@ def _with_rest(reports: list[DelayedReport], rest: tuple[BucketReport, ...]) -> 
 # --- the cursor -----------------------------------------------------------------------------------------------------
 
 
-def _cursors(store: Store) -> dict[str, dict[int, Inspected]]:
-    found: dict[str, dict[int, Inspected]] = {}
-    for log in store.untaken():
+def _cursors(store: InspectedStore) -> dict[str, dict[int, InspectedLog]]:
+    found: dict[str, dict[int, InspectedLog]] = {}
+    for log in store.unclaimed():
         match = _CURSOR.fullmatch(log.name)
         if match and _is_cursor(log):
             log.kind = "delayed cursor"
@@ -80,7 +80,7 @@ def _cursors(store: Store) -> dict[str, dict[int, Inspected]]:
     return found
 
 
-def _is_cursor(log: Inspected) -> bool:
+def _is_cursor(log: InspectedLog) -> bool:
     try:
         check_cursor_log_head(log.first, log.name)
     except LogVersionError:
@@ -90,8 +90,8 @@ def _is_cursor(log: Inspected) -> bool:
     return True
 
 
-def _follow(store: Store, name: str, generations: dict[int, Inspected]) -> tuple[str, CursorState]:
-    """Read the lowest generation, and where it leads to."""
+def _follow(store: InspectedStore, name: str, generations: dict[int, InspectedLog]) -> tuple[str, CursorState]:
+    """Read the lowest generation, and those that it leads to."""
     generation = min(generations)
     while True:
         log = generations[generation]
@@ -108,7 +108,7 @@ def _pair(position: Position) -> tuple[int, int]:
     return position.ledger, position.entry
 
 
-def _read(store: Store, log: Inspected) -> tuple[CursorState, NextGeneration | None]:
+def _read(store: InspectedStore, log: InspectedLog) -> tuple[CursorState, NextGeneration | None]:
     state, following = CursorState(), None
     try:
         check_cursor_log_head(log.first, log.name)
@@ -130,8 +130,8 @@ def _read(store: Store, log: Inspected) -> tuple[CursorState, NextGeneration | N
 # --- snapshots ------------------------------------------------------------------------------------------------------
 
 
-def _snapshots(store: Store) -> Iterator[tuple[int, Inspected]]:
-    for log in store.untaken():
+def _snapshots(store: InspectedStore) -> Iterator[tuple[int, InspectedLog]]:
+    for log in store.unclaimed():
         match = _SNAPSHOT.fullmatch(log.name)
         if match:
             log.kind = "snapshot"
@@ -139,7 +139,7 @@ def _snapshots(store: Store) -> Iterator[tuple[int, Inspected]]:
 
 
 def _named(
-    store: Store, cursor: str, named: list[NamedSnapshot], snapshots: dict[int, Inspected]
+    store: InspectedStore, cursor: str, named: list[NamedSnapshot], snapshots: dict[int, InspectedLog]
 ) -> tuple[BucketReport, ...]:
     buckets = []
     for each in named:
@@ -152,7 +152,7 @@ def _named(
     return tuple(buckets)
 
 
-def _bucket(store: Store, snapshot_id: int, key: str | None, log: Inspected) -> BucketReport:
+def _bucket(store: InspectedStore, snapshot_id: int, key: str | None, log: InspectedLog) -> BucketReport:
     footer = _footer(store, key, log)
     topic, subscription = ("", "") if footer is None else (footer.topic, footer.cursor)
     times = None if footer is None else _times(store, footer, log)
@@ -160,8 +160,8 @@ def _bucket(store: Store, snapshot_id: int, key: str | None, log: Inspected) -> 
     return BucketReport(snapshot_id, key, log.name, topic, subscription, log.scan.size, messages, tuple(times or ()))
 
 
-def _footer(store: Store, key: str | None, log: Inspected) -> Footer | None:
-    """Return what a snapshot says of itself; one that nothing names and that has no end is what a crash left."""
+def _footer(store: InspectedStore, key: str | None, log: InspectedLog) -> Footer | None:
+    """Return a snapshot's footer; a snapshot without a name and an end is a leftover of a crash."""
     if log.scan.damage:
         return None
     if not log.scan.is_sealed:
@@ -177,22 +177,22 @@ def _footer(store: Store, key: str | None, log: Inspected) -> Footer | None:
     else:
         if footer.records == log.scan.length - 1:
             return footer
-        reason = f"its footer tells of {footer.records} records, there are {log.scan.length - 1}"
+        reason = f"its footer counts {footer.records} records, there are {log.scan.length - 1}"
         store.note(log.name, "the footer", "inconsistent", reason)
     return None
 
 
-def _times(store: Store, footer: Footer, log: Inspected) -> list[SegmentTimes] | None:
+def _times(store: InspectedStore, footer: Footer, log: InspectedLog) -> list[SegmentTimes] | None:
     metadata = b"".join(islice(log.records(), footer.parts.get(0, 1)))
     try:
         rows = decode_metadata(metadata)
         if len(rows) != footer.entries - 1:
-            reason = f"its metadata tell of {len(rows)} segments, there are {footer.entries - 1}"
+            reason = f"its metadata lists {len(rows)} segments, there are {footer.entries - 1}"
             store.note(log.name, "the metadata", "inconsistent", reason)
             return None
         return [SegmentTimes(row.min_at, row.max_at, _count(row), len(row.bitmaps)) for row in rows]
     except MissingExtraError as error:
-        store.lacks(error)
+        store.note_missing_package(error)
     except (SnapshotFormatError, ValueError) as error:
         store.note(log.name, "the metadata", "inconsistent", str(error))
     return None

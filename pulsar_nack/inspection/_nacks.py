@@ -1,4 +1,4 @@
-"""A consumer's durable state: which of its logs count, and what they say together."""
+"""A consumer's durable state: which of its logs count, and the state that they add up to."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..consumer.durable import (
     log_name,
 )
 from ._report import NacksReport, WaitingLedger
-from ._store import Inspected, Store
+from ._store import InspectedLog, InspectedStore
 
 _NAME: Final = re.compile(r"nacks-(\d{10})(-base)?")
 _FOR_EVER: Final = 1 << 60
 
 
-def inspect_nacks(store: Store) -> NacksReport | None:
-    """Return what a consumer would remember, were it opened on this store now; None where there is nothing of one."""
-    found = {log.name: log for log in store.untaken() if log.name == OWNER_LOG or _NAME.fullmatch(log.name)}
+def inspect_nacks(store: InspectedStore) -> NacksReport | None:
+    """Return what a consumer would remember if it opened this store now; None without such logs."""
+    found = {log.name: log for log in store.unclaimed() if log.name == OWNER_LOG or _NAME.fullmatch(log.name)}
     if not found:
         return None
     for log in found.values():
@@ -41,8 +41,8 @@ def inspect_nacks(store: Store) -> NacksReport | None:
     return _report(used, ignored, memory)
 
 
-def _chain(store: Store, found: dict[str, Inspected]) -> Iterator[str]:
-    """Return the names of the logs that count: the newest base that is sealed, and what was written after it."""
+def _chain(store: InspectedStore, found: dict[str, InspectedLog]) -> Iterator[str]:
+    """Return the names of the logs that count: the newest sealed base, and the logs after it."""
     matches = [match for name in found if (match := _NAME.fullmatch(name))]
     sealed = (int(match[1]) for match in matches if match[2] and found[match[0]].scan.is_sealed)
     base = max(sealed, default=0)
@@ -63,7 +63,7 @@ def _chain(store: Store, found: dict[str, Inspected]) -> Iterator[str]:
         store.note(log_name(expected), "", "missing", f"the log is missing that {base_name(base)} was made beside")
 
 
-def _replay(store: Store, log: Inspected, memory: DurableState) -> None:
+def _replay(store: InspectedStore, log: InspectedLog, memory: DurableState) -> None:
     for number, data in enumerate(log.records()):
         try:
             memory.apply(decode_record(data))
@@ -74,7 +74,7 @@ def _replay(store: Store, log: Inspected, memory: DurableState) -> None:
 
 
 def _entries_of(acknowledged: Record) -> int:
-    """Return how many entries a record tells of: one, or those of its ranges."""
+    """Return how many entries a record acknowledges: one, or those of its ranges."""
     if not isinstance(acknowledged, RangeAcks):
         return 1
     return sum(last - first + 1 for first, last in acknowledged.ranges)

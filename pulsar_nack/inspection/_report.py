@@ -1,6 +1,6 @@
-"""What an inspection tells: plain frozen records, the same for tables and for JSON.
+"""The reports of an inspection: frozen records, printed as tables and as JSON.
 
-Times are epoch ms, sizes bytes. Where something could not be read there is None, and damage says why.
+Times are epoch ms, sizes bytes. A value that could not be read is None, and a damage says why.
 """
 
 from __future__ import annotations
@@ -9,12 +9,40 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ._damage import Damage
-from ._scan import SegmentReport
+DamageKind = Literal["torn", "damaged", "missing", "newer", "unreadable", "inconsistent"]
+"""The kinds of damage.
 
+- ``torn``: the end of the last write is missing, as after a crash; the next opening cuts it off, and nothing is lost
+- ``damaged``: bytes are not those that were written
+- ``missing``: a file or a log does not exist, although something refers to it
+- ``newer``: a later release wrote it
+- ``unreadable``: the operating system refused to read it
+- ``inconsistent``: the bytes are whole, but contradict each other
+"""
 LogKind = Literal["snapshot", "delayed cursor", "nacks", "cursor", "topic", "plain"]
-"""What a log is part of: a bucket's snapshot, the cursor of a bucket tracker, a consumer's durable state, a cursor of
+"""What a log belongs to: a bucket snapshot, the cursor of a bucket tracker, a consumer's durable state, a cursor of
 acknowledgements, a local topic, or something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Damage of a log: the file and the byte offset, if they are known, the kind, and the reason."""
+
+    log: str
+    file: str
+    offset: int | None
+    kind: DamageKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """A file of a log: its first record, how many good records of it count, and its size in bytes."""
+
+    file: str
+    first: int
+    records: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +59,7 @@ class LogReport:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTimes:
-    """A segment of a bucket: its earliest and latest time, and how many messages of how many ledgers."""
+    """A segment of a bucket snapshot: its earliest and latest time, its messages, and their ledgers."""
 
     first_at: int | None
     last_at: int
@@ -43,7 +71,7 @@ class SegmentTimes:
 class BucketReport:
     """A bucket of delayed messages: its snapshot, the key that names it, and its segments.
 
-    ``key`` is None for a snapshot that nothing names: the next opening deletes it. ``log`` is None where it is missing.
+    ``key`` is None for a snapshot that nothing names: the next opening deletes it. ``log`` is None if it is missing.
     """
 
     snapshot_id: int
@@ -68,7 +96,7 @@ class BucketReport:
 
 @dataclass(frozen=True, slots=True)
 class DelayedReport:
-    """A bucket tracker: its cursor and its buckets; ``mark_delete`` is None where there is no cursor with them."""
+    """A bucket tracker: its cursor and its buckets; ``mark_delete`` is None if the cursor is kept elsewhere."""
 
     cursor: str | None
     log: str | None
@@ -79,7 +107,7 @@ class DelayedReport:
 
 @dataclass(frozen=True, slots=True)
 class BuiltReport:
-    """What ``build-index`` says in its manifest that it built here; what is there now may be less, or more."""
+    """What ``build-index`` built in this folder, by its manifest; the folder may have changed since."""
 
     messages: int
     buckets: int
@@ -103,8 +131,9 @@ class WaitingLedger:
 class NacksReport:
     """A consumer's durable state.
 
-    ``unsettled`` were nacked or shown, and not acknowledged; ``first_at`` and ``last_at`` are their deadlines, or when
-    they were shown. ``acknowledged`` are remembered in case the broker has not heard of them.
+    ``unsettled`` messages were nacked or delivered, and not acknowledged; ``first_at`` and ``last_at`` are their
+    deadlines, or the times of their delivery. ``acknowledged`` messages are remembered in case the broker has not
+    received that.
     """
 
     logs: tuple[str, ...]
@@ -123,7 +152,7 @@ class AckedLedger:
     """The acknowledgement state of one ledger above the mark-delete position.
 
     ``holes`` are runs of unacknowledged entries below its highest acknowledged one, ``batches`` entries of which only
-    some messages are acknowledged, ``bytes`` what is stored of it, in the records of these numbers.
+    some messages are acknowledged, ``bytes`` the stored size of this state, in the records with these numbers.
     """
 
     ledger: int
@@ -139,9 +168,9 @@ class AckedLedger:
 class CursorReport:
     """A cursor of acknowledgements, as the next opening finds it.
 
-    ``form`` is how the state is written: ``ledgers`` (PIP-81), ``single`` (all in one record, the old form), or
-    ``snapshot`` (the mark-delete position only: no marker can be used). ``marker`` is the record that says so,
-    ``size_bytes`` what it and the ledgers take, ``ignored`` are logs of the cursor that do not count.
+    ``form`` is how the state is stored: ``ledgers`` (PIP-81), ``single`` (all in one record, the old form), or
+    ``snapshot`` (the mark-delete position only: no marker can be used). ``marker`` is the number of that record,
+    ``size_bytes`` the size of it and the ledgers, ``ignored`` lists logs of the cursor that do not count.
     """
 
     name: str
@@ -171,7 +200,7 @@ class TopicLedger:
 class SubscriptionReport:
     """A subscription of a local topic: its cursor, and how many entries it has not acknowledged.
 
-    ``mark_delete`` and ``backlog`` are None where nothing was stored of it yet.
+    ``mark_delete`` and ``backlog`` are None if the cursor has no records yet.
     """
 
     name: str
@@ -192,8 +221,8 @@ class TopicReport:
 class StoreReport:
     """A folder of logs.
 
-    ``leftovers`` are files of ours that the next opening sweeps away, ``foreign`` those that are somebody else's.
-    ``built`` is there where an index was built at once.
+    ``leftovers`` are files of ours that the next opening removes, ``foreign`` files belong to others. ``built`` is set
+    if ``build-index`` made the folder.
     """
 
     path: str
@@ -211,19 +240,19 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class FolderReport:
-    """What a folder holds: one store, or several below it."""
+    """What a folder contains: one store, or several below it."""
 
     path: str
     stores: tuple[StoreReport, ...] = field(default=())
 
     @property
     def damage(self) -> Iterator[Damage]:
-        """Go through all damage."""
+        """Iterate over all damage."""
         return (damage for store in self.stores for damage in store.damage)
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether there is any."""
+        """Return whether there is any damage."""
         return next(self.damage, None) is not None
 
     @property
@@ -232,5 +261,5 @@ class FolderReport:
         return not any(store.notes for store in self.stores)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as what JSON can hold."""
+        """Return the report as values that JSON can represent."""
         return {**asdict(self), "is_damaged": self.is_damaged, "is_complete": self.is_complete}

@@ -1,50 +1,47 @@
-"""Going through a log's files without opening the log: nothing is locked, made, cut, synced or removed.
+"""Reading a log's files without opening the log: nothing is locked, made, cut, synced or removed.
 
-A reader that repairs nothing has to go on where the library stops. Damage ends a segment, unless what lies behind it is
-wanted too; what the next segments hold is gone through all the same, and counted. A writer may be at work: the end of
-the last file is looked at again before it is called torn, and a log that disappears meanwhile is told as gone.
+A reader that repairs nothing has to continue where the library stops. Damage ends a segment, unless the frames behind
+it are wanted too; the next segments are read and counted in any case. A writer may be active: the end of the last file
+is read again before it is called torn, and a log that disappears meanwhile counts as deleted.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from ..errors import LogCorruptedError, LogVersionError
-from ..ledger._files import Files, OsFiles
-from ..ledger._names import LOG, is_own, segment_first, segment_name
-from ..ledger._record import SEGMENT_HEADER_SIZE, Frame
-from ..ledger._segment import Segment, Walk
-from ..ledger._survey import seed_of
-from ._damage import Damage, DamageKind
+from ..ledger.files import Files, OsFiles
+from ..ledger.format import (
+    LOG,
+    SEGMENT_HEADER_SIZE,
+    Frame,
+    FrameReader,
+    Segment,
+    is_log_file,
+    recover_seed,
+    segment_first,
+    segment_name,
+)
+from ._report import Damage, DamageKind, SegmentReport
 
-_LOOKS: Final = 4
+_ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.05
 
 
 class LogGoneError(Exception):
-    """The log is not there any more: its owner deleted it meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentReport:
-    """A file of a log: its first record, how many good ones of it count, and its size in bytes."""
-
-    file: str
-    first: int
-    records: int
-    bytes: int
+    """The log's owner has deleted it meanwhile."""
 
 
 class LogScan:
-    """One log of a folder. What is found is there after :meth:`records` was gone through to its end.
+    """One log of a folder; its attributes are complete once :meth:`records` has been exhausted.
 
     :param store: the folder of the store
     :param name: the log's name
-    :param past_damage: whether whole frames behind damage are wanted; ``segments`` counts what is missing then, too
+    :param past_damage: yield whole frames behind damage; ``segments`` then counts the missing records too
     """
 
     def __init__(self, store: Path, name: str, files: Files | None = None, *, past_damage: bool = False) -> None:
@@ -60,40 +57,30 @@ class LogScan:
 
     @property
     def length(self) -> int:
-        """Return how many good records there are."""
+        """Return how many good records the log has."""
         return sum(segment.records for segment in self.segments)
 
     @property
     def size(self) -> int:
-        """Return how many bytes its files have."""
+        """Return how many bytes the log's files have."""
         return sum(segment.bytes for segment in self.segments)
 
     @property
-    def can_be_opened(self) -> bool:
-        """Return whether the library would open the log: it looks at the names of the files, and at the last one."""
-        looked_at = {segment_name(0) if not self.segments or self.segments[0].first else "", self._last_file}
-        return not any(each.kind != "torn" and each.file in looked_at for each in self.damage)
-
-    @property
     def can_be_salvaged(self) -> bool:
-        """Return whether a cursor would open the log, for what is whole of it."""
+        """Return whether a cursor would open the log to read what is whole of it."""
         return not any(each.kind in ("newer", "unreadable") for each in self.damage)
 
-    @property
-    def _last_file(self) -> str:
-        return self.segments[-1].file if self.segments else ""
-
     def records(self) -> Iterator[tuple[int, bytes]]:
-        """Go through all good records and their numbers, 16 MiB at most in memory at a time.
+        """Iterate over all good records with their numbers, 16 MiB at most in memory at a time.
 
-        :raises LogGoneError: it was deleted meanwhile
+        :raises LogGoneError: the log was deleted meanwhile
         """
         self.segments, self.damage, self.is_sealed = [], [], False
         firsts = self._firsts()
-        for _ in range(1, _LOOKS):
+        for _ in range(1, _ATTEMPTS):
             if firsts:
                 break
-            time.sleep(_PAUSE_S)  # it is being made or deleted, unless this lasts
+            time.sleep(_PAUSE_S)  # the log may be in the making, or just being deleted
             self.damage.clear()
             firsts = self._firsts()
         for first, end in zip(firsts, [*firsts[1:], None], strict=False):  # there may be none
@@ -107,26 +94,27 @@ class LogScan:
         except OSError as error:
             self._note("", None, "unreadable", error.strerror or str(error))
             return []
-        self.foreign = sorted(name for name in names if not is_own(name))
+        self.foreign = sorted(name for name in names if not is_log_file(name))
         firsts = sorted(first for name in names if (first := segment_first(name)) is not None)
         if not firsts or firsts[0]:
             self._note(segment_name(0), None, "missing", "the file is missing")
         return firsts
 
     def _segment(self, first: int, end: int | None) -> Iterator[tuple[int, bytes]]:
-        """Go through one file, up to the record with which the next one begins."""
+        """Iterate over the records of one file, up to the record with which the next file begins."""
         path = self._folder / segment_name(first)
         segment = Segment(self._files, self.name, path, first)
         number, offset, size = first, SEGMENT_HEADER_SIZE, 0
         try:
             if self._past_damage:
-                self._find_seed(segment)
-            for looks in range(_LOOKS):
-                with Walk(segment, number, offset) as walk:
-                    size = walk.size
-                    yield from self._frames(walk, path.name, end)
-                    number, offset = walk.number, walk.end
-                    if self._is_at_end(walk, path.name, end, is_last_look=looks + 1 == _LOOKS):
+                with suppress(LogCorruptedError):
+                    recover_seed(self._files, segment)
+            for attempt in range(_ATTEMPTS):
+                with FrameReader(segment, number, offset) as reader:
+                    size = reader.size
+                    yield from self._frames(reader, path.name, end)
+                    number, offset = reader.number, reader.end
+                    if self._is_at_end(reader, path.name, end, is_last_attempt=attempt + 1 == _ATTEMPTS):
                         break
                 time.sleep(_PAUSE_S)
         except LogVersionError as error:
@@ -142,46 +130,41 @@ class LogScan:
         good = number if end is None else min(number, end)
         self.segments.append(SegmentReport(path.name, first, good - first, size))
 
-    def _find_seed(self, segment: Segment) -> None:
-        try:
-            with Walk(segment, segment.first, SEGMENT_HEADER_SIZE):
-                pass
-        except LogCorruptedError:
-            segment.seed = seed_of(self._files, segment)
-
-    def _frames(self, walk: Walk, file: str, end: int | None) -> Iterator[tuple[int, bytes]]:
-        while walk.end < walk.size and not (self.is_sealed and end is None) and (end is None or walk.number < end):
-            number, begin, frame = walk.number, walk.end, walk.step()
+    def _frames(self, reader: FrameReader, file: str, end: int | None) -> Iterator[tuple[int, bytes]]:
+        while (
+            reader.end < reader.size and not (self.is_sealed and end is None) and (end is None or reader.number < end)
+        ):
+            number, begin, frame = reader.number, reader.end, reader.read_frame()
             if not isinstance(frame, Frame):
-                if not self._past_damage or (end is None and walk.is_torn(frame)):
+                if not self._past_damage or (end is None and reader.is_torn(frame)):
                     return
-                self._note(file, begin, "damaged", walk.damage(frame).reason)
-                walk.skip(frame)
+                self._note(file, begin, "damaged", reader.damage(frame).reason)
+                reader.skip(frame)
                 continue
             self.is_sealed = frame.is_seal
             records = frame.records(0, None if end is None else end - number)
             yield from enumerate(records, number)
 
-    def _is_at_end(self, walk: Walk, file: str, end: int | None, *, is_last_look: bool) -> bool:
-        """Return whether nothing more is to be read; where that is by damage, note it."""
-        if end is not None and walk.number >= end:
+    def _is_at_end(self, reader: FrameReader, file: str, end: int | None, *, is_last_attempt: bool) -> bool:
+        """Return whether nothing more is to be read; note damage that is the reason."""
+        if end is not None and reader.number >= end:
             return True
-        if walk.end >= walk.size:
+        if reader.end >= reader.size:
             if end is not None:
-                self._note(file, walk.end, "damaged", f"the file ends before record {end}")
+                self._note(file, reader.end, "damaged", f"the file ends before record {end}")
             return True
         if self.is_sealed and end is None:
-            self._note(file, walk.end, "damaged", "bytes after the seal")
+            self._note(file, reader.end, "damaged", "bytes after the seal")
             return True
-        found = walk.step()
+        found = reader.read_frame()
         if isinstance(found, Frame):
             return False
-        if end is None and walk.is_torn(found):
-            if is_last_look:
-                rest = walk.size - walk.end
-                self._note(file, walk.end, "torn", f"{rest:,} bytes of an append that was not finished")
-            return is_last_look
-        self._note(file, walk.end, "damaged", walk.damage(found).reason)
+        if end is None and reader.is_torn(found):
+            if is_last_attempt:
+                rest = reader.size - reader.end
+                self._note(file, reader.end, "torn", f"{rest:,} bytes of an append that was not finished")
+            return is_last_attempt
+        self._note(file, reader.end, "damaged", reader.damage(found).reason)
         return True
 
     def _note(self, file: str, offset: int | None, kind: DamageKind, reason: str) -> None:

@@ -1,23 +1,27 @@
-"""One folder of logs: each log is gone through once, and then each part tells what its logs say together."""
+"""One folder of logs: each log is scanned once, then each inspection claims the logs that it understands."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from ..errors import MissingExtraError
-from ..ledger._names import GONE, LOCK, LOG, NEW, log_of
-from ._built import MANIFEST, read_manifest
-from ._damage import Damage, DamageKind
-from ._report import BuiltReport, LogKind, LogReport
+from ..ledger.format import GONE, LOCK, LOG, NEW, log_of
+from ._report import BuiltReport, Damage, DamageKind, LogKind, LogReport
 from ._scan import LogGoneError, LogScan
 
+MANIFEST: Final = "manifest.json"
+"""The file in which ``build-index`` notes what it built; nothing that reads the index needs it."""
 _KEPT: Final = 1 << 16
+_LARGEST_MANIFEST: Final = 1 << 28
+_COUNTS: Final = ("rows", "segments", "bytes")
+_TIMES: Final = ("first_at", "last_at")
 
 
-class Inspected:
-    """A log that was gone through: its scan, and its first and last record where they are small or needed whole."""
+class InspectedLog:
+    """A scanned log, with its first and last record unless they are large."""
 
     def __init__(self, scan: LogScan, first: bytes, last: bytes) -> None:
         self.scan = scan
@@ -32,15 +36,15 @@ class Inspected:
         return self.scan.name
 
     def records(self) -> Iterator[bytes]:
-        """Go through its records again; the damage is noted already."""
+        """Iterate over the records again, without noting damage again."""
         return (data for _, data in self.numbered())
 
     def numbered(self, *, past_damage: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Go through its records again with their numbers; some are left out where a file is damaged.
+        """Iterate over the records and their numbers again; records behind damage in a file are left out.
 
-        :param past_damage: leave out no more than is damaged
+        If the log is deleted meanwhile, the iteration ends, and ``is_gone`` is set.
 
-        When the log is deleted meanwhile the rest is left out, and ``is_gone`` is set.
+        :param past_damage: leave out only what is damaged
         """
         try:
             yield from LogScan(self.scan.store, self.name, past_damage=past_damage).records()
@@ -48,52 +52,52 @@ class Inspected:
             self.is_gone = True
 
     def report(self) -> LogReport:
-        """Return what is told of it."""
+        """Return the report on this log."""
         scan = self.scan
         return LogReport(self.name, self.kind, scan.length, scan.size, scan.is_sealed, tuple(scan.segments))
 
 
-class Store:
-    """What lies in a folder: its logs by name, and what was found wrong so far."""
+class InspectedStore:
+    """A folder's logs by name, and the damage that was found so far."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.logs: dict[str, Inspected] = {}
+        self.logs: dict[str, InspectedLog] = {}
         self.damage: list[Damage] = []
         self.notes: list[str] = []
         self.leftovers: list[str] = []
         self.foreign: list[str] = []
         self.built: BuiltReport | None = None
-        self._has_lost = False
+        self._is_incomplete = False
 
     @property
-    def has_lost(self) -> bool:
-        """Return whether a log was deleted by its owner while it was looked at: what is told is not all of it."""
-        return self._has_lost or any(log.is_gone for log in self.logs.values())
+    def is_incomplete(self) -> bool:
+        """Return whether a log was deleted during the inspection, so that the reports lack something."""
+        return self._is_incomplete or any(log.is_gone for log in self.logs.values())
 
-    def look(self, only: str | None = None) -> None:
-        """Go through all logs, or one of them."""
+    def scan(self, only: str | None = None) -> None:
+        """Scan all logs, or one of them."""
         names = sorted(each.name for each in self.folder.iterdir())
         logs = [log for name in names if (log := log_of(name, LOG)) and (self.folder / name).is_dir()]
         for log in logs if only is None else [only]:
-            self._scan(log)
+            self._scan_log(log)
         if only is None:
-            self._sort(names, set(logs))
+            self._classify(names, set(logs))
 
-    def untaken(self) -> Iterable[Inspected]:
-        """Return the logs that no part has taken for its own yet."""
+    def unclaimed(self) -> Iterable[InspectedLog]:
+        """Return the logs that no inspection has claimed yet."""
         return [log for log in self.logs.values() if log.kind == "plain"]
 
     def note(self, log: str, file: str, kind: DamageKind, reason: str) -> None:
-        """Note something wrong that is not a matter of bytes."""
+        """Note damage that is not at a byte."""
         self.damage.append(Damage(log, file, None, kind, reason))
 
-    def lacks(self, error: MissingExtraError) -> None:
-        """Note that something cannot be read here for want of a package."""
+    def note_missing_package(self, error: MissingExtraError) -> None:
+        """Note that something cannot be read because a package is not installed."""
         if str(error) not in self.notes:
             self.notes.append(str(error))
 
-    def _scan(self, name: str) -> None:
+    def _scan_log(self, name: str) -> None:
         scan = LogScan(self.folder, name)
         first = last = b""
         try:
@@ -102,23 +106,43 @@ class Store:
                     first = data
                 last = data
         except LogGoneError:
-            self._has_lost = True
+            self._is_incomplete = True
             return
-        self.logs[name] = Inspected(scan, first if len(first) <= _KEPT else b"", last if len(last) <= _KEPT else b"")
+        kept = (data if len(data) <= _KEPT else b"" for data in (first, last))
+        self.logs[name] = InspectedLog(scan, *kept)
         self.damage += scan.damage
         self.foreign += [f"{name}{LOG}/{each}" for each in scan.foreign]
 
-    def _sort(self, names: list[str], logs: set[str]) -> None:
-        """Tell what is left over of ours from what is not ours."""
+    def _classify(self, names: list[str], logs: set[str]) -> None:
+        """Sort other files into leftovers of ours and foreign files."""
         for name in names:
             log = log_of(name, LOG, LOCK)
-            if log in logs or (name == MANIFEST and self._find_built(name)):
+            if log in logs or (name == MANIFEST and self._has_manifest(name)):
                 continue
             if log_of(name, LOG + NEW, LOG + GONE, LOCK):
                 self.leftovers.append(name)
             elif not (self.folder / name).is_dir():
                 self.foreign.append(name)
 
-    def _find_built(self, name: str) -> bool:
-        self.built = read_manifest(self.folder / name)
+    def _has_manifest(self, name: str) -> bool:
+        self.built = _read_manifest(self.folder / name)
         return self.built is not None
+
+
+def _read_manifest(path: Path) -> BuiltReport | None:
+    """Return the content of a manifest of ``build-index``; None if the file is something else, or is gone."""
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_MANIFEST:
+            return None
+        fields = json.loads(path.read_bytes())
+        counts = [_as_int(fields[name]) for name in _COUNTS]
+        times = [None if fields[name] is None else _as_int(fields[name]) for name in _TIMES]
+        return BuiltReport(counts[0], len(list(fields["buckets"])), counts[1], counts[2], times[0], times[1])
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return None
+
+
+def _as_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(value)
+    return value

@@ -1,9 +1,7 @@
-"""Append-only logs with checksums and group commit, on which bucket snapshots and cursors are kept."""
+"""Append-only logs with checksums and group commit, which store bucket snapshots and cursors."""
 
-from ._local import LocalLog
-from ._local_store import LocalLogStore
-from ._object import ObjectLog
-from ._object_store import ObjectLogStore
+from ._local import LocalLog, LocalLogStore
+from ._object_store import ObjectLog, ObjectLogStore
 from ._protocol import DamagedLog, Log, LogDamage, LogStore, Record, SalvagingStore
 
 __all__ = [

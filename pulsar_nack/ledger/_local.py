@@ -1,56 +1,36 @@
-"""Logs in folders of local files: what the shell of :mod:`._shell` needs, blocking."""
+"""Logs in a folder of local files, and their store."""
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
+from typing import Final, Self
 
+from .._check import as_folder, check_has
 from ..errors import LogCorruptedError, LogStorageError
-from ._home import Home, Opened
-from ._names import segment_name
+from ._directory import LogDirectory, OpenedFiles
+from ._log import DAMAGED, READ_ONLY, AsyncLog, check_number
 from ._protocol import LogDamage
-from ._segment import cost
-from ._shell import DAMAGED, READ_ONLY, LogShell
+from ._store import AsyncLogStore
+from .files import Files, OsFiles
+from .format import check_name, record_cost, segment_name
+
+_MIN_SEGMENT: Final = 1 << 10
 
 
-class LocalBackend:
-    """A log in a folder of its own."""
+class LocalLog(AsyncLog):
+    """A :class:`~pulsar_nack.ledger.Log` in a folder, as a store opens it."""
 
-    def __init__(self, home: Home, opened: Opened) -> None:
-        self._home = home
+    def __init__(self, directory: LogDirectory, opened: OpenedFiles, executor: ThreadPoolExecutor) -> None:
+        writer = opened.writer
+        why = "" if writer else (DAMAGED if opened.damage else READ_ONLY)
+        super().__init__(opened.name, directory.location, opened.state, executor, why)
+        self._directory = directory
         self._opened = opened
-        self._writer = opened.writer
-
-    @property
-    def name(self) -> str:
-        """Return the name in its store."""
-        return self._opened.name
-
-    @property
-    def length(self) -> int:
-        """Return how many records are durable."""
-        return self._opened.tail.length if self._writer is None else self._writer.length
-
-    @property
-    def size(self) -> int:
-        """Return about how many bytes its files have."""
-        return self._opened.size if self._writer is None else self._writer.size
-
-    @property
-    def is_sealed(self) -> bool:
-        """Return whether it is sealed."""
-        return self._opened.tail.is_sealed if self._writer is None else self._writer.is_sealed
-
-    @property
-    def is_writable(self) -> bool:
-        """Return whether it was opened for writing."""
-        return self._writer is not None
-
-    @property
-    def why_read_only(self) -> str:
-        """Return why nothing can be added to it."""
-        return DAMAGED if self._opened.damage else READ_ONLY
+        self._writer = writer
 
     @property
     def cut(self) -> int:
@@ -59,22 +39,15 @@ class LocalBackend:
 
     @property
     def damage(self) -> Sequence[LogDamage]:
-        """Return what is damaged, when it was opened in spite of that."""
+        """Return what is damaged, if the log was opened in spite of damage."""
         return self._opened.damage
 
-    @property
-    def place(self) -> str:
-        """Return the folder of its store, for errors."""
-        return self._home.place
-
-    def write(self, records: Sequence[bytes]) -> int:
-        """Add records; without any, seal."""
+    def _write(self, records: Sequence[bytes]) -> int:
         if self._writer is None:
-            raise LogStorageError(self.name, "append", self.why_read_only, folder=self.place)
+            raise LogStorageError(self.name, "append", self._why_read_only, folder=self._location)
         return self._writer.append(records)
 
-    def read(self, first: int, last: int, limit: int) -> list[bytes]:
-        """Return records, at least one, and not many more bytes than the limit."""
+    def _read_some(self, first: int, last: int, limit: int) -> list[bytes]:
         segments = list(self._opened.segments)
         at = bisect_right(segments, first, key=lambda segment: segment.first) - 1
         if at < 0:
@@ -86,34 +59,75 @@ class LocalBackend:
             part = segments[at].read(first, end, limit, stop)
             found += part
             first += len(part)
-            limit = limit - sum(map(cost, part)) if first > end else 0
+            limit = limit - sum(map(record_cost, part)) if first > end else 0
             at += 1
         return found
 
-    def close(self) -> None:
-        """Close its files and give up the lock."""
-        self._home.close(self._opened)
+    def _close(self) -> None:
+        self._directory.close(self._opened)
 
-    def delete(self) -> None:
-        """Delete it; one open for reading takes the lock first."""
+    def _delete(self) -> None:
         if self._writer is not None:
             self._writer.close()
-        self._home.delete(self.name, self._opened.lock)
+        self._directory.delete(self.name, self._opened.lock)
 
 
-class LocalLog(LogShell):
-    """A :class:`~pulsar_nack.ledger.Log` in a folder of its own, as a store opens it."""
+class LocalLogStore(AsyncLogStore[OpenedFiles, LocalLog]):
+    """A :class:`~pulsar_nack.ledger.LogStore` in a folder; made by :meth:`open`, and used with ``async with``."""
 
-    def __init__(self, backend: LocalBackend, executor: ThreadPoolExecutor) -> None:
-        super().__init__(backend, executor)
-        self._local = backend
+    _directory: LogDirectory
 
-    @property
-    def cut(self) -> int:
-        """Return how many bytes of a torn write were cut off when the log was opened."""
-        return self._local.cut
+    def _make_log(self, opened: OpenedFiles) -> LocalLog:
+        return LocalLog(self._directory, opened, self._executor)
 
-    @property
-    def damage(self) -> Sequence[LogDamage]:
-        """Return what is damaged, when it was opened in spite of that."""
-        return self._local.damage
+    async def open_damaged(self, name: str) -> LocalLog:
+        """Open a damaged log as its only owner, to read what is whole of it.
+
+        Nothing is changed or cut off; ``log.damage`` lists what is damaged. Reading a lost record raises
+        :class:`~pulsar_nack.LogCorruptedError`. O(size of the log): the whole log is scanned.
+
+        :raises LogNotFoundError: there is no such log
+        :raises LogLockedError: another process writes to it
+        :raises LogVersionError: a later release wrote it
+        """
+        return await self._open_log(self._directory.open_damaged, check_name(name))
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        max_segment_bytes: int = 1 << 26,
+        threads: int = 4,
+        files: Files | None = None,
+    ) -> Self:
+        """Open a folder of logs, creating it if it is missing; leftovers of crashes are removed.
+
+        :param max_segment_bytes: a log continues in a new file before one exceeds this size (at least 1 KiB)
+        :param threads: how many threads work on files at the same time (1 to 64)
+        :param files: the file operations, for tests; those in memory use no threads
+        :raises InvalidArgumentError: not a path, a URL, or a number out of its range; nothing was made
+        :raises LogStorageError: the folder cannot be made or listed
+        """
+        folder = as_folder("path", path)
+        check_number("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
+        check_number("threads", threads, 1, 64)
+        if files is not None:
+            check_has("files", files, ("is_folder", "read"), "file operations, or None")
+        executor = _executor(threads, files)
+        directory = LogDirectory(files or OsFiles(), folder, max_segment_bytes)
+        try:
+            await asyncio.get_running_loop().run_in_executor(executor, directory.open)
+        except BaseException:
+            executor.shutdown(wait=False)
+            raise
+        return cls(directory, executor)
+
+
+def _executor(threads: int, files: Files | None) -> ThreadPoolExecutor:
+    if files is not None:
+        from .memory import InPlaceExecutor, MemoryFiles
+
+        if isinstance(getattr(files, "inner", files), MemoryFiles):
+            return InPlaceExecutor(1)
+    return ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-ledger")

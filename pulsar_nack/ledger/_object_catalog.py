@@ -1,14 +1,14 @@
-"""Which logs there are: a chain of numbered versions, each made by a put that must not find one; blocking.
+"""The list of all logs: a chain of numbered versions, each made by a put that must create it; blocking.
 
-A version is whole: the names, the folder of each, and its epoch, which grows with every opening for writing. Making
-version n + 1 is the commit point of a change, and whoever was slower reads it and tries again. Older versions are
-deleted, the newest one never is. So a put into the place of a deleted version, by somebody who slept since, is found
-out: a higher one is there, which does not name the change among the last ones. Such a version never counts, and the
-change is decided anew, knowing its own mark if it was made after all, so long ago that it is not among the last ones.
+A version is complete: the names, the folder of each, and its epoch, which grows with every opening for writing. Making
+version n + 1 is the commit point of a change; a process that was slower reads that version and tries again. Older
+versions are deleted, the newest one never is. So a put in place of a deleted version, by a process that was suspended,
+is detected: a higher version exists, whose recent changes do not include this one. Such a version never counts, and the
+change is decided again. It recognizes its own mark if it was made after all, so long ago that it is no longer recent.
 
-*Owners.* A version also has a token for each name that an owner took. A change that is made under a claim is refused
-once the token is another one, in the same put that would have made it: so there is no moment between looking whether
-one still owns something and changing it, and an owner that was cut off for hours changes nothing when it is back.
+*Owners.* A version also has a token for each name that an owner took. A change under a claim is refused by the same put
+that would make it, if the token has changed. So there is no moment between the check and the change, and an owner that
+was cut off for hours changes nothing when it is back.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from ..errors import LedgerError, LogFencedError, LogStorageError
-from ._home import explain
-from ._object_format import Place, decode_whole, encode
-from ._object_names import CATALOG, slot_name, slot_number, token
-from ._object_retry import Requests
+from ._object_format import CATALOG, ObjectLocation, decode_whole, encode, new_token, slot_name, slot_number
+from ._object_requests import RetryingClient
+from .files import as_storage_error
 
 _RECENT: Final = 64
 _TRIES: Final = 50
 
 
-class Entry(NamedTuple):
-    """A log: the unique part of its folder's name, its epoch, and whose that is."""
+class CatalogEntry(NamedTuple):
+    """A log in the catalog: the unique part of its folder's name, its epoch, and the token of its writer."""
 
     instance: str
     epoch: int
@@ -37,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What was taken, and the token that the catalog has for it for as long as nobody else takes it."""
+    """A name that was taken, and the token that the catalog has for it until another process takes the name."""
 
     name: str
     token: str
@@ -45,48 +44,52 @@ class Claim(NamedTuple):
 
 class _Version(NamedTuple):
     number: int
-    logs: Mapping[str, Entry]
+    logs: Mapping[str, CatalogEntry]
     owners: Mapping[str, str]
     recent: tuple[tuple[int, str], ...]
 
 
-_NONE: Final = _Version(-1, {}, {}, ())
+_EMPTY: Final = _Version(-1, {}, {}, ())
 
 
 class Catalog:
-    """The catalog of a store of logs, for any thread; changes of one store wait for each other."""
+    """The catalog of a store of logs, for any thread; changes through one object are made one after the other."""
 
-    def __init__(self, requests: Requests) -> None:
-        self._requests = requests
+    def __init__(self, client: RetryingClient) -> None:
+        self._client = client
         self._lock = Lock()
-        self._version = _NONE
+        self._version = _EMPTY
         self._is_fresh = False
 
-    def logs(self) -> Mapping[str, Entry]:
+    def logs(self) -> Mapping[str, CatalogEntry]:
         """Return the logs by name, as they are now: one request, two after a change.
 
-        :raises OSError: it could not be read
+        :raises OSError: the catalog could not be read
         """
         with self._lock:
             return self._load().logs
 
     def change(
-        self, name: str, action: str, decide: Callable[[Entry | None], Entry | None], claim: Claim | None = None
-    ) -> Entry | None:
-        """Set what there is under a name, or remove it.
+        self,
+        name: str,
+        action: str,
+        decide: Callable[[CatalogEntry | None], CatalogEntry | None],
+        claim: Claim | None = None,
+    ) -> CatalogEntry | None:
+        """Set or remove the entry of a name.
 
         :param decide: returns the new entry for the old one, which may be one that it returned before; its errors end
             the change
-        :param claim: nothing is changed once another owner took the name
-        :raises LogFencedError: another owner took it
-        :raises LogStorageError: it is not known whether it was changed, or will be yet
+        :param claim: refuse the change once another owner has taken the claimed name
+        :raises LogFencedError: another owner has taken it
+        :raises LogStorageError: it is not known whether the change was made, or will be
         """
-        entry: Entry | None = None
+        entry: CatalogEntry | None = None
 
         def edit(version: _Version) -> _Version:
             nonlocal entry
             if claim is not None:
-                _check(version, name, claim)
+                _check_claim(version, name, claim)
             entry = decide(version.logs.get(name))
             logs = {other: kept for other, kept in version.logs.items() if other != name}
             return version._replace(logs=logs if entry is None else {**logs, name: entry})
@@ -95,20 +98,20 @@ class Catalog:
         return entry
 
     def check(self, name: str, claim: Claim) -> None:
-        """Raise LogFencedError for a log when somebody else took what the claim says.
+        """Raise LogFencedError for a log if another process has taken the claimed name.
 
-        :raises OSError: it could not be read
+        :raises OSError: the catalog could not be read
         """
         with self._lock:
-            _check(self._load(), name, claim)
+            _check_claim(self._load(), name, claim)
 
-    def take(self, name: str, check: Callable[[], None]) -> Claim:
-        """Become the owner of what is called this.
+    def take_ownership(self, name: str, check: Callable[[], None]) -> Claim:
+        """Become the owner of a name.
 
-        :param check: raises when that is not wanted any more
-        :raises LogStorageError: it is not known whether that was done, or will be yet
+        :param check: raises if the call was abandoned meanwhile
+        :raises LogStorageError: it is not known whether that was done, or will be
         """
-        claim = Claim(name, token())
+        claim = Claim(name, new_token())
 
         def edit(version: _Version) -> _Version:
             check()
@@ -118,7 +121,7 @@ class Catalog:
         return claim
 
     def sweep(self) -> None:
-        """Delete the versions that do not count any more."""
+        """Delete the versions that no longer count."""
         with self._lock:
             numbers = self._numbers()
             self._delete_before(max(numbers, default=-1), numbers)
@@ -129,25 +132,25 @@ class Catalog:
                 for count in range(_TRIES):
                     if self._try(edit):
                         return
-                    self._requests.pause(count)
+                    self._client.pause(count)
             except OSError as error:
                 self._is_fresh = False
-                raise explain(error, name, action) from error
+                raise as_storage_error(error, name, action) from error
         raise LogStorageError(name, action, "others changed the catalog all the time")
 
     def _try(self, edit: Callable[[_Version], _Version]) -> bool:
-        """Make the next version, or find that somebody else was faster; what refuses it is asked of the newest one."""
+        """Make the next version, or find that another process was faster; check a refusal on the newest version."""
         if self._is_fresh:
             self._is_fresh = False
             with suppress(LedgerError):
-                return self._put(_next(self._version, edit))
-        return self._put(_next(self._load(), edit))
+                return self._put(_next_version(self._version, edit))
+        return self._put(_next_version(self._load(), edit))
 
     def _put(self, version: _Version) -> bool:
         """Make a version; return whether it counts, or did until others followed."""
         logs = {name: list(entry) for name, entry in version.logs.items()}
         data = encode("catalog", version.number, {"logs": logs, "owners": version.owners, "recent": version.recent})
-        if not self._requests.create(self._key(version.number), data):
+        if not self._client.create(self._key(version.number), data):
             return False
         numbers = self._numbers()
         if max(numbers, default=-1) == version.number:
@@ -164,45 +167,68 @@ class Catalog:
                 try:
                     self._version = self._read(newest)
                 except FileNotFoundError:
-                    self._requests.pause(count)
+                    self._client.pause(count)
                     continue
             return self._version
         raise OSError("the catalog changed all the time")
 
     def _read(self, number: int) -> _Version:
         if number < 0:
-            return _NONE
-        place = Place(self._requests.url, self._key(number))
-        fields = decode_whole(self._requests.get(place.key), place, number, "catalog").fields
+            return _EMPTY
+        location = ObjectLocation(self._client.url, self._key(number))
+        fields = decode_whole(self._client.get(location.key), location, number, "catalog").fields
         try:
             logs = {str(name): _as_entry(entry) for name, entry in fields["logs"].items()}
             owners = {str(name): str(owner) for name, owner in fields.get("owners", {}).items()}
             recent = tuple((int(at), str(change)) for at, change in fields["recent"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise place.damage(0, f"a catalog that cannot be read: {error!r}") from error
+            raise location.damage(0, f"a catalog that cannot be read: {error!r}") from error
         return _Version(number, logs, owners, recent)
 
     def _numbers(self) -> list[int]:
-        names = self._requests.list(CATALOG)
+        names = self._client.list(CATALOG)
         return [number for name in names if (number := slot_number(name)) is not None]
 
     def _delete_before(self, newest: int, numbers: list[int]) -> None:
-        self._requests.delete([self._key(number) for number in numbers if number < newest])
+        self._client.delete([self._key(number) for number in numbers if number < newest])
 
     def _key(self, number: int) -> str:
         return f"{CATALOG}/{slot_name(number)}"
 
 
-def _check(version: _Version, log: str, claim: Claim) -> None:
+class Registration(NamedTuple):
+    """One opening of a log: its entry, and what the catalog says about the log now."""
+
+    catalog: Catalog
+    log: str
+    entry: CatalogEntry
+
+    def exists(self) -> bool:
+        """Return whether the log was not deleted.
+
+        :raises OSError: the catalog could not be read
+        """
+        now = self.catalog.logs().get(self.log)
+        return now is not None and now.instance == self.entry.instance
+
+    def is_current(self) -> bool:
+        """Return whether nobody opened the log for writing since.
+
+        :raises OSError: the catalog could not be read
+        """
+        return self.catalog.logs().get(self.log) == self.entry
+
+
+def _check_claim(version: _Version, log: str, claim: Claim) -> None:
     if version.owners.get(claim.name) != claim.token:
         raise LogFencedError(log)
 
 
-def _next(version: _Version, edit: Callable[[_Version], _Version]) -> _Version:
+def _next_version(version: _Version, edit: Callable[[_Version], _Version]) -> _Version:
     number = version.number + 1
-    return edit(version)._replace(number=number, recent=(*version.recent, (number, token()))[-_RECENT:])
+    return edit(version)._replace(number=number, recent=(*version.recent, (number, new_token()))[-_RECENT:])
 
 
-def _as_entry(value: Any) -> Entry:
+def _as_entry(value: Any) -> CatalogEntry:
     instance, epoch, writer = value
-    return Entry(str(instance), int(epoch), str(writer))
+    return CatalogEntry(str(instance), int(epoch), str(writer))

@@ -1,23 +1,36 @@
-"""What lies in an object: pure functions from and to bytes.
+"""The objects of a store of logs: their names, their bytes, and the manifest of a log; pure functions.
 
-An object is a segment of :mod:`._record`, whose number is that of the slot or version, or of the first record. Its
-first frame is one JSON text, the *head*, which says what it is and by whom; the frames behind it hold records, in
-pieces of 128 KiB, and the head says where each begins, so that one record of a large object can be read alone. A store
-writes an object as a whole, so the frames of one object became durable together.
+Below the prefix of the store::
 
-The salt and the writer's name make an object different from all others within its first 256 bytes.
+    catalog/00000000000000000007                     the logs that exist; the highest number counts
+    logs/NAME.f3a9...01/00000000000000000042         slot 42 of a log: records, or its manifest
+    logs/NAME.f3a9...01/00000000000000000000-2-9c...f1.segment     many records; a manifest names it
+
+A log that is made again under an old name gets another folder: no key is ever written twice. In the name of a folder
+``#`` becomes ``_``; the catalog has the true name. Anything else is foreign and is left alone.
+
+An object is a segment of :mod:`.format`, whose number is that of the slot or version, or of the first record. Its first
+frame is one JSON text, the *head*, which says what the object is and who wrote it. The frames behind it hold records,
+128 KiB each, and the head says where each frame begins, so that one record of a large object can be read alone. A store
+writes an object as a whole, so its frames become durable together. The salt and the writer's name make an object differ
+from all others within its first 256 bytes.
+
+The records of a log lie in consecutive objects: slots, as they were appended, and segments, into which small objects
+are merged. A manifest names these objects in order.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from ..errors import LogCorruptedError, LogVersionError
-from ._record import (
+from .format import (
     FRAME_HEADER_SIZE,
     SEGMENT_HEADER_SIZE,
     Damaged,
@@ -32,24 +45,69 @@ from ._record import (
     seed_of,
 )
 
+CATALOG: Final = "catalog"
+LOGS: Final = "logs"
+_NUMBER: Final = re.compile(r"\d{20}")
+_SEGMENT: Final = re.compile(r"\d{20}-(\d{1,20})-[0-9a-f]{16}\.segment")
+_FOLDER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.[0-9a-f]{16}")
+MANIFEST: Final = "manifest"
+DATA: Final = "data"
+SEGMENT: Final = "segment"
+_TAKEOVERS: Final = 256
 _FRAME: Final = 1 << 17
 _LEAST: Final = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE
 
 
-class Place(NamedTuple):
-    """Where an object lies, for errors: log and key; ``owner`` is the log that it belongs to, empty: the store."""
+def new_token() -> str:
+    """Return a unique name."""
+    return secrets.token_hex(8)
+
+
+def slot_name(number: int) -> str:
+    """Return the name of a slot, or of a version of the catalog."""
+    return f"{number:020}"
+
+
+def slot_number(name: str) -> int | None:
+    """Return the number of a slot or version, or None if this is not the name of one."""
+    return int(name) if _NUMBER.fullmatch(name) else None
+
+
+def new_segment_name(first: int, epoch: int) -> str:
+    """Return a new name for a segment with this first record, written in this epoch."""
+    return f"{first:020}-{epoch}-{new_token()}.segment"
+
+
+def segment_epoch(name: str) -> int | None:
+    """Return the epoch in which a segment was written, or None if this is not the name of a segment."""
+    match = _SEGMENT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def folder_name(log: str, instance: str) -> str:
+    """Return the name of a log's folder."""
+    return f"{log.replace('#', '_')}.{instance}"
+
+
+def is_log_folder(name: str) -> bool:
+    """Return whether this is the name of a log's folder."""
+    return _FOLDER.fullmatch(name) is not None
+
+
+class ObjectLocation(NamedTuple):
+    """The log and key of an object, for errors; ``owner`` is the log that it belongs to, empty: the store."""
 
     log: str
     key: str
     owner: str = ""
 
     def damage(self, offset: int, reason: str) -> LogCorruptedError:
-        """Return the error for what is wrong there."""
+        """Return the error for damage of the object."""
         return LogCorruptedError(self.log, self.key, offset, reason)
 
 
 class Head(NamedTuple):
-    """The head of an object, and where the frames with records begin: their first numbers and offsets in it."""
+    """The head of an object, and the first record numbers and offsets of its frames."""
 
     kind: str
     number: int
@@ -59,7 +117,7 @@ class Head(NamedTuple):
     offsets: tuple[int, ...]
 
     def part(self, first: int, last: int, end: int, limit: int) -> tuple[int, int, int]:
-        """Return the frames with these records, not many more bytes than ``limit``: number of the first, begin, end."""
+        """Return the frames with these records, about ``limit`` bytes at most: first record, begin, end."""
         at = bisect_right(self.firsts, first) - 1
         ends = (*self.offsets[1:], end)
         until = at
@@ -71,7 +129,7 @@ class Head(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """A part of an object: frames, the number of the first record in them, and where in the object they lie."""
+    """Consecutive frames of an object: the number of their first record, their offset, and their bytes."""
 
     seed: int
     number: int
@@ -93,7 +151,7 @@ def encode(
     :param kind: what the object is
     :param fields: further fields of its head
     :param first: the number of the first record
-    :param owner: the log that it belongs to; empty: it is the store's
+    :param owner: the log that it belongs to; empty: the store
     """
     salt = secrets.randbits(32)
     seed = seed_of(salt, owner)
@@ -109,61 +167,61 @@ def encode(
     return b"".join((encode_segment_header(number, salt, owner), *frames))
 
 
-def decode_head(data: bytes, place: Place, number: int) -> Head | Incomplete:
-    """Read the head of an object, of which the beginning is given, or say how many bytes that needs.
+def decode_head(data: bytes, location: ObjectLocation, number: int) -> Head | Incomplete:
+    """Read the head of an object from its first bytes; return Incomplete if more bytes are needed.
 
     :raises LogCorruptedError: it is damaged, or another object
-    :raises LogVersionError: it is newer
+    :raises LogVersionError: a later release wrote it
     """
     if len(data) < _LEAST:
         return Incomplete(_LEAST)
-    header = decode_segment_header(data, place.owner)
+    header = decode_segment_header(data, location.owner)
     if isinstance(header, NewerVersion):
-        raise LogVersionError(place.log, place.key, header.version)
+        raise LogVersionError(location.log, location.key, header.version)
     if isinstance(header, Damaged):
-        raise place.damage(0, header.reason)
+        raise location.damage(0, header.reason)
     if header.first != number:
-        raise place.damage(0, f"it says that its number is {header.first}, its name says {number}")
+        raise location.damage(0, f"it says that its number is {header.first}, its name says {number}")
     frame = decode_frame(data, SEGMENT_HEADER_SIZE, number, header.seed)
     if isinstance(frame, Incomplete):
         return Incomplete(SEGMENT_HEADER_SIZE + frame.size)
     if isinstance(frame, Damaged):
-        raise place.damage(SEGMENT_HEADER_SIZE, frame.reason)
+        raise location.damage(SEGMENT_HEADER_SIZE, frame.reason)
     try:
         fields = json.loads(frame.records()[0])
         index = [(int(first), int(offset) + frame.end) for first, offset in fields["frames"]]
         kind = str(fields["kind"])
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise place.damage(SEGMENT_HEADER_SIZE, f"a head that cannot be read: {error!r}") from error
+        raise location.damage(SEGMENT_HEADER_SIZE, f"a head that cannot be read: {error!r}") from error
     return Head(
         kind, number, header.seed, fields, tuple(first for first, _ in index), tuple(offset for _, offset in index)
     )
 
 
-def decode_whole(data: bytes, place: Place, number: int, kind: str) -> Head:
-    """Read the head of an object of which all is given, and that must be of this kind."""
-    head = decode_head(data, place, number)
+def decode_whole(data: bytes, location: ObjectLocation, number: int, kind: str) -> Head:
+    """Read the head of a whole object, which must be of this kind."""
+    head = decode_head(data, location, number)
     if isinstance(head, Incomplete):
-        raise place.damage(len(data), f"the object ends before its head, which has {head.size} bytes")
+        raise location.damage(len(data), f"the object ends before its head, which has {head.size} bytes")
     if head.kind != kind:
-        raise place.damage(SEGMENT_HEADER_SIZE, f"it is of the kind {head.kind!r}, not {kind!r}")
+        raise location.damage(SEGMENT_HEADER_SIZE, f"it is of the kind {head.kind!r}, not {kind!r}")
     return head
 
 
-def decode_records(frames: Frames, place: Place, first: int, last: int) -> list[bytes]:
-    """Read records ``first`` to ``last`` from frames; there may be fewer when the frames end before."""
+def decode_records(frames: Frames, location: ObjectLocation, first: int, last: int) -> list[bytes]:
+    """Read records ``first`` to ``last`` from frames; fewer if the frames end before."""
     records: list[bytes] = []
     number, at = frames.number, 0
     while at < len(frames.data) and number <= last:
         frame = decode_frame(frames.data, at, number, frames.seed)
         if not isinstance(frame, Frame):
             reason = frame.reason if isinstance(frame, Damaged) else f"the object ends before record {number} does"
-            raise place.damage(frames.offset + at, reason)
+            raise location.damage(frames.offset + at, reason)
         records += frame.records(max(first - number, 0), last + 1 - number)
         number += frame.length
         at = frame.end
     if not records:
-        raise place.damage(frames.offset + at, f"the object ends before record {first}")
+        raise location.damage(frames.offset + at, f"the object ends before record {first}")
     return records
 
 
@@ -177,3 +235,81 @@ def _cut(records: Sequence[bytes]) -> list[list[bytes]]:
             size = len(record) + 4
         groups[-1].append(record)
     return groups
+
+
+class ObjectRef(NamedTuple):
+    """An object with records: its name, its first record, its record count, its size in bytes, its number."""
+
+    name: str
+    first: int
+    records: int
+    size: int
+    number: int
+
+    @property
+    def end(self) -> int:
+        """Return the number of the record after the last one."""
+        return self.first + self.records
+
+
+class Manifest(NamedTuple):
+    """The state of a log as a slot stores it; takeovers are pairs of epoch and slot, only the latest ones."""
+
+    epoch: int
+    writer: str
+    objects: tuple[ObjectRef, ...]
+    is_sealed: bool
+    takeovers: tuple[tuple[int, int], ...]
+
+    @property
+    def length(self) -> int:
+        """Return how many records the objects have."""
+        return self.objects[-1].end if self.objects else 0
+
+    def taken_over(self, epoch: int, writer: str, slot: int) -> Manifest:
+        """Return this manifest with another writer, which took over in this slot."""
+        takeovers = (*self.takeovers, (epoch, slot))[-_TAKEOVERS:]
+        return self._replace(epoch=epoch, writer=writer, takeovers=takeovers)
+
+    def with_objects(self, objects: Sequence[ObjectRef]) -> Manifest:
+        """Return this manifest with other objects."""
+        return self._replace(objects=tuple(objects))
+
+    def fence_after(self, epoch: int, slot: int) -> int | None:
+        """Return the slot that fenced the writer who took over in ``slot``; None: too long ago to know."""
+        if (epoch, slot) not in self.takeovers[:-1]:
+            return None
+        return self.takeovers[self.takeovers.index((epoch, slot)) + 1][1]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the manifest's head."""
+        return {
+            "epoch": self.epoch,
+            "writer": self.writer,
+            "sealed": self.is_sealed,
+            "takeovers": self.takeovers,
+            "pieces": self.objects,
+        }
+
+
+EMPTY_MANIFEST: Final = Manifest(epoch=0, writer="", objects=(), is_sealed=False, takeovers=())
+
+
+def as_manifest(head: Head, location: ObjectLocation) -> Manifest:
+    """Read a manifest from the head of its object.
+
+    :raises LogCorruptedError: it is not a manifest
+    """
+    try:
+        fields = head.fields
+        objects = tuple(
+            ObjectRef(str(name), int(first), int(records), int(size), int(number))
+            for name, first, records, size, number in fields["pieces"]
+        )
+        takeovers = tuple((int(epoch), int(slot)) for epoch, slot in fields["takeovers"])
+        manifest = Manifest(int(fields["epoch"]), str(fields["writer"]), objects, fields["sealed"] is True, takeovers)
+    except (ValueError, TypeError, KeyError) as error:
+        raise location.damage(0, f"a manifest that cannot be read: {error!r}") from error
+    if any(ref.end != after.first for ref, after in pairwise(objects)) or (objects and objects[0].first):
+        raise location.damage(0, "a manifest whose objects do not follow each other")
+    return manifest

@@ -1,49 +1,59 @@
-"""The requests that the logs on object storage make: the protocol, and obstore behind it; blocking, for any thread.
+"""Requests to an object store: the interface, obstore behind it, and retries; blocking, for any thread.
 
-Five kinds of request are all that is asked of a store: create an object that must not exist, read a part of one, list
-a folder, delete. They answer with the errors of the system: ``FileExistsError``, ``FileNotFoundError``,
-``PermissionError`` where it is no use to try again, and any other ``OSError`` where it may be.
+Only five kinds of request are used: create an object that must not exist, read a part of one, list a folder, delete.
+They raise system errors: ``FileExistsError``, ``FileNotFoundError``, ``PermissionError`` where retrying is useless, and
+any other ``OSError`` where it may help.
+
+A put that failed may have been carried out, or may still be: the head of an object has random bytes, so reading it
+shows whether the object is ours. A put that is repeated changes nothing if the first one went through.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from .._delays import delay_seconds
+from ..backoff import Backoff, Exponential, as_backoff
 from ..errors import InvalidArgumentError, LogStorageError, MissingExtraError
-from ._files import PRIVATE_FOLDER
+from .files import PRIVATE_FOLDER
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+_T = TypeVar("_T")
+_HEAD: Final = 256
+_NO_RETRY: Final = (FileExistsError, FileNotFoundError, PermissionError)
+ALL: Final = 1 << 40
 _LOCAL: Final = ("file", "memory")
-_REFUSED: Final = re.compile(r"status code: (301|401|403|404|405|501)\b")  # lists have no errors of their own for this
+_REFUSED: Final = re.compile(r"status code: (301|401|403|404|405|501)\b")  # of lists, which have no exception class
 _RETRIES: Final[dict[str, Any]] = {"max_retries": 3}
 
 
 @runtime_checkable
-class Objects(Protocol):
-    """What a store of objects must do. Keys are paths with slashes; what was answered is durable and seen by all."""
+class ObjectStoreClient(Protocol):
+    """The requests that an object store must answer. Keys are paths with slashes; an answered put is durable."""
 
     @property
     def url(self) -> str:
-        """Return where it is, without secrets."""
+        """Return the store's URL, without secrets."""
         ...
 
     def create(self, key: str, data: bytes) -> None:
-        """Write an object as a whole, or not at all.
+        """Write a whole object, or nothing.
 
-        :raises FileExistsError: there is one; it was not changed
+        :raises FileExistsError: the object exists; it was not changed
         """
         ...
 
     def get(self, key: str, start: int, length: int) -> bytes:
-        """Read a part of an object, as much of it as there is.
+        """Read a part of an object; fewer bytes at its end.
 
         :raises FileNotFoundError: there is no such object
         """
@@ -54,12 +64,12 @@ class Objects(Protocol):
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects in any order; one that is not there is none to delete."""
+        """Delete objects in any order; missing ones are ignored."""
         ...
 
 
-class ObstoreObjects:
-    """The objects of a store of obstore."""
+class ObstoreClient:
+    """The requests of a store of obstore."""
 
     def __init__(self, store: ObjectStore) -> None:
         import obstore
@@ -69,7 +79,7 @@ class ObstoreObjects:
         self.url = describe(store)
 
     def create(self, key: str, data: bytes) -> None:
-        """Put if absent."""
+        """Put with ``mode="create"``."""
         try:
             with _system_errors(self.url):
                 self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
@@ -91,14 +101,14 @@ class ObstoreObjects:
             return b""
 
     def list(self, folder: str) -> dict[str, int]:
-        """List with a prefix."""
+        """List by prefix."""
         begin = f"{folder}/"
         with _system_errors(self.url):
             found = self._obstore.list(self._store, folder or None).collect()
         return {item["path"].removeprefix(begin): item["size"] for item in found}
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete in bulk where the store can; a local one refuses what is not there."""
+        """Delete in bulk if the store can; a local one refuses missing objects."""
         try:
             with _system_errors(self.url):
                 self._obstore.delete(self._store, list(keys))
@@ -114,28 +124,111 @@ class ObstoreObjects:
             return
 
 
-def as_objects(store: object) -> Objects:
-    """Return the requests of a store of obstore, or of anything that makes them itself.
+class RetryingClient:
+    """Requests below a prefix, each repeated if it fails.
+
+    :param attempts: how often a request is made at most
+    :param backoff: how long to wait between attempts
+    """
+
+    def __init__(
+        self,
+        client: ObjectStoreClient,
+        prefix: str = "",
+        *,
+        attempts: int = 5,
+        backoff: Backoff | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._client = client
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._attempts = attempts
+        self._backoff = Exponential(0.1, 5.0) if backoff is None else as_backoff(backoff)
+        self._sleep = sleep
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the prefix, without secrets."""
+        return f"{self._client.url.rstrip('/')}/{self._prefix}".rstrip("/") if self._prefix else self._client.url
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object; return whether the one that exists now is this one, or was until it was deleted.
+
+        :raises OSError: it is not known whether the object was written, or will be
+        """
+        try:
+            self._retry(lambda: self._client.create(self._prefix + key, data))
+        except FileExistsError:
+            try:
+                return self.is_same(key, data)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def is_same(self, key: str, data: bytes) -> bool:
+        """Return whether an object has these bytes, by its random head.
+
+        :raises FileNotFoundError: there is no such object
+        """
+        return self.get(key, 0, _HEAD) == data[:_HEAD]
+
+    def get(self, key: str, start: int = 0, length: int = ALL) -> bytes:
+        """Read a part of an object."""
+        return self._retry(lambda: self._client.get(self._prefix + key, start, length))
+
+    def list(self, folder: str) -> dict[str, int]:
+        """Return the keys below a folder, relative to it, with their sizes."""
+        return self._retry(lambda: self._client.list(self._prefix + folder))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects in any order."""
+        if keys:
+            self._retry(lambda: self._client.delete([self._prefix + key for key in keys]))
+
+    def delete_in_order(self, keys: Sequence[str]) -> None:
+        """Delete objects one after the other: if this fails, all objects before a deleted one are deleted."""
+        for key in keys:
+            self.delete([key])
+
+    def pause(self, count: int) -> None:
+        """Wait before retrying something that another process did first."""
+        self._sleep(delay_seconds(self._backoff(count), "backoff") / 10)
+
+    def _retry(self, request: Callable[[], _T]) -> _T:
+        for attempt in range(self._attempts):
+            try:
+                return request()
+            except _NO_RETRY:
+                raise
+            except OSError:
+                if attempt + 1 == self._attempts:
+                    raise
+            self._sleep(delay_seconds(self._backoff(attempt), "backoff"))
+        raise AssertionError("unreachable")
+
+
+def as_client(store: object) -> ObjectStoreClient:
+    """Return the client of a store of obstore, or ``store`` if it is a client itself.
 
     :raises MissingExtraError: obstore is not installed
     :raises InvalidArgumentError: it is neither
     """
-    if isinstance(store, Objects):
+    if isinstance(store, ObjectStoreClient):
         return store
     _need_obstore()
     from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
     if not isinstance(store, AzureStore | GCSStore | LocalStore | MemoryStore | S3Store):
         raise InvalidArgumentError("store", store, "an S3, GCS, Azure, local or memory store of obstore")
-    return ObstoreObjects(store)
+    return ObstoreClient(store)
 
 
-def from_url(url: object, options: dict[str, Any]) -> Objects:
-    """Return the requests of the store that a URL names.
+def client_from_url(url: object, options: dict[str, Any]) -> ObjectStoreClient:
+    """Return the client of the store that a URL names.
 
     :raises MissingExtraError: obstore is not installed
-    :raises InvalidArgumentError: this is no URL
-    :raises LogStorageError: there is no such kind of store, or its options are wrong
+    :raises InvalidArgumentError: this is not a URL
+    :raises LogStorageError: this kind of store does not exist, or its options are wrong
     """
     if not isinstance(url, str) or "://" not in url:
         raise InvalidArgumentError("url", url, "a URL, as s3://bucket/path or file:///path")
@@ -149,7 +242,7 @@ def from_url(url: object, options: dict[str, Any]) -> Objects:
         _make_private(url)
         options = {"mkdir": True, "automatic_cleanup": True, **options}
     try:
-        return as_objects(obstore.store.from_url(url, **options))
+        return as_client(obstore.store.from_url(url, **options))
     except InvalidArgumentError:
         raise LogStorageError(
             without_secrets(url), "open the store", "this kind of store lacks conditional puts"
@@ -165,7 +258,7 @@ def _make_private(url: str) -> None:
 
 
 def describe(store: ObjectStore) -> str:
-    """Return the URL of a store as it may be shown."""
+    """Return the URL of a store in a form that may be shown."""
     kind = type(store).__name__
     prefix = str(getattr(store, "prefix", None) or "").strip("/")
     if kind == "MemoryStore":
@@ -179,13 +272,13 @@ def describe(store: ObjectStore) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Cut user names, passwords and queries out of the URLs in a text."""
+    """Remove user names, passwords and queries from the URLs in a text."""
     text = re.sub(r"://[^/\s@]*@", "://", text)
     return re.sub(r"(://[^\s?]*)\?[^\s,;)\"']*", r"\1", text)
 
 
 def plain(error: BaseException) -> str:
-    """Return what an error says, in one line, without secrets."""
+    """Return an error's message in one line, without secrets."""
     said = str(error).split("\n\nDebug source", 1)[0]
     return without_secrets(" ".join(said.split())) or type(error).__name__
 
@@ -199,7 +292,7 @@ def _need_obstore() -> None:
 
 @contextmanager
 def _system_errors(url: str) -> Iterator[None]:
-    """Turn the errors of obstore into those of the system."""
+    """Turn the errors of obstore into system errors."""
     from obstore import exceptions
 
     try:

@@ -1,73 +1,87 @@
-"""What is put into the slots of one log; blocking, one call at a time. Fencing is in :mod:`._object_chain`.
+"""Writing the slots of one log, merging small objects, and deleting old ones; blocking, one call at a time.
 
-*A put in doubt.* When it is not known whether a slot was made, nothing is put behind it: the next change first puts a
-manifest, of what is known to be durable, into that slot, or into the one behind when the slot was made after all. So
-records whose append failed do not count from then on. Before that they may, for who opens the log meanwhile.
+*A put in doubt.* If it is not known whether a slot was made, nothing is put behind it: the next change first puts a
+manifest, which names what is known to be durable, into that slot, or into the one behind if the slot was made after
+all. So records whose append failed do not count from then on. Until then they may count for a process that opens the
+log.
 
-*Bounds.* When many small pieces have gathered they are merged into a segment, before the next append and when the log
-is sealed; a manifest names it, and what it replaces is deleted. A merge that fails is put off.
+*Bounds.* Many small objects are merged into a segment, before the next append and when the log is sealed; a manifest
+names the segment, and the objects that it replaces are deleted. A merge that fails is postponed.
+
+The trailing small objects are merged, except those that are more than twice as large as everything behind them. So a
+record is copied at most as often as the logarithm of the number of appends.
+
+Fencing is in :mod:`._object_slots`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..errors import LogSealedError, LogStorageError
-from ._object_chain import Chain, Guard, InDoubtError
-from ._object_folder import Folder, Reader
-from ._object_format import encode
-from ._object_manifest import DATA, MANIFEST, Manifest, Piece
-from ._object_merge import Garbage, Limits, Merger
-from ._object_names import segment_epoch, slot_name, slot_number
+from ._object_contents import LogObjects, ObjectReader
+from ._object_format import (
+    DATA,
+    MANIFEST,
+    SEGMENT,
+    Manifest,
+    ObjectRef,
+    encode,
+    new_segment_name,
+    segment_epoch,
+    slot_name,
+    slot_number,
+)
+from ._object_slots import Guard, InDoubtError, SlotChain
+from ._protocol import LogState
 
 _CHECK_EVERY: Final = 16
+_RECENT: Final = 1 << 20
 
 
-class ObjectWriter:
+class ObjectWriter(LogState):
     """Appends to a log that it has taken over: the guard of the chain is the log's newest manifest."""
 
-    def __init__(self, folder: Folder, chain: Chain, limits: Limits) -> None:
+    def __init__(self, log_objects: LogObjects, chain: SlotChain, limits: MergeLimits) -> None:
         manifest = chain.guard.manifest
-        self._log = folder.log
+        self._log = log_objects.log
         self._chain = chain
         self._limits = limits
-        self._merger = Merger(folder, manifest.epoch, limits)
-        self._garbage = Garbage(folder)
+        self._merger = Merger(log_objects, manifest.epoch, limits)
+        self._garbage = Garbage(log_objects)
         self._merge_at = limits.max_small_objects
         self._tail = chain.guard.slot
         self._appends = 0
-        self._pieces = list(manifest.pieces)
-        self.reader = Reader(folder, lambda: list(self._pieces))
-        self.length = manifest.length
-        self.size = self._size
-        self.is_sealed = manifest.is_sealed
+        self._objects = list(manifest.objects)
+        self.reader = ObjectReader(log_objects, lambda: list(self._objects))
+        super().__init__(manifest.length, self._size, manifest.is_sealed)
 
     def append(self, records: Sequence[bytes]) -> int:
-        """Add records, durably; return the number of the first. Without records this is the seal.
+        """Append records durably; return the number of the first. Without records, seal the log.
 
         :raises OSError: nothing was added
-        :raises LogFencedError: the log is another writer's now; nothing was added
-        :raises LogSealedError: it is sealed already, and there are records
+        :raises LogFencedError: another writer has the log; nothing was added
+        :raises LogSealedError: the log is sealed, and there are records
         """
-        if self._chain.is_suspect:
-            self._put_manifest(self._pieces)
+        if self._chain.is_in_doubt:
+            self._put_manifest(self._objects)
         if self.is_sealed:
             if records:
                 raise LogSealedError(self._log)
             return self.length
-        self._chain.must_be_mine()
+        self._chain.check_not_fenced()
         if not records:
             self._seal()
             return self.length
         slots = self._tail - self._chain.guard.slot
-        if self._merger.small(self._pieces) >= self._merge_at or slots >= self._limits.max_small_objects:
-            self._merge_or_put_off()
+        if self._merger.small(self._objects) >= self._merge_at or slots >= self._limits.max_small_objects:
+            self._try_to_merge()
         return self._append(records)
 
-    def tidy(self, names: Iterable[str]) -> None:
-        """Delete what the manifest does not name of the objects that were there when it had been made."""
+    def delete_unnamed(self, names: Iterable[str]) -> None:
+        """Delete the objects among these, listed after the manifest was made, that it does not name."""
         unnamed = self._unnamed(names)
         slots = [name for name in unnamed if slot_number(name) is not None]
         self._garbage.add(slots, set(unnamed) - set(slots))
@@ -75,7 +89,7 @@ class ObjectWriter:
 
     @property
     def _size(self) -> int:
-        return sum(piece.size for piece in self._pieces) + len(self._chain.guard.data)
+        return sum(ref.size for ref in self._objects) + len(self._chain.guard.data)
 
     def _append(self, records: Sequence[bytes]) -> int:
         first, slot, guard = self.length, self._tail + 1, self._chain.guard
@@ -88,39 +102,39 @@ class ObjectWriter:
         }
         data = encode(DATA, slot, fields, records, first, owner=self._log)
         self._chain.put(slot, data)
-        piece = Piece(slot_name(slot), first, len(records), len(data), slot)
-        self._merger.remember(piece, records)
+        ref = ObjectRef(slot_name(slot), first, len(records), len(data), slot)
+        self._merger.remember(ref, records)
         self._tail = slot
-        self._pieces.append(piece)
+        self._objects.append(ref)
         self.length += len(records)
         self.size += len(data)
         self._appends += 1
         if self._appends % _CHECK_EVERY == 0:
-            self._chain.look()
+            self._chain.check_quietly()
         return first
 
     def _seal(self) -> None:
-        pieces = self._pieces
+        objects = self._objects
         with suppress(OSError, LogStorageError):
-            pieces = self._merger.merge(pieces, 2)
-        self._put_manifest(pieces, is_sealed=True)
+            objects = self._merger.merge(objects, 2)
+        self._put_manifest(objects, is_sealed=True)
 
-    def _merge_or_put_off(self) -> None:
-        """Put a manifest, with small pieces merged when there are many; no use trying at each append when it fails."""
+    def _try_to_merge(self) -> None:
+        """Put a manifest, after merging small objects if there are many; wait for more of them if merging fails."""
         try:
-            self._put_manifest(self._merger.merge(self._pieces, self._merge_at))
+            self._put_manifest(self._merger.merge(self._objects, self._merge_at))
         except (OSError, LogStorageError):
-            if self._chain.is_suspect:
+            if self._chain.is_in_doubt:
                 raise
         most = self._limits.max_small_objects
-        self._merge_at = max(most, self._merger.small(self._pieces) + most // 2)
+        self._merge_at = max(most, self._merger.small(self._objects) + most // 2)
 
-    def _put_manifest(self, pieces: Sequence[Piece], *, is_sealed: bool = False) -> None:
-        """Put a manifest into the next slot, or behind a put of this writer that was in doubt; it is the guard then.
+    def _put_manifest(self, objects: Sequence[ObjectRef], *, is_sealed: bool = False) -> None:
+        """Put a manifest, the new guard, into the next slot, or behind an earlier put of this writer that was in doubt.
 
-        A seal that was in doubt, and is there, is taken over: somebody may have seen it.
+        If that put turns out to be a seal, it is kept: another process may have seen it.
         """
-        manifest = self._chain.guard.manifest.with_pieces(pieces)._replace(is_sealed=is_sealed)
+        manifest = self._chain.guard.manifest.with_objects(objects)._replace(is_sealed=is_sealed)
         slot = self._tail + 1
         while True:
             data = encode(MANIFEST, slot, manifest.fields(), owner=self._log)
@@ -130,18 +144,18 @@ class ObjectWriter:
             except InDoubtError as error:
                 if error.seal is not None:
                     manifest, data = error.seal
-                    self._chain.is_suspect = False
+                    self._chain.is_in_doubt = False
                     break
                 slot += 1
         self._replace(manifest, slot, data)
 
     def _replace(self, manifest: Manifest, slot: int, data: bytes) -> None:
         guard = self._chain.guard.slot
-        old = {slot_name(at) for at in range(guard + 1, slot)} | {piece.name for piece in self._pieces}
+        old = {slot_name(at) for at in range(guard + 1, slot)} | {ref.name for ref in self._objects}
         old.update(self._merger.made)
         self._merger.forget()
         self._chain.guard, self._tail = Guard(manifest, slot, data), slot
-        self._pieces[:] = manifest.pieces
+        self._objects[:] = manifest.objects
         self.is_sealed = manifest.is_sealed
         self.size = self._size
         self._garbage.add([slot_name(guard)], self._unnamed(old))
@@ -149,10 +163,121 @@ class ObjectWriter:
             self._garbage.sweep()
 
     def _unnamed(self, names: Iterable[str]) -> list[str]:
-        named = {piece.name for piece in self._pieces}
+        named = {ref.name for ref in self._objects}
         return [name for name in names if name not in named and self._is_old(name)]
 
     def _is_old(self, name: str) -> bool:
-        """Return whether nobody but this writer can name it: segments of later epochs are left alone."""
+        """Return whether only this writer can still name the object: segments of later epochs are left alone."""
         slot, guard = slot_number(name), self._chain.guard
         return (segment_epoch(name) or 0) <= guard.manifest.epoch if slot is None else slot < guard.slot
+
+
+class MergeLimits(NamedTuple):
+    """About how large a segment becomes at most, and how many small objects there may be before they are merged."""
+
+    max_object_bytes: int
+    max_small_objects: int
+
+
+class Merger:
+    """Writes segments in an epoch; keeps up to 1 MiB of the newest records, so that they need not be read."""
+
+    def __init__(self, log_objects: LogObjects, epoch: int, limits: MergeLimits) -> None:
+        self._log_objects = log_objects
+        self._epoch = epoch
+        self._limits = limits
+        self._recent: dict[str, Sequence[bytes]] = {}
+        self._room = _RECENT
+        self.made: list[str] = []
+
+    def small(self, objects: Sequence[ObjectRef]) -> int:
+        """Return how many trailing objects are small."""
+        return count_small(objects, self._limits.max_object_bytes)
+
+    def remember(self, ref: ObjectRef, records: Sequence[bytes]) -> None:
+        """Keep appended records if they fit."""
+        self._room -= ref.size
+        if self._room >= 0:
+            self._recent[ref.name] = records
+
+    def forget(self) -> None:
+        """Drop all kept records."""
+        self._recent, self._room = {}, _RECENT
+        self.made.clear()
+
+    def merge(self, objects: Sequence[ObjectRef], least: int) -> list[ObjectRef]:
+        """Replace runs of small objects by segments if there are at least ``least``; return all objects.
+
+        :raises OSError: reading an object or writing a segment failed; objects in ``made`` may exist
+        """
+        merged = list(objects)
+        if self.small(merged) >= least:
+            for begin, end in reversed(plan_merge(merged, self._limits.max_object_bytes)):
+                merged[begin:end] = [self._segment(merged[begin:end])]
+        return merged
+
+    def _segment(self, objects: Sequence[ObjectRef]) -> ObjectRef:
+        records = [record for part in self._log_objects.map_parallel(self._read, objects) for record in part]
+        first, name = objects[0].first, new_segment_name(objects[0].first, self._epoch)
+        if len(records) != objects[-1].end - first:
+            raise OSError(f"{len(records)} records from {first} where {objects[-1].end - first} should be")
+        data = encode(
+            SEGMENT, first, {"first": first, "count": len(records)}, records, first, owner=self._log_objects.log
+        )
+        self.made.append(name)
+        if not self._log_objects.client.create(self._log_objects.key(name), data):
+            raise OSError(f"{name} was there already")
+        return ObjectRef(name, first, len(records), len(data), first)
+
+    def _read(self, ref: ObjectRef) -> Sequence[bytes]:
+        return self._recent.get(ref.name) or self._log_objects.read(ref, ref.first, ref.end - 1, 1 << 62)
+
+
+class Garbage:
+    """Objects of a log that its newest manifest does not name; failed deletions are retried later."""
+
+    def __init__(self, log_objects: LogObjects) -> None:
+        self._log_objects = log_objects
+        self._slots: list[str] = []
+        self._others: list[str] = []
+
+    def add(self, slots: Iterable[str], others: Iterable[str]) -> None:
+        """Add objects: slots that may hold a guard or a fence, which are deleted in order, and others."""
+        self._slots = sorted({*self._slots, *slots})
+        self._others = sorted({*self._others, *others})
+
+    def sweep(self) -> None:
+        """Delete the objects."""
+        client, key = self._log_objects.client, self._log_objects.key
+        with suppress(OSError):
+            while self._slots:
+                client.delete([key(self._slots[0])])
+                del self._slots[0]
+            client.delete([key(name) for name in self._others])
+            self._others.clear()
+
+
+def count_small(objects: Sequence[ObjectRef], most: int) -> int:
+    """Return how many trailing objects are smaller than half of the largest segment."""
+    count = 0
+    while count < len(objects) and objects[-1 - count].size < most // 2:
+        count += 1
+    return count
+
+
+def plan_merge(objects: Sequence[ObjectRef], most: int) -> list[tuple[int, int]]:
+    """Return which runs of trailing small objects to merge, each into one segment of at most ``most`` bytes."""
+    begin = len(objects)
+    behind = 0
+    for at in range(len(objects) - 1, len(objects) - 1 - count_small(objects, most), -1):
+        if behind and objects[at].size > 2 * behind:
+            break
+        begin, behind = at, behind + objects[at].size
+    runs, size, start = [], 0, begin
+    for at in range(begin, len(objects)):
+        if size and size + objects[at].size > most:
+            runs.append((start, at))
+            start, size = at, 0
+        size += objects[at].size
+    runs.append((start, len(objects)))
+    return [(start, end) for start, end in runs if end - start > 1]

@@ -1,24 +1,25 @@
-"""What the trackers and cursors need of an append-only log, wherever it lies."""
+"""Interfaces of an append-only log and its store, wherever the log lies."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 
 class Record(NamedTuple):
-    """A record of a log and its number; numbers begin at 0 and have no gaps."""
+    """A record of a log and its number; numbers begin at 0 without gaps."""
 
     number: int
     data: bytes
 
 
 class LogDamage(NamedTuple):
-    """Damage of a log: in which of its files, at which byte, which records are lost by it, and what is wrong.
+    """Damage of a log: the file and the offset, which records it loses, and the reason.
 
-    ``last`` is ``first - 1`` when none is lost. Where the damage reaches the end of the log there may be more than are
-    known of: at least one counts as lost then.
+    ``last`` is ``first - 1`` if no record is lost. Where damage reaches the end of the log, more records may be lost
+    than are known; at least one counts as lost then.
     """
 
     file: str
@@ -28,20 +29,30 @@ class LogDamage(NamedTuple):
     reason: str
 
 
+@dataclass(slots=True, eq=False)
+class LogState:
+    """The size of a log, and whether it is sealed; its writer keeps this up to date."""
+
+    length: int = 0
+    size: int = 0
+    is_sealed: bool = False
+
+
 @runtime_checkable
 class Log(Protocol):
     """An append-only sequence of records with one writer.
 
-    Where there are no locks, as on object storage, that is the one who opened it last; the changes of another one raise
+    Without locks, as on object storage, the writer is the process that opened the log last; changes by another one
+    raise
     :class:`~pulsar_nack.LogFencedError`.
 
-    An append that returned is there after a crash. One that failed is not in the log. One that was cancelled has not
-    begun, or is carried out all the same. Concurrent appends are numbered in the order in which they were called.
+    A successful append survives a crash, a failed one has added nothing. A cancelled append is either dropped before it
+    begins or still carried out. Concurrent appends are numbered in the order of the calls.
     """
 
     @property
     def name(self) -> str:
-        """Return the name in its store."""
+        """Return the log's name in its store."""
         ...
 
     @property
@@ -51,25 +62,25 @@ class Log(Protocol):
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes on storage. O(1)."""
+        """Return about how many bytes the log takes on storage. O(1)."""
         ...
 
     @property
     def is_sealed(self) -> bool:
-        """Return whether nothing can be added any more."""
+        """Return whether the log is sealed: nothing can be appended any more."""
         ...
 
     async def append(self, data: bytes | bytearray | memoryview) -> int:
-        """Add a record, durably; return its number.
+        """Append a record durably; return its number.
 
-        :raises LogSealedError: the log was sealed
+        :raises LogSealedError: the log is sealed
         :raises LogStorageError: it could not be written; nothing was added
         :raises InvalidArgumentError: no bytes, or more than a log takes at once (16 MiB)
         """
         ...
 
     async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Add records next to each other, all or none, also after a crash; return the number of the first.
+        """Append consecutive records, all or none, even after a crash; return the number of the first.
 
         The errors are those of :meth:`append`.
         """
@@ -78,25 +89,25 @@ class Log(Protocol):
     async def read(self, first: int, last: int) -> list[bytes]:
         """Return records ``first`` to ``last``, both included.
 
-        :raises InvalidArgumentError: they are not all there
+        :raises InvalidArgumentError: not all of them exist
         :raises LogCorruptedError: they are damaged
         """
         ...
 
     def records(self, first: int = 0) -> AsyncIterator[Record]:
-        """Go through the records from ``first`` to what is the end at that time, a bounded part in memory at a time."""
+        """Iterate over the records from ``first`` to the present end, with a bounded part in memory at a time."""
         ...
 
     async def seal(self) -> None:
-        """End the log for good, durably; again is harmless."""
+        """Seal the log durably. Idempotent."""
         ...
 
     async def delete(self) -> None:
-        """Remove the log and close it; after a crash, or when this fails, it is there as a whole, or not at all."""
+        """Delete the log and close it; after a crash or a failure it exists as a whole, or not at all."""
         ...
 
     async def aclose(self) -> None:
-        """Let the appends that were called be carried out, and give up the writer's place. Idempotent."""
+        """Finish the appends that were called, then release the log for other writers. Idempotent."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -108,23 +119,23 @@ class Log(Protocol):
 
 @runtime_checkable
 class LogStore(Protocol):
-    """A folder or bucket of logs with names."""
+    """A folder or bucket of named logs."""
 
     async def create(self, name: str) -> Log:
-        """Make an empty log and open it for writing; it is durable when this returns.
+        """Make an empty log durably, and open it for writing.
 
-        :raises LogExistsError: there is one of this name
-        :raises LogLockedError: somebody else makes or deletes it at this time
-        :raises InvalidArgumentError: this cannot be a name
+        :raises LogExistsError: a log has this name
+        :raises LogLockedError: another process is making or deleting it
+        :raises InvalidArgumentError: a log cannot have this name
         """
         ...
 
     async def open_log(self, name: str, *, read_only: bool = False) -> Log:
-        """Open a log for writing, or for reading what is durable at this time, beside a writer.
+        """Open a log for writing, or beside its writer for reading what is durable now.
 
-        :raises LogNotFoundError: there is none
-        :raises LogLockedError: somebody else writes to it
-        :raises LogFencedError: where there are no locks: somebody else opened it at the same time, a moment later
+        :raises LogNotFoundError: there is no such log
+        :raises LogLockedError: another process writes to it
+        :raises LogFencedError: without locks: another process opened it at the same time, a moment later
         :raises LogCorruptedError: it is damaged
         """
         ...
@@ -134,11 +145,11 @@ class LogStore(Protocol):
         ...
 
     async def delete(self, name: str) -> None:
-        """Remove a log that nobody has open for writing; the errors are those of :meth:`open_log`."""
+        """Delete a log that nobody has open for writing; the errors are those of :meth:`open_log`."""
         ...
 
     async def aclose(self) -> None:
-        """Close the logs that it opened, and then itself. Idempotent."""
+        """Close the logs that were opened here, then the store. Idempotent."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -150,26 +161,26 @@ class LogStore(Protocol):
 
 @runtime_checkable
 class DamagedLog(Log, Protocol):
-    """A damaged log: its writer's place is taken, but it cannot be added to. What is whole of it can be read."""
+    """A damaged log: it is locked as by a writer, takes no appends, and returns its whole records."""
 
     @property
     def damage(self) -> Sequence[LogDamage]:
-        """Return what is damaged, in order; nothing for a log that turned out to be whole."""
+        """Return what is damaged, in order; empty if the log turned out to be whole."""
         ...
 
 
 @runtime_checkable
 class SalvagingStore(Protocol):
-    """A store of logs that can open damaged ones."""
+    """A store of logs that can open damaged logs."""
 
     async def open_damaged(self, name: str) -> DamagedLog:
-        """Open a log, as its only owner, for reading what is whole of it; nothing of it is changed.
+        """Open a damaged log as its only owner, to read what is whole of it; nothing is changed.
 
-        ``length`` counts lost records too, as far as they are known. Reading one of them raises
-        :class:`~pulsar_nack.LogCorruptedError`; :meth:`Log.records` gives those before it, and then raises that.
+        ``length`` counts lost records too, as far as they are known. Reading a lost record raises
+        :class:`~pulsar_nack.LogCorruptedError`; :meth:`Log.records` yields those before it, and then raises.
 
-        :raises LogNotFoundError: there is none
-        :raises LogLockedError: somebody else writes to it
+        :raises LogNotFoundError: there is no such log
+        :raises LogLockedError: another process writes to it
         :raises LogVersionError: a later release wrote it
         :raises LogCorruptedError: nothing of it can be read
         """

@@ -1,15 +1,15 @@
 """Writing the segment files of one log; blocking, one call at a time.
 
-The commit point of an append is the sync of its one frame. What happens when something fails:
+The commit point of an append is the sync of its one frame. If something fails:
 
-- *A write* (disk full): the file is cut back to its durable end and synced, and the log goes on as it was.
+- *A write* (disk full): the file is cut back to its durable end and synced, and the log continues as it was.
 - *A sync, or that cut*: nobody knows what of the frame is on disk, and a second sync of the same file may claim
-  success for pages that the system has dropped. So the file is never written to again: it is cut as well as can be, and
-  the next append first begins a new segment at the durable end. A segment counts only up to where its successor begins,
-  so whatever is left of the failed frame is not in the log.
+  success for pages that the system has dropped. So the file is never written again: it is cut as well as possible, and
+  the next append begins a new segment at the durable end. A segment counts only up to where its successor begins, so
+  whatever is left of the failed frame is not in the log.
 - *Beginning a segment*: the append fails, and the next one tries again, with a new file.
 
-A segment is made under another name, synced, renamed and its folder synced, so one with a broken header is damage.
+A segment is made under another name, synced, renamed and its folder synced, so a broken header is damage.
 """
 
 from __future__ import annotations
@@ -20,19 +20,29 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import LogSealedError
-from ._files import Files
-from ._names import NEW, segment_name
-from ._record import SEGMENT_HEADER_SIZE, encode_frame, encode_segment_header, frame_size, seed_of
-from ._segment import Segment, Tail, read_all
+from ._protocol import LogState
+from .files import Files, read_all, write_all
+from .format import (
+    NEW,
+    SEGMENT_HEADER_SIZE,
+    Segment,
+    Tail,
+    encode_frame,
+    encode_segment_header,
+    frame_size,
+    seed_of,
+    segment_name,
+)
 
 
-class Writer:
+class SegmentWriter(LogState):
     """Appends frames to the last segment of a log, and begins new ones.
 
     ``segments`` is shared with the readers: it grows here, before a record in the new segment becomes durable.
     """
 
     def __init__(self, files: Files, log: str, folder: Path, segments: list[Segment], max_segment_bytes: int) -> None:
+        super().__init__()
         self._files = files
         self._log = log
         self._folder = folder
@@ -41,18 +51,15 @@ class Writer:
         self._descriptor: int | None = None
         self._seed = 0
         self._end = 0
-        self._is_suspect = False
-        self.length = 0
-        self.size = 0
+        self._is_abandoned = False
+        """Whether the present file must not be written again."""
         self.cut = 0
-        self.is_sealed = False
 
     def open(self, tail: Tail, size: int) -> None:
-        """Go on behind the good part of the last segment: cut off what is torn there, and make the rest durable.
+        """Continue behind the good part of the last segment: cut off a torn frame, and make the rest durable.
 
         What looks good may be in the system's cache only, left there by a process that ended before its sync, or after
-        a failed one. So the last frame, the only one in doubt, is written once more before the sync, and names are
-        synced too.
+        a failed one. So the last frame, the only one in doubt, is rewritten before the sync, and names are synced too.
         """
         descriptor = self._files.open(self._segments[-1].path, writable=True)
         try:
@@ -72,10 +79,10 @@ class Writer:
         self.is_sealed = tail.is_sealed
 
     def append(self, records: Sequence[bytes]) -> int:
-        """Add one frame of records, durably; return the number of the first. Without records this is the seal.
+        """Append one frame of records durably; return the number of the first. Without records, seal the log.
 
         :raises OSError: nothing was added
-        :raises LogSealedError: it is sealed already, and there are records
+        :raises LogSealedError: the log is sealed, and there are records
         """
         if self.is_sealed:
             if records:
@@ -83,14 +90,14 @@ class Writer:
             return self.length
         size = frame_size(records)
         is_full = self._end > SEGMENT_HEADER_SIZE and self._end + size > self._max_segment_bytes
-        if self._is_suspect or (is_full and records):
+        if self._is_abandoned or (is_full and records):
             self._begin_segment()
         first, descriptor = self.length, self._active
         self._put(encode_frame(first, records, self._seed))
         try:
             self._files.sync(descriptor)
         except OSError:
-            self._is_suspect = True
+            self._is_abandoned = True
             with suppress(OSError):
                 self._files.truncate(descriptor, self._end)
             raise
@@ -102,7 +109,7 @@ class Writer:
         return first
 
     def close(self) -> None:
-        """Close the file; idempotent."""
+        """Close the file. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             self._files.close(descriptor)
@@ -125,15 +132,15 @@ class Writer:
             self._files.truncate(self._active, self._end)
             self._files.sync(self._active)
         except OSError:
-            self._is_suspect = True
+            self._is_abandoned = True
 
     def _begin_segment(self) -> None:
         path, salt = self._folder / segment_name(self.length), secrets.randbits(32)
-        self._is_suspect = True
+        self._is_abandoned = True
         with suppress(OSError):
             self.close()
         self._descriptor = begin_segment(self._files, path, self.length, salt, self._log)
-        self._seed, self._end, self._is_suspect = seed_of(salt, self._log), SEGMENT_HEADER_SIZE, False
+        self._seed, self._end, self._is_abandoned = seed_of(salt, self._log), SEGMENT_HEADER_SIZE, False
         segment = Segment(self._files, self._log, path, self.length)
         if self._segments[-1].first == self.length:
             self._segments[-1] = segment
@@ -143,9 +150,9 @@ class Writer:
 
 
 def begin_segment(files: Files, path: Path, first: int, salt: int, log: str) -> int:
-    """Make a segment without records, durably, in place of one that has none either; return its descriptor.
+    """Make an empty segment durably, possibly in place of another empty one; return its descriptor.
 
-    :raises OSError: the name may be there, and hold a segment without records
+    :raises OSError: the name may exist, with an empty segment
     """
     new = path.with_name(path.name + NEW)
     try:
@@ -162,11 +169,3 @@ def begin_segment(files: Files, path: Path, first: int, salt: int, log: str) -> 
             files.remove(new)
         raise
     return files.open(path, writable=True)
-
-
-def write_all(files: Files, descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of the data: the system may take less at a time."""
-    rest = memoryview(data)
-    while rest:
-        written = files.write(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written

@@ -33,7 +33,7 @@ class RedeliveryCall:
 
     ``count`` is how many ids there are, and ``attempt`` is 1 unless the callback failed for these ids before. An
     acknowledgement meanwhile is remembered, so that a failure does not bring the id back. The ids stay as lazy as they
-    came until one is looked up.
+    came until a caller reads one.
     """
 
     __slots__ = (

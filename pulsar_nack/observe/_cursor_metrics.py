@@ -1,7 +1,7 @@
 """The metric of acknowledgement state for Prometheus, as the broker has it (PIP-299).
 
-A cursor sums its size up when it is asked for it, so it must not be asked while another thread changes it. A scrape in
-a thread of its own, as the server of prometheus-client makes it, has the event loop ask.
+A cursor computes its size when it is read, so no other thread may change it meanwhile. A scrape in another thread, as
+the server of prometheus-client makes it, therefore reads the size in the cursor's event loop.
 """
 
 from __future__ import annotations
@@ -11,65 +11,55 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from ..errors import ClosedError, InvalidArgumentError, MissingExtraError
-from ._delayed_figures import full_name, namespace_of
+from ..errors import InvalidArgumentError, MissingExtraError
+from ._delayed_totals import full_name, namespace_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
+    from ..cursor import Cursor
+
 _SIZE: Final = "pulsar_cursor_metadata_size_bytes"
-_DOCUMENTATION: Final = "What the acknowledgement state of a subscription takes when it is persisted."
+_DOCUMENTATION: Final = "Size of the acknowledgement state of a subscription when it is persisted."
 _LABELS: Final = ("cluster", "namespace", "topic", "subscription")
-_LEAST: Final = 16
-_PATIENCE_S: Final = 1.0
+_MIN_SWEEP: Final = 16
+_TIMEOUT_S: Final = 1.0
 
 _Key = tuple[str, str]
 
 
-class MeasuredCursor(Protocol):
-    """A cursor that tells its size."""
-
-    @property
-    def metadata_size_bytes(self) -> int:
-        """Return what persisting its whole state would take, in bytes. Called in the event loop."""
-        ...
-
-
 @dataclass(slots=True)
 class _Watched:
-    """A cursor, the loop in which it was added, and its size when it was last asked for; None: it is closed."""
+    """A cursor, the loop in which it was added, and its size when it was last read; None: it is closed."""
 
-    cursor: ref[MeasuredCursor]
+    cursor: ref[Cursor]
     loop: ref[asyncio.AbstractEventLoop] | None
     size: int | None = None
 
     def measure(self) -> None:
-        """Ask for the size."""
+        """Read the size."""
         cursor = self.cursor()
-        try:
-            is_open = cursor is not None and not getattr(cursor, "is_closed", False)
-            self.size = cursor.metadata_size_bytes if cursor is not None and is_open else None
-        except ClosedError:
-            self.size = None
+        is_open = cursor is not None and not getattr(cursor, "is_closed", False)
+        self.size = cursor.metadata_size_bytes if cursor is not None and is_open else None
 
 
 class CursorMetrics:
     """A collector for ``prometheus-client`` (extra ``metrics``) over cursors: ``pulsar_cursor_metadata_size_bytes``.
 
     Name, type and labels are those of PIP-299; the value is the live size of each cursor at the time of the scrape,
-    with what was not persisted yet. Cursors are held weakly, and closed ones are left out. Any thread may scrape: the
-    event loop in which a cursor was added is asked for its size, and where it does not answer within a second the one
-    of the last scrape is told.
+    with changes that are not persisted yet. Cursors are held weakly, and closed ones are left out. Any thread may
+    scrape: a size is read in the event loop in which the cursor was added. If that loop does not answer within a
+    second, the size of the last scrape is exported.
 
     ::
 
         metrics = CursorMetrics(prometheus_client.REGISTRY, cluster="eu")
         metrics.add(cursor, topic_name="orders", subscription="billing")
 
-    :param registry: where it is registered, None: nowhere; it is a collector that you can register
+    :param registry: the registry to register with; None: none, and you can register the collector yourself
     :param cluster: the label ``cluster``
     :raises MissingExtraError: prometheus-client is not installed
     """
@@ -80,14 +70,14 @@ class CursorMetrics:
         self._make_gauge = _gauge_family()
         self._cluster = cluster
         self._cursors: dict[_Key, _Watched] = {}
-        self._look_at = _LEAST
+        self._sweep_at = _MIN_SWEEP
         if registry is not None:
             registry.register(self)
 
-    def add(self, cursor: MeasuredCursor, *, topic_name: str, subscription: str) -> None:
-        """Look at a cursor from now on, until it is closed or nobody else holds it.
+    def add(self, cursor: Cursor, *, topic_name: str, subscription: str) -> None:
+        """Export a cursor's size until the cursor is closed or garbage.
 
-        :raises InvalidArgumentError: an open cursor of this subscription was added before
+        :raises InvalidArgumentError: another open cursor of this subscription was added before
         """
         for field, value in (("topic_name", topic_name), ("subscription", subscription)):
             if not isinstance(value, str):
@@ -105,7 +95,7 @@ class CursorMetrics:
         self._forget_closed()
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metric of this moment; called for each scrape."""
+        """Return the current metric; called for each scrape."""
         watched = dict(self._cursors)
         _measure_all(watched.values())
         family = self._make_gauge(_SIZE, _DOCUMENTATION, labels=_LABELS)
@@ -115,15 +105,15 @@ class CursorMetrics:
         yield family
 
     def describe(self) -> Iterator[Metric]:
-        """Return the metric without samples, so that a registry finds a name that is taken."""
+        """Return the metric without samples, so that a registry sees that its name is taken."""
         yield self._make_gauge(_SIZE, _DOCUMENTATION, labels=_LABELS)
 
     def _forget_closed(self) -> None:
-        """Look through all, but not before there are twice as many as were left the last time."""
-        if len(self._cursors) >= self._look_at:
+        """Remove closed cursors once there are twice as many as were left the last time."""
+        if len(self._cursors) >= self._sweep_at:
             _measure_all(self._cursors.values())
             self._cursors = {key: each for key, each in self._cursors.items() if each.size is not None}
-            self._look_at = max(_LEAST, 2 * len(self._cursors))
+            self._sweep_at = max(_MIN_SWEEP, 2 * len(self._cursors))
 
 
 def _running_loop() -> ref[asyncio.AbstractEventLoop] | None:
@@ -134,7 +124,7 @@ def _running_loop() -> ref[asyncio.AbstractEventLoop] | None:
 
 
 def _measure_all(watched: Iterable[_Watched]) -> None:
-    """Ask each cursor for its size, in its loop where that runs in another thread."""
+    """Read the size of each cursor, in its loop if that runs in another thread."""
     elsewhere: dict[asyncio.AbstractEventLoop, list[_Watched]] = {}
     here = _running_loop()
     for each in watched:
@@ -157,9 +147,9 @@ def _measure_in(loop: asyncio.AbstractEventLoop, some: list[_Watched]) -> None:
         finally:
             done.set_result(None)
 
-    with suppress(RuntimeError, TimeoutError):  # it was closed just now, or has no time: the last sizes will do
+    with suppress(RuntimeError, TimeoutError):  # the loop was just closed, or is busy: the last sizes stay
         loop.call_soon_threadsafe(measure)
-        done.result(_PATIENCE_S)
+        done.result(_TIMEOUT_S)
 
 
 def _gauge_family() -> Any:

@@ -8,7 +8,7 @@ from weakref import ref
 
 from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerRegistry
 from ..errors import InvalidArgumentError, MissingExtraError
-from ._delayed_figures import figures_by_topic
+from ._delayed_totals import totals_by_topic
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 class DelayedMetrics:
     """A collector for ``prometheus-client`` (extra ``metrics``) over trackers of delayed messages.
 
-    It looks at the trackers that are open when it is scraped, of the factories that it watches and those that were
-    added. It holds them weakly, so nothing has to be taken out. Any thread may scrape.
+    A scrape covers the trackers that are open then, of watched factories and those that were added. Trackers are held
+    weakly, so they need not be removed. Any thread may scrape.
 
-    Names, types and labels are the broker's, for topics and again for each subscription (label ``subscription``).
-    Counters only grow for as long as a tracker lives; where a name is of several trackers, they are added up.
+    Names, types and labels are the broker's, for topics and also for each subscription (label ``subscription``).
+    Counters only grow while a tracker lives; trackers with the same name are added up.
 
     ::
 
         metrics = DelayedMetrics(prometheus_client.REGISTRY, cluster="eu")
         metrics.watch(factory)
 
-    :param registry: where it is registered, None: nowhere; it is a collector that you can register
+    :param registry: the registry to register with; None: none, and you can register the collector yourself
     :param cluster: the label ``cluster``
     :param subscriptions: False leaves out the samples of single subscriptions
     :raises MissingExtraError: prometheus-client is not installed
@@ -48,12 +48,12 @@ class DelayedMetrics:
             registry.register(self)
 
     def watch(self, factory: DelayedDeliveryTrackerFactory) -> None:
-        """Look at all trackers of a factory, those that it makes later too."""
+        """Export all trackers of a factory, including those that it makes later."""
         living = [each for each in self._factories if each() not in (None, factory)]
         self._factories = [*living, ref(factory)]
 
     def add(self, tracker: DelayedDeliveryTracker, *, topic_name: str = "", subscription: str = "") -> None:
-        """Look at a tracker that was made without a factory.
+        """Export a tracker that was made without a factory.
 
         :raises InvalidArgumentError: another open tracker was added for this subscription of the topic
         """
@@ -61,17 +61,17 @@ class DelayedMetrics:
         self._trackers.settle(topic_name, subscription, tracker)
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics of this moment; called for each scrape."""
+        """Return the current metrics; called for each scrape."""
         factories = [factory for each in self._factories if (factory := each()) is not None]
         trackers = [*self._trackers.all(), *(each for factory in factories for each in factory.trackers())]
         once = {id(each.tracker): each for each in trackers}
         families: Iterator[Metric] = self._families.families_of(
-            figures_by_topic(list(once.values())), self._cluster, subscriptions=self._subscriptions
+            totals_by_topic(list(once.values())), self._cluster, subscriptions=self._subscriptions
         )
         return families
 
     def describe(self) -> Iterator[Metric]:
-        """Return the metrics without their samples, so that a registry finds names that are taken."""
+        """Return the metrics without samples, so that a registry sees that their names are taken."""
         described: Iterator[Metric] = self._families.described()
         return described
 

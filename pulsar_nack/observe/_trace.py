@@ -1,7 +1,7 @@
-"""The trace writer: one JSON line per event, written beside the loop.
+"""The trace writer: one JSON line per event, written by a thread.
 
-On the loop an event is one tuple appended to a queue; a thread formats and writes. A full queue drops what comes, and
-counts it: the loop never waits for a disk.
+On the loop an event is one tuple appended to a queue; a thread formats and writes. If the queue is full, events are
+dropped and counted: the loop never waits for a disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import anyio
 
@@ -22,17 +22,17 @@ from ..config import TraceConfig
 from ..consumer import TraceNote
 from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
-from ..nack import NackHook
-from ._trace_hook import tracker_hook
-from ._trace_line import Source
-from ._trace_worker import TraceWorker
+from ..nack import Cancelled, Cleared, Closed, Nacked, NackEvent, NackHook, Redelivered, RedeliveryFailed
+from ._trace_worker import EventSource, TraceWorker
+
+_MAX_DEADLINES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class TraceStatistics:
-    """What became of the events, in numbers of them; ``failures`` counts errors of the storage, of which one is told.
+    """Counts of events, and of errors of the storage (``failures``), of which the last one is kept.
 
-    ``dropped`` found the buffer full or the writer not open, ``failed`` could not be written.
+    ``dropped`` events found the buffer full or the writer not open, ``failed`` ones could not be written.
     """
 
     buffered: int
@@ -45,15 +45,16 @@ class TraceStatistics:
 
 
 class TraceWriter:
-    """Writes what consumers and trackers do to a folder, as JSON lines. Use it as ``async with``.
+    """Writes the events of consumers and trackers to a folder, as JSON lines. Use it as ``async with``.
 
-    Give it to consumers (``Consumer(..., trace=writer)``, also ``subscribe`` and ``wrap``), or a tracker of your own
-    ``writer.hook()``; close those first. Any number of them, and of writers in one folder. Events that find the
-    buffer full, or the writer not open, are dropped and counted; an error of the storage is counted, and logged once.
+    Pass it to consumers (``Consumer(..., trace=writer)``, also ``subscribe`` and ``wrap``), or ``writer.hook()`` to
+    your own tracker, and close those first. Several consumers may share a writer, and several writers a folder. Events
+    that find the buffer full, or the writer not open, are dropped and counted; errors of the storage are counted, and
+    the first one is logged.
 
-    :param config: the folder, and the bounds of files and buffer; a path alone is good too
-    :param wall_clock: tells the epoch time; the machine's own by default
-    :raises InvalidArgumentError: names the setting
+    :param config: the folder, and the limits of files and buffer, or just a path
+    :param wall_clock: the clock for epoch times, by default the machine's
+    :raises InvalidArgumentError: a setting is invalid
     """
 
     def __init__(self, config: TraceConfig | str | PathLike[str], *, wall_clock: Clock | None = None) -> None:
@@ -84,16 +85,16 @@ class TraceWriter:
             worker.stop()
 
     async def aclose(self) -> None:
-        """Write what is buffered and close the file; idempotent, and goes on to its end when it is cancelled."""
+        """Write buffered events and close the file; idempotent, and finishes even if it is cancelled."""
         self._worker.stop()
         if self._worker.thread.is_alive():
             with anyio.CancelScope(shield=True):
                 await asyncio.to_thread(self._worker.thread.join)
 
     def source(self, topic: str = "", subscription: str = "", consumer: str = "") -> TraceNote:
-        """Return what one consumer calls for each of its events; the consumer does this by itself."""
-        source, worker, now_ms, ticks = Source(topic, subscription, consumer), self._worker, self._now_ms, _ticks
-        queue, most, wake_at = worker.queue, worker.most, worker.wake_at
+        """Return the function that a consumer calls for each event; consumers call this method themselves."""
+        source, worker, now_ms, ticks = EventSource(topic, subscription, consumer), self._worker, self._now_ms, _ticks
+        queue, capacity, wake_at = worker.queue, worker.capacity, worker.wake_at
         append = queue.append
 
         def note(
@@ -106,7 +107,7 @@ class TraceWriter:
             reason: str | None = None,
         ) -> None:
             buffered = len(queue)
-            if buffered >= most or not worker.is_open:
+            if buffered >= capacity or not worker.is_open:
                 worker.dropped += 1
                 return
             append((event, now_ms(), ticks(), source, message_id, attempt, delay_ms, due_in_ms, reason))
@@ -116,11 +117,11 @@ class TraceWriter:
         return note
 
     def hook(self, topic: str = "", subscription: str = "", consumer: str = "") -> NackHook:
-        """Return a hook for a :class:`~pulsar_nack.NegativeAcksTracker` that no consumer of ours owns.
+        """Return a hook for a :class:`~pulsar_nack.NegativeAcksTracker` without a consumer.
 
-        It tells nack, redeliver, cancel and error, without attempts. Do not give it to a consumer: that has ``trace``.
+        It traces nack, redeliver, cancel and error, without attempts. For a consumer use its parameter ``trace``.
         """
-        return tracker_hook(self.source(topic, subscription, consumer))
+        return _tracker_hook(self.source(topic, subscription, consumer))
 
     def statistics(self) -> TraceStatistics:
         """Return a snapshot."""
@@ -137,3 +138,34 @@ class TraceWriter:
 
 
 _ticks = time.monotonic_ns
+
+
+def _tracker_hook(note: TraceNote) -> NackHook:
+    """Return a hook that notes each id of an event, with its deadline if it is among the first 100,000 pending ids."""
+    deadlines: dict[MessageId, int] = {}
+
+    def due_in(message_id: MessageId, at_ms: int) -> int | None:
+        deadline = deadlines.get(message_id)
+        return None if deadline is None else deadline - at_ms
+
+    def hook(event: NackEvent) -> None:
+        match event:
+            case Nacked(ids=ids, delay_ms=delay_ms, deadline_ms=deadline_ms):
+                for each in ids:
+                    if each in deadlines or len(deadlines) < _MAX_DEADLINES:
+                        deadlines[each] = min(deadline_ms, deadlines.get(each, deadline_ms))
+                    note("nack", each, delay_ms=delay_ms, due_in_ms=delay_ms)
+            case Redelivered(ids=ids, at_ms=at_ms):
+                for each in ids:
+                    note("redeliver", each, due_in_ms=due_in(each, at_ms))
+                    deadlines.pop(each, None)
+            case RedeliveryFailed(ids=ids, error=error):
+                for each in ids:
+                    note("error", each, reason=f"redeliver: {error!r}")
+            case Cancelled(id=message_id):
+                note("cancel", message_id, reason="ack")
+                deadlines.pop(message_id, None)
+            case Cleared() | Closed():
+                deadlines.clear()
+
+    return hook

@@ -1,9 +1,9 @@
 """The files of a trace: one is open, the others are closed and never change. For one thread only.
 
-A file is `NAME.jsonl.open` while it is written; it is closed by a sync and a rename to `NAME.jsonl`. Names contain a
-random number of their writer, by which readers recognise copies. Files are always new, never opened again, so that no
-other writer's files are touched. A failed write is cut off, so that the next write begins a line; if that fails too,
-the file is left as it is.
+A file is `NAME.jsonl.open` while it is written; it is closed by a sync and a rename to `NAME.jsonl`. Its name contains
+a random number of the writer, by which readers recognise copies. A file is created, and never opened a second time, so
+no writer touches the files of another. A failed write is cut off, so that the next write begins a line; if that fails
+too, the file is left as it is.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from ..config import TraceConfig
-from ..ledger._files import PRIVATE_FILE, PRIVATE_FOLDER
+from ..ledger.files import PRIVATE_FILE, PRIVATE_FOLDER
 
 
 class TraceFiles:
-    """Appends lines; goes on in a new file by size and by time."""
+    """Appends lines to a file, and begins a new file by size and by time."""
 
     def __init__(self, config: TraceConfig) -> None:
         self.closed = 0
@@ -33,13 +33,13 @@ class TraceFiles:
         self._opened_at = 0.0
 
     def has_room(self, length: int) -> bool:
-        """Return whether so many bytes may be added to the file that is open, if one is."""
+        """Return whether ``length`` more bytes fit into the open file; True without one."""
         return not self._size or self._size + length <= self._config.max_file_bytes
 
     def append(self, data: bytes) -> None:
-        """Write whole lines to the file that is open, or a new one.
+        """Write whole lines to the open file, or a new one.
 
-        :raises OSError: nothing of them counts
+        :raises OSError: none of the lines counts as written
         """
         descriptor = self._open() if self._descriptor is None else self._descriptor
         try:
@@ -50,12 +50,12 @@ class TraceFiles:
         self._size += len(data)
 
     def close_if_old(self) -> None:
-        """Close the file when its time is over."""
+        """Close the file if it has been open for its maximum time."""
         if self._descriptor is not None and time.monotonic() - self._opened_at >= self._config.max_file_seconds:
             self.close()
 
     def close(self) -> None:
-        """Sync and rename the file that is open; where that fails it keeps its name, and another one comes next."""
+        """Sync and rename the open file; if that fails it keeps its name, and the next write begins a new file."""
         descriptor, self._descriptor = self._descriptor, None
         self._size = 0
         if descriptor is None:

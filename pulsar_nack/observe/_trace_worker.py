@@ -1,48 +1,65 @@
-"""The thread that formats and writes a trace; the loop only appends to its queue.
+"""The thread that formats and writes a trace; the loop only appends events to its queue.
 
-The queue is a deque, whose append and popleft are atomic: no lock is taken on the loop.
+The queue is a deque, whose append and popleft are atomic: the loop takes no lock.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..config import TraceConfig
+from ..ids import MessageId
 from ._trace_files import TraceFiles
-from ._trace_line import Row, line_of
 
+_VERSION: Final = 1
 _LINES_AT_ONCE: Final = 500
+_WITH_ACTUAL: Final = ("redeliver", "arrive")
 _log: Final = logging.getLogger("pulsar_nack.trace")
 
 
+class EventSource(NamedTuple):
+    """The consumer that events come from; a name that is not known is empty."""
+
+    topic: str
+    subscription: str
+    consumer: str
+
+
+Row = tuple[
+    str, int, int, EventSource, MessageId, int | None, int | None, int | None, str | None
+]  # event, time_ms, mono_ns, source, id, attempt, delay_ms, due_in_ms, reason
+
+
 class TraceWorker:
-    """Owns the queue, the thread and the files."""
+    """The queue of a trace writer, its thread and its files."""
 
     def __init__(self, config: TraceConfig) -> None:
         self.queue: deque[Row] = deque()
         self.dropped = self.written = self.failed = self.failures = 0
         self.last_error: str | None = None
         self.is_open = False
-        self.most = config.max_buffered_events
-        self.wake_at = max(1, self.most // 2)
+        self.capacity = config.max_buffered_events
+        self.wake_at = max(1, self.capacity // 2)
         self.wake = threading.Event()
         self.files = TraceFiles(config)
         self._flush_seconds = config.flush_seconds
         self._is_stopping = False
-        self._was_told = False
+        self._has_logged = False
         self.thread = threading.Thread(target=self._run, name="pulsar_nack.trace", daemon=True)
 
     def start(self) -> None:
-        """Begin to take rows."""
+        """Start the thread, and accept events."""
         self.is_open = True
         self.thread.start()
 
     def stop(self) -> None:
-        """Take no more rows, write what there is, and end; does not wait."""
+        """Accept no more events, and let the thread write the queue and end; does not wait."""
         self.is_open = False
         self._is_stopping = True
         self.wake.set()
@@ -60,13 +77,13 @@ class TraceWorker:
         while self.queue:
             rows = [self.queue.popleft() for _ in range(min(len(self.queue), _LINES_AT_ONCE))]
             try:
-                data = "".join(map(line_of, rows)).encode(errors="replace")
+                data = "".join(map(_line, rows)).encode(errors="replace")
                 if not self.files.has_room(len(data)):
                     self._guard(self.files.close)
                 self.files.append(data)
-            except Exception as error:  # noqa: BLE001 - a trace never ends what it looks at
+            except Exception as error:  # noqa: BLE001 - a trace never ends the program that it observes
                 self.failed += len(rows)
-                self._tell(error)
+                self._note_failure(error)
             else:
                 self.written += len(rows)
 
@@ -74,11 +91,35 @@ class TraceWorker:
         try:
             close()
         except Exception as error:  # noqa: BLE001 - as above
-            self._tell(error)
+            self._note_failure(error)
 
-    def _tell(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         self.failures += 1
         self.last_error = repr(error)
-        if not self._was_told:
-            self._was_told = True
-            _log.error("the trace cannot be written, events are lost (told once): %r", error)
+        if not self._has_logged:
+            self._has_logged = True
+            _log.error("the trace cannot be written, events are lost (logged once): %r", error)
+
+
+def _line(row: Row) -> str:
+    """Return the JSON object of a row, with its line end."""
+    event, time_ms, mono_ns, source, message_id, attempt, delay_ms, due_in_ms, reason = row
+    topic = message_id.topic or source.topic
+    deadline = None if due_in_ms is None else time_ms + due_in_ms
+    return (
+        f'{{"v":{_VERSION},"event":"{event}","time_ms":{time_ms},"mono_ns":{mono_ns},"topic":{_quoted(topic)},'
+        f'"partition":{message_id.partition},"subscription":{_quoted(source.subscription)},'
+        f'"consumer":{_quoted(source.consumer)},"ledger":{message_id.ledger},"entry":{message_id.entry},'
+        f'"batch_index":{message_id.batch_index},"attempt":{_number(attempt)},"delay_ms":{_number(delay_ms)},'
+        f'"deadline_ms":{_number(deadline)},"actual_ms":{time_ms if event in _WITH_ACTUAL else "null"},'
+        f'"reason":{"null" if reason is None else _quoted(reason)}}}\n'
+    )
+
+
+def _number(value: int | None) -> str:
+    return "null" if value is None else str(value)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""What outgrows one process, with PySpark: functions from DataFrame to DataFrame, with explicit schemas.
+"""Jobs over traces, metadata and cursors with PySpark: functions from DataFrame to DataFrame, with explicit schemas.
 
-Needs the extra ``spark`` and Java 17 or later. Names are loaded when they are first used, so that this module can be
-imported without PySpark; what runs on executors needs no client of Pulsar.
+Needs the extra ``spark`` and Java 17 or later. Names are loaded when they are first used, so this module can be
+imported without PySpark. Executors need no Pulsar client.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from ._build_commit import BuiltIndex
     from ._build_index import build_index
     from ._checks import require_columns
+    from ._hole_readers import ReadHoles, read_cursors, read_internal_stats
     from ._holes import holes
     from ._plan import PLAN, plan
     from ._read import Read, check_traces, read_traces
-    from ._read_holes import ReadHoles, read_cursors, read_internal_stats
     from ._report import report, write_report
     from ._retries import Retries, retries
-    from ._session import local_session
-    from ._source import register_source, split_source
+    from ._source import local_session, register_source, split_source
     from ._watch import ALERTS, start_watch, watch, watch_rates
 
 __all__ = [
@@ -54,43 +53,31 @@ __all__ = [
     "write_report",
 ]
 
-_HOMES: Final = {
-    "ALERTS": "_watch",
-    "Accuracy": "_accuracy",
-    "BuiltIndex": "_build_commit",
-    "PLAN": "_plan",
-    "Read": "_read",
-    "ReadHoles": "_read_holes",
-    "Retries": "_retries",
-    "accuracy": "_accuracy",
-    "build_index": "_build_index",
-    "check_traces": "_read",
-    "holes": "_holes",
-    "local_session": "_session",
-    "plan": "_plan",
-    "read_cursors": "_read_holes",
-    "read_internal_stats": "_read_holes",
-    "read_traces": "_read",
-    "register_source": "_source",
-    "report": "_report",
-    "require_columns": "_checks",
-    "retries": "_retries",
-    "split_source": "_source",
-    "start_watch": "_watch",
-    "watch": "_watch",
-    "watch_rates": "_watch",
-    "write_report": "_report",
+_NAMES: Final = {
+    "_accuracy": ("Accuracy", "accuracy"),
+    "_build_commit": ("BuiltIndex",),
+    "_build_index": ("build_index",),
+    "_checks": ("require_columns",),
+    "_hole_readers": ("ReadHoles", "read_cursors", "read_internal_stats"),
+    "_holes": ("holes",),
+    "_plan": ("PLAN", "plan"),
+    "_read": ("Read", "check_traces", "read_traces"),
+    "_report": ("report", "write_report"),
+    "_retries": ("Retries", "retries"),
+    "_source": ("local_session", "register_source", "split_source"),
+    "_watch": ("ALERTS", "start_watch", "watch", "watch_rates"),
 }
-"""The module of each public name."""
+"""The public names of each module."""
+_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
 _PACKAGES: Final = {"google", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(importlib.import_module(f".{home}", __name__), name)
+        value = getattr(importlib.import_module(f".{module}", __name__), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise

@@ -1,4 +1,4 @@
-"""Accuracy: how early and how late messages came back, and when nothing came although something was due."""
+"""The job ``accuracy``: how early and late messages came back, and when messages were due but none came."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pyspark.sql.window import Window
 
 from ..errors import InvalidArgumentError
 from ._accuracy_counts import counts, histogram, slices
-from ._arguments import milliseconds
-from ._checks import require_columns
+from ._checks import milliseconds, require_columns
 from ._messages import GROUP, lateness, nacks_and_ends, source_hash, with_sound_times
 from ._starvation import slice_ms, starvation_windows
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE
@@ -26,11 +25,11 @@ _NEEDED: Final = [name for name in TRACE.fieldNames() if name != "v"]
 
 
 class Accuracy(NamedTuple):
-    """What :func:`accuracy` finds: three DataFrames. Nothing is computed before one of them is used.
+    """The result of :func:`accuracy`: three DataFrames. Nothing is computed before one of them is used.
 
-    The first two share what is counted of the events, which the session keeps (``persist``) from the first use of one
-    of them on; it is small. So are events that are not in files which Spark reads itself, those of ``read_traces`` for
-    instance, in memory and on disk: lines are parsed once. ``spark.catalog.clearCache()`` drops it all.
+    The first two share the counts of events, which are small and which the session keeps (``persist``) after the first
+    use. Events that Spark does not read from files itself, such as those of ``read_traces``, are kept too, in memory
+    and on disk, so lines are parsed once. ``spark.catalog.clearCache()`` drops both.
 
     ``lateness``, a row for each topic, subscription, class of delays and attempt (1: the first redelivery):
 
@@ -72,7 +71,7 @@ def accuracy(
     :param starvation: the shortest span without a redelivery that is reported, in seconds
     :param delay_classes: bounds of the classes of delays, in seconds, in order; a bound belongs to the class below. An
         arrival has the class of its message's last nack before it, or ``unknown`` if the trace has none
-    :param event: ``arrive``, or ``redeliver`` for when redelivery was asked for first, in traces that know no arrivals
+    :param event: ``arrive``, or ``redeliver``, the first request for redelivery, for traces without arrivals
     :raises InvalidArgumentError: a column is missing, or an argument is out of range
     """
     require_columns(df, TRACE, _NEEDED)
@@ -103,7 +102,7 @@ def accuracy(
 
 
 def _lateness(histogram: DataFrame, percentiles: Sequence[float], early_ms: int, late_ms: int) -> DataFrame:
-    """Return the statistics, from a histogram: few values are left of millions of rows, and percentiles stay exact."""
+    """Return the statistics of a histogram, which reduces millions of rows to few and keeps percentiles exact."""
     ms, n = sf.col("ms"), sf.col("n")
     none = sf.lit(0).cast("long")
     at = sf.percentile(ms, [float(each) for each in percentiles], n)
@@ -138,7 +137,7 @@ def _check_percentiles(shares: Sequence[float]) -> None:
 
 
 def _bounds(bounds: Sequence[float]) -> list[int]:
-    """Check the bounds of the delay classes, and return them in ms."""
+    """Return the bounds of the delay classes in ms, after a check."""
     limits = [milliseconds("delay_classes", bound) for bound in bounds]
     if not limits or any(low >= high for low, high in pairwise(limits)):
         raise InvalidArgumentError("delay_classes", bounds, "bounds in ascending order")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOMENT: Final = 16
-"""A moment is a time in ms times this, plus 1 and the Code of the event at that time; plus 0: the trace ended."""
+"""A moment is a time in ms times this, plus 1 and the Code of the event at that time, or plus 0: the trace ended."""
 
 _SUMS: Final = {
     "n": "sum", "became_due": "sum", "done": "sum", "first_due": "min", "last_ended": "max", "first_active": "min",
@@ -34,16 +34,16 @@ _COUNTED: Final = StructType(
     ]
 )
 _MANY: Final = 500_000
-"""Facts are counted when there are more than this."""
+"""The number of facts above which equal ones are counted."""
 
 
 def counts(events: DataFrame, names: DataFrame, classes: int, slice_ms: int) -> DataFrame:
-    """Return rows of three kinds: without a ``slice`` those of :func:`histogram`, with one the facts of that slice.
+    """Return rows of three kinds: without a ``slice`` those of :func:`histogram`, with a slice its facts.
 
-    Rows with ``is_open`` are nacks that no event ended; ``end_ms`` is when the trace of their consumer ends.
+    Rows with ``is_open`` are nacks that no event ended; ``end_ms`` is the end of their consumer's trace.
 
     :param events: the result of ``nacks_and_ends``
-    :param names: for each ``source`` its topic, its subscription, and when the trace of its consumer ends, ``end_ms``
+    :param names: the topic and subscription of each ``source``, and the end of its consumer's trace, ``end_ms``
     :param classes: the number of delay classes in :data:`WHAT`; the first one is reported as -1, the next one as 0
     :param slice_ms: the length of a slice
     """
@@ -53,12 +53,12 @@ def counts(events: DataFrame, names: DataFrame, classes: int, slice_ms: int) -> 
 
 
 def histogram(counted: DataFrame) -> DataFrame:
-    """Return names, delay_class, attempt, lateness in ``ms`` and the number ``n`` of such arrivals."""
+    """Return names, delay_class, attempt, the lateness in ``ms`` and the number ``n`` of such arrivals."""
     return counted.where(sf.col("slice").isNull()).select(*GROUP, "delay_class", "attempt", "ms", "n")
 
 
 def slices(counted: DataFrame, slice_ms: int) -> DataFrame:
-    """Return for each subscription and slice of time how many became due and ended, and when the first and last."""
+    """Return for each subscription and slice how many nacks became due and ended, and when the first and last did."""
     columns = ("became_due", "done", "first_due", "last_ended", "first_active", "last_active")
     known = counted.where(sf.col("slice").isNotNull())
     last, none = sf.floor(sf.col("end_ms") / slice_ms), sf.lit(None).cast("long")
@@ -91,7 +91,7 @@ def _counter(classes: int, slice_ms: int) -> Callable[[Iterable[pa.RecordBatch]]
 
 
 class _Counter:
-    """Pairs the events of one Spark partition, and counts the facts found."""
+    """Pairs the events of a Spark partition, and counts the facts."""
 
     def __init__(self, classes: int, slice_ms: int) -> None:
         import numpy as np
@@ -107,7 +107,7 @@ class _Counter:
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Take a batch; its last message is kept for the next batch."""
+        """Take a batch; its last message waits for the next batch."""
         np = self._np
         events = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
         if self._rest:

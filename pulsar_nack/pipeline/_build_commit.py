@@ -1,7 +1,7 @@
-"""The end of a build, in the process that started it: what was built is compared with what was planned, and committed.
+"""The end of a build, on the driver: the written snapshots are compared with the plan, and committed.
 
-The manifest tells of the build and is not read by the tracker, whose cursor names the snapshots; it has no times and
-nothing else that a rerun would not have.
+The manifest describes the build. The tracker does not read it: its cursor names the snapshots. It contains no times and
+nothing else that would differ in a rerun.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 from ..config import BucketConfig
 from ..errors import InvalidArgumentError, LogStorageError
-from ..inspection._built import MANIFEST
-from ..ledger._home import storage_errors
+from ..inspection.folders import MANIFEST
+from ..ledger.files import storage_errors
+from ._build_encoding import CURSOR, SEGMENT_FILE, cursor_log, snapshot_folder
 from ._build_folder import INDEX, commit, write_file, write_log
-from ._build_log import CURSOR, SEGMENT_FILE, cursor_log, snapshot_folder
-from ._build_unit import Built
+from ._build_snapshots import WrittenSnapshot
 from ._build_units import Unit
 
 FORMAT: Final = 1
@@ -26,10 +26,10 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class BuiltIndex:
-    """What was built.
+    """The index that was built.
 
-    :param path: the folder, for :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.open_local`
-    :param rows: messages in it
+    :param path: its folder, for :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.open_local`
+    :param rows: number of messages
     :param bytes: size of its files
     :param first_at: earliest time (epoch ms), None without messages
     :param last_at: latest time
@@ -48,56 +48,56 @@ def finish_build(
     staging: Path,
     target: Path,
     units: Sequence[Unit],
-    built: Sequence[Built],
+    written: Sequence[WrittenSnapshot],
     config: BucketConfig,
     *,
     overwrite: bool,
 ) -> BuiltIndex:
-    """Commit what was built.
+    """Commit the written snapshots.
 
-    :raises InvalidArgumentError: the rows were not the same when they were counted and when they were read
-    :raises LogStorageError: what was written is not to be seen here, or the folder refuses
+    :raises InvalidArgumentError: the rows changed between the two passes
+    :raises LogStorageError: the driver does not see the snapshots, or the folder cannot be written
     """
-    built = sorted(built)
-    _check_rows(units, built)
-    _check_files(staging, built)
-    cursor = cursor_log((each.key, each.snapshot_id) for each in built)
+    written = sorted(written)
+    _check_rows(units, written)
+    _check_files(staging, written)
+    cursor = cursor_log((each.key, each.snapshot_id) for each in written)
     index = BuiltIndex(
         path=target,
-        rows=sum(each.rows for each in built),
-        buckets=len(built),
-        segments=sum(each.segments for each in built),
-        bytes=len(cursor) + sum(each.bytes for each in built),
-        first_at=min((each.first_at for each in built), default=None),
-        last_at=max((each.last_at for each in built), default=None),
+        rows=sum(each.rows for each in written),
+        buckets=len(written),
+        segments=sum(each.segments for each in written),
+        bytes=len(cursor) + sum(each.bytes for each in written),
+        first_at=min((each.first_at for each in written), default=None),
+        last_at=max((each.last_at for each in written), default=None),
     )
     with storage_errors(str(target), "write the manifest"):
         write_log(staging, CURSOR, cursor)
-        write_file(staging / INDEX / MANIFEST, _manifest(index, built, config))
+        write_file(staging / INDEX / MANIFEST, _manifest(index, written, config))
     commit(staging, target, overwrite=overwrite)
     return index
 
 
-def _check_rows(units: Sequence[Unit], built: Sequence[Built]) -> None:
+def _check_rows(units: Sequence[Unit], written: Sequence[WrittenSnapshot]) -> None:
     planned = sum(unit.rows for unit in units)
-    found = sum(each.rows for each in built)
-    ids = [each.snapshot_id for each in built]
+    found = sum(each.rows for each in written)
+    ids = [each.snapshot_id for each in written]
     if found != planned or ids != list(range(1, len(ids) + 1)):
-        expected = "rows that stay the same when they are read again (cache them, or write them to a table first)"
+        expected = "rows that do not change between two reads (cache them, or write them to a table first)"
         raise InvalidArgumentError("df", f"{planned} rows, then {found} in {len(set(ids))} buckets", expected)
 
 
-def _check_files(staging: Path, built: Sequence[Built]) -> None:
-    for each in built:
+def _check_files(staging: Path, written: Sequence[WrittenSnapshot]) -> None:
+    for each in written:
         path = staging / INDEX / snapshot_folder(each.snapshot_id) / SEGMENT_FILE
         if not path.is_file() or path.stat().st_size != each.bytes:
-            reason = "what the executors wrote is not here: the folder has to be one that all of them share"
+            reason = "the executors' files are not here: driver and executors must share the folder"
             raise LogStorageError(str(path), "find it", reason)
 
 
-def _manifest(index: BuiltIndex, built: Sequence[Built], config: BucketConfig) -> bytes:
+def _manifest(index: BuiltIndex, written: Sequence[WrittenSnapshot], config: BucketConfig) -> bytes:
     least = config.delayed_delivery_min_index_count_per_bucket
-    said = {
+    head = {
         "format": FORMAT,
         "rows": index.rows,
         "segments": index.segments,
@@ -109,5 +109,5 @@ def _manifest(index: BuiltIndex, built: Sequence[Built], config: BucketConfig) -
         "segment_ms": config.segment_step_ms,
         "segment_most": config.delayed_delivery_max_indexes_per_bucket_snapshot_segment,
     }
-    buckets = ",\n".join(json.dumps(each._asdict()) for each in built)
-    return f'{json.dumps(said)[:-1]}, "buckets": [\n{buckets}\n]}}\n'.encode()
+    buckets = ",\n".join(json.dumps(each._asdict()) for each in written)
+    return f'{json.dumps(head)[:-1]}, "buckets": [\n{buckets}\n]}}\n'.encode()

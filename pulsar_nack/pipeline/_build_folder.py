@@ -1,15 +1,15 @@
-"""The folder of an index in the making, and the one rename that commits it.
+"""The folder in which an index is built, and the rename that commits it.
 
-Beside the folder ``NAME`` that is wanted, everything is made in ``.NAME.<random>.building``::
+The index for the folder ``NAME`` is built beside it, in ``.NAME.<random>.building``::
 
-    owner      locked as long as whoever builds lives
+    owner      locked while the build's process lives
     index/     becomes NAME
     attempts/  logs that are being written, each renamed into ``index`` when it is whole and synced
-    old/       what was NAME before, when it is overwritten
+    old/       the previous NAME, if it is overwritten
 
-Each run has a folder of its own, so that what a task of another run does late meets nothing; a second attempt at the
-same log finds it there, and its own copy, of the same bytes, is given up. What a killed run has left is removed by the
-next one for the same folder, and an old folder that had been moved away is put back.
+Each run has a separate folder, so that late tasks of another run cannot disturb it. A second attempt at a log finds the
+log of the first, which has the same bytes, and drops its own. The next run for the same folder removes the leftovers of
+a killed one, and moves an old folder back.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import InvalidArgumentError, LogLockedError
-from ..inspection._built import MANIFEST
-from ..ledger._files import PRIVATE_FOLDER, OsFiles
-from ..ledger._home import storage_errors
-from ..ledger._names import GONE, LOCK, LOG, NEW, log_of
-from ..ledger._writer import write_all
-from ._build_log import SEGMENT_FILE
+from ..inspection.folders import MANIFEST
+from ..ledger.files import PRIVATE_FOLDER, OsFiles, storage_errors, write_all
+from ..ledger.format import GONE, LOCK, LOG, NEW, log_of
+from ._build_encoding import SEGMENT_FILE
 
 INDEX: Final = "index"
 ATTEMPTS: Final = "attempts"
@@ -42,10 +40,10 @@ _files: Final = OsFiles()
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:
-    """Look whether an index may be put there.
+    """Check that an index may be written to a folder.
 
-    :raises InvalidArgumentError: something is there, and is not to be overwritten, or is no index
-    :raises LogLockedError: a tracker has it open
+    :raises InvalidArgumentError: it exists, and is not to be overwritten or holds something other than an index
+    :raises LogLockedError: a tracker has the index open
     """
     if not os.path.lexists(target):
         return
@@ -57,17 +55,17 @@ def check_target(target: Path, *, overwrite: bool) -> None:
         raise InvalidArgumentError("path", str(target), "the folder of an index; this holds something else")
     for name in names:
         if name.startswith("cursor-") and name.endswith(LOCK):
-            _must_be_free(target / name)
+            _check_unlocked(target / name)
 
 
 def _is_index(names: Sequence[str]) -> bool:
-    """Return whether a folder holds an index, or nothing."""
+    """Return whether a folder with these files is empty or holds an index."""
     if not all(name == MANIFEST or _INDEX_LOG.fullmatch(log_of(name, *_SUFFIXES) or "") for name in names):
         return False
     return not names or any(name == MANIFEST or name.startswith("snapshot-") for name in names)
 
 
-def _must_be_free(lock: Path) -> None:
+def _check_unlocked(lock: Path) -> None:
     try:
         descriptor = _files.lock(lock)
     except BlockingIOError as error:
@@ -79,7 +77,7 @@ def _must_be_free(lock: Path) -> None:
 
 @contextmanager
 def building(target: Path) -> Iterator[Path]:
-    """Give a new folder to build in; removed at the end, whatever happens."""
+    """Make a folder to build in; it is removed at the end, whatever happens."""
     with storage_errors(str(target), "make a folder beside it"):
         target.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         _sweep(target)
@@ -110,10 +108,10 @@ def _remove(staging: Path, owner: int, target: Path) -> None:
 
 
 def write_log(staging: Path, name: str, data: bytes) -> None:
-    """Write a log of one file, durably, and put it into the index; whole when it is there.
+    """Write a log of one file durably, and move it into the index as a whole.
 
-    :raises OSError: it could not be written
-    :raises ValueError: another attempt has put something else there
+    :raises OSError: the log could not be written
+    :raises ValueError: another attempt wrote a different log
     """
     attempt = staging / ATTEMPTS / f"{name}.{secrets.token_hex(8)}"
     attempt.mkdir(PRIVATE_FOLDER)
@@ -127,7 +125,7 @@ def write_log(staging: Path, name: str, data: bytes) -> None:
             if not final.is_dir():
                 raise
             if (final / SEGMENT_FILE).read_bytes() != data:
-                raise ValueError(f"{name}: two attempts at it had different rows") from None
+                raise ValueError(f"{name}: two attempts had different rows") from None
     finally:
         shutil.rmtree(attempt, ignore_errors=True)
 
@@ -143,9 +141,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def commit(staging: Path, target: Path, *, overwrite: bool) -> None:
-    """Make the index durable and give it its name."""
+    """Sync the index and rename it to its target."""
     check_target(target, overwrite=overwrite)
-    with storage_errors(str(target), "put the index there"):
+    with storage_errors(str(target), "move the index there"):
         _files.sync_folder(staging / INDEX)
         if overwrite and target.exists():
             target.rename(staging / _OLD)

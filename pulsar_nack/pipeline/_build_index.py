@@ -1,11 +1,10 @@
 """The job that builds the index of a bucket tracker from the metadata of its messages.
 
-Two passes over the rows. The first counts them by blocks of entries, which says where buckets end (``_build_units``),
-and finds rows that are not as they have to be, before anything is written. The second brings the rows of each part
-together in order of position, and on the workers each bucket is cut, encoded and written as it comes by: a worker
-holds one bucket. Which rows make a bucket, what it is called and its bytes depend on the rows alone, not on how Spark
-deals them out; so a task that runs again, or twice at a time, writes the same. Nothing is at ``path`` before the rename
-at the end.
+It reads the rows twice. The first pass counts them by blocks of entries, which shows where buckets end
+(``_build_units``), and finds invalid rows before anything is written. The second pass partitions the rows in order of
+position, and workers cut, encode and write one bucket at a time, so a worker holds one bucket. The rows, name and bytes
+of a bucket depend on the input alone, not on how Spark partitions it; so a task that is repeated, or runs twice at a
+time, writes the same bytes. ``path`` does not exist before the rename at the end.
 """
 
 from __future__ import annotations
@@ -25,36 +24,31 @@ import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
 
+from .._check import as_folder
 from ..config import BucketConfig
 from ..errors import LogStorageError, PulsarNackError
-from ..ledger._folder import as_folder
-from ._build_check import BOUNDS, duplicate, refused
 from ._build_commit import BuiltIndex, finish_build
-from ._build_cut import DuplicatePositionError, Longs, Rows
 from ._build_folder import building, check_target
-from ._build_unit import Built, build_units
+from ._build_rows import BOUNDS, DuplicatePositionError, Longs, Rows, duplicate, refused
+from ._build_snapshots import WrittenSnapshot, write_snapshots
 from ._build_units import BLOCK_BITS, UNIT_ROWS, Block, Unit, make_units, split_evenly
-from ._checks import require_columns
+from ._checks import require_columns, schema_of
 from .schemas import METADATA
 
-_MOST_PARTS: Final = 256
-"""More would make an expression too large to be compiled; a part then has several units."""
+_MAX_PARTS: Final = 256
+"""More parts would make an expression too large to be compiled; a part may have several units."""
 _ENTRY_BITS: Final = 32
 _PERMANENT: Final = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 }
-_BUILT: Final = (
+_WRITTEN: Final = schema_of(
     "snapshot_id long, key string, start long, end long, rows long, segments long, first_at long, last_at long, "
     "bytes long, problem string"
 )
-_ARROW: Final = pa.schema(
-    [
-        (name, pa.string() if kind == "string" else pa.int64())
-        for name, kind in (field.split() for field in _BUILT.split(", "))
-    ]
-)
+_WRITTEN_ARROW: Final = to_arrow_schema(_WRITTEN)
 _Batches = Iterable[pa.RecordBatch]
 _Decode = Callable[[pa.RecordBatch], Rows]
 
@@ -73,30 +67,31 @@ def build_index(
     :param spark: the session that ``df`` belongs to
     :param df: columns ``ledger_id``, ``entry_id`` and ``deliver_at`` (epoch ms), long; a row for each delayed message,
         in any order; read twice
-    :param path: a folder that is to be made, on storage that the driver and all executors share
-    :param config: of the tracker that will open it
-    :param overwrite: replace an index that is there
-    :param unit_rows: about how many rows one worker works on at a time
-    :raises InvalidArgumentError: columns are missing, a value is missing, negative or too high, a position comes twice,
-        or ``path`` is taken; nothing was written there
-    :raises LogStorageError: the storage refused, as when it is full; nothing is left
-    :raises LogLockedError: a tracker has the index open that is to be replaced
+    :param path: the folder to create, on storage that the driver and all executors share
+    :param config: the settings of the tracker that will open the index
+    :param overwrite: replace an existing index
+    :param unit_rows: about how many rows a unit of work has
+    :raises InvalidArgumentError: a column or value is missing, a value is negative or too high, two rows have the same
+        position, or ``path`` exists; nothing was written there
+    :raises LogStorageError: the storage failed, or is full; nothing is left
+    :raises LogLockedError: a tracker has the index open that would be replaced
     """
     target = as_folder("path", path).absolute()
     config = BucketConfig() if config is None else config
-    rows = _wanted(df)
+    require_columns(df, METADATA, list(BOUNDS))
+    rows = df.select(*BOUNDS)
     check_target(target, overwrite=overwrite)
     with _described(spark, "count rows"):
-        blocks = _Seen(_blocks(rows))
+        blocks = _LastLedger(_blocks(rows))
         units = make_units(blocks, config, unit_rows)
     with building(target) as staging, _described(spark, "write buckets"):
-        built = _build(rows, units, blocks.last_ledger, staging, config)
+        built = _build(rows, units, blocks.ledger, staging, config)
         return finish_build(staging, target, units, built, config, overwrite=overwrite)
 
 
 @contextmanager
 def _described(spark: SparkSession, what: str) -> Iterator[None]:
-    """Name the jobs in Spark's own pages, where there is a context to tell."""
+    """Describe the jobs in Spark's web interface, if the session has a context."""
     context = None
     with suppress(PySparkException):
         context = spark.sparkContext
@@ -106,23 +101,20 @@ def _described(spark: SparkSession, what: str) -> Iterator[None]:
         context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
 
-def _wanted(df: DataFrame) -> DataFrame:
-    require_columns(df, METADATA, list(BOUNDS))
-    return df.select(*BOUNDS)
-
-
 # -- counting ------------------------------------------------------------------------------------------------------
 
 
 def _blocks(rows: DataFrame) -> Iterator[Block]:
-    """Yield how many rows there are in each block, in order of position.
+    """Yield the number of rows in each block, in order of position.
 
-    :raises InvalidArgumentError: a row is not as it has to be
+    :raises InvalidArgumentError: a row is invalid
     """
-    column_is_bad = [f.col(name).isNull() | (f.col(name) < 0) | (f.col(name) > most) for name, most in BOUNDS.items()]
+    column_is_bad = [
+        sf.col(name).isNull() | (sf.col(name) < 0) | (sf.col(name) > most) for name, most in BOUNDS.items()
+    ]
     is_bad = reduce(or_, column_is_bad)
-    block = f.shiftright("entry_id", BLOCK_BITS).alias("block")
-    counts = rows.groupBy("ledger_id", block).agg(f.count(f.lit(1)), f.count_if(is_bad))
+    block = sf.shiftright("entry_id", BLOCK_BITS).alias("block")
+    counts = rows.groupBy("ledger_id", block).agg(sf.count(sf.lit(1)), sf.count_if(is_bad))
     for ledger, number, count, bad in counts.orderBy("ledger_id", "block").toLocalIterator():
         if bad:
             first = rows.where(is_bad).orderBy(*BOUNDS).first()
@@ -130,63 +122,62 @@ def _blocks(rows: DataFrame) -> Iterator[Block]:
         yield Block(ledger, number, count)
 
 
-class _Seen:
-    """Passes blocks on, and remembers the last ledger."""
+class _LastLedger:
+    """Iterates over blocks, and remembers the last ledger."""
 
     def __init__(self, blocks: Iterator[Block]) -> None:
         self._blocks = blocks
-        self.last_ledger = -1
+        self.ledger = -1
 
     def __iter__(self) -> Iterator[Block]:
         for block in self._blocks:
-            self.last_ledger = block.ledger
+            self.ledger = block.ledger
             yield block
 
 
-# -- bringing together ---------------------------------------------------------------------------------------------
+# -- partitioning --------------------------------------------------------------------------------------------------
 
 
 def _build(
     rows: DataFrame, units: Sequence[Unit], last_ledger: int, staging: Path, config: BucketConfig
-) -> list[Built]:
+) -> list[WrittenSnapshot]:
     if not units:
         return []
     base = units[0].ledger
     decode: _Decode
-    parts = split_evenly(units, _MOST_PARTS)
+    parts = split_evenly(units, _MAX_PARTS)
     if (last_ledger - base) >> (63 - _ENTRY_BITS - 1):
-        dealt, decode = _by_columns(rows, parts), _decode_columns
+        partitioned, decode = _by_columns(rows, parts), _decode_columns
     else:
-        dealt, decode = _by_position(rows, parts, base), _decode_position(base)
-    records = dealt.mapInArrow(_worker(units, str(staging), config, decode), _BUILT).collect()
+        partitioned, decode = _by_position(rows, parts, base), _decode_position(base)
+    records = partitioned.mapInArrow(_worker(units, str(staging), config, decode), _WRITTEN).collect()
     for record in records:
         if record["problem"] is not None:
             raise _error(json.loads(record["problem"]), staging)
-    return [Built(*record[:-1]) for record in records]
+    return [WrittenSnapshot(*record[:-1]) for record in records]
 
 
 def _by_position(rows: DataFrame, parts: Sequence[Sequence[Unit]], base: int) -> DataFrame:
-    """Deal rows out as one number, which is sorted faster than two; ledgers are counted from ``base`` on."""
-    position = f.shiftleft(f.col("ledger_id") - base, _ENTRY_BITS).bitwiseOR(f.col("entry_id")).alias("position")
+    """Partition rows by position as one number, which sorts faster than two; ledgers count from ``base``."""
+    position = sf.shiftleft(sf.col("ledger_id") - base, _ENTRY_BITS).bitwiseOR(sf.col("entry_id")).alias("position")
 
     def is_before(unit: Unit) -> Column:
-        return f.col("position") < (unit.ledger - base << _ENTRY_BITS | unit.entry)
+        return sf.col("position") < (unit.ledger - base << _ENTRY_BITS | unit.entry)
 
-    dealt = _deal(rows.select(position, "deliver_at"), parts, is_before)
-    return dealt.sortWithinPartitions("position")
+    return _partition(rows.select(position, "deliver_at"), parts, is_before).sortWithinPartitions("position")
 
 
 def _by_columns(rows: DataFrame, parts: Sequence[Sequence[Unit]]) -> DataFrame:
-    """Deal rows out whose ledgers are too far apart for one number."""
+    """Partition rows by ledger and entry, for ledgers that are too far apart for one number."""
 
     def is_before(unit: Unit) -> Column:
-        ledger = f.col("ledger_id")
-        return (ledger < unit.ledger) | ((ledger == unit.ledger) & (f.col("entry_id") < unit.entry))
+        ledger = sf.col("ledger_id")
+        return (ledger < unit.ledger) | ((ledger == unit.ledger) & (sf.col("entry_id") < unit.entry))
 
-    return _deal(rows, parts, is_before).sortWithinPartitions("ledger_id", "entry_id")
+    return _partition(rows, parts, is_before).sortWithinPartitions("ledger_id", "entry_id")
 
 
-def _deal(rows: DataFrame, parts: Sequence[Sequence[Unit]], is_before: Callable[[Unit], Column]) -> DataFrame:
+def _partition(rows: DataFrame, parts: Sequence[Sequence[Unit]], is_before: Callable[[Unit], Column]) -> DataFrame:
     number = _choose([part[0] for part in parts], is_before, 0)
     if hasattr(rows, "repartitionById"):  # PySpark 4.1
         return rows.repartitionById(len(parts), number)
@@ -194,12 +185,12 @@ def _deal(rows: DataFrame, parts: Sequence[Sequence[Unit]], is_before: Callable[
 
 
 def _choose(firsts: Sequence[Unit], is_before: Callable[[Unit], Column], at: int) -> Column:
-    """Return the number of the part that a row lies in, by halves: few comparisons for many parts."""
+    """Return the number of the part that a row lies in, by binary search."""
     if len(firsts) == 1:
-        return f.lit(at)
+        return sf.lit(at)
     half = len(firsts) // 2
     below, above = _choose(firsts[:half], is_before, at), _choose(firsts[half:], is_before, at + half)
-    return f.when(is_before(firsts[half]), below).otherwise(above)
+    return sf.when(is_before(firsts[half]), below).otherwise(above)
 
 
 # -- on the workers ------------------------------------------------------------------------------------------------
@@ -224,12 +215,12 @@ def _column(batch: pa.RecordBatch, number: int) -> Longs:
 def _worker(
     units: Sequence[Unit], staging: str, config: BucketConfig, decode: _Decode
 ) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
-    """Return what builds the buckets of a partition; what no second attempt would change it tells as a problem."""
+    """Return the function that writes the buckets of a partition; an error that a retry cannot mend becomes a row."""
 
     def work(batches: _Batches) -> Iterator[pa.RecordBatch]:
         try:
-            for built in build_units(map(decode, batches), units, Path(staging), config):
-                yield _record(*built, None)
+            for written in write_snapshots(map(decode, batches), units, Path(staging), config):
+                yield _record(*written, None)
         except DuplicatePositionError as error:
             yield _problem(duplicate=[error.ledger, error.entry])
         except OSError as error:
@@ -241,12 +232,13 @@ def _worker(
 
 
 def _problem(**problem: object) -> pa.RecordBatch:
-    return _record(*[None] * (len(_ARROW) - 1), json.dumps(problem))
+    return _record(*[None] * (len(_WRITTEN_ARROW) - 1), json.dumps(problem))
 
 
 def _record(*values: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [pa.array([value], field.type) for value, field in zip(values, _ARROW, strict=True)], schema=_ARROW
+        [pa.array([value], field.type) for value, field in zip(values, _WRITTEN_ARROW, strict=True)],
+        schema=_WRITTEN_ARROW,
     )
 
 

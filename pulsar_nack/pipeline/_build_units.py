@@ -1,9 +1,9 @@
-"""Where to divide an index so that its parts can be made apart, and come out as if they had been made in a row. Pure.
+"""Divides an index into units that are built separately, with the same result as a build in one go. Pure.
 
-A *block* is 65 536 entries of a ledger. From the number of rows in each block it is known at which of them a bucket
-ends, whatever computes it and in how many parts; so a *unit* of work begins only where a bucket does, and knows how
-many buckets lie before it. A unit is cut at the first such place after its target of rows. Inside a ledger that is so
-long that no bucket ends at a block, one that has enough is ended there, as the tracker ends one that is old.
+A *block* is 65 536 entries of a ledger. The number of rows in each block determines at which blocks a bucket ends, no
+matter who computes it and in how many parts. So a *unit* of work begins only where a bucket does, and knows how many
+buckets come before it. A unit ends at the first such block after its target of rows. In a ledger so long that no bucket
+ends at a block, a bucket with the least size is ended there, as the tracker ends an old one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..config import BucketConfig
 
 BLOCK_BITS: Final = 16
 UNIT_ROWS: Final = 1_000_000
-"""A unit has about so many rows: enough that starting it costs nothing, few enough that all cores have work."""
+"""The target size of a unit: large enough that its start costs nothing, small enough that all cores have work."""
 
 
 class Block(NamedTuple):
-    """How many rows there are in the block ``number`` of a ledger."""
+    """The number of rows in block ``number`` of a ledger."""
 
     ledger: int
     number: int
@@ -29,9 +29,9 @@ class Block(NamedTuple):
 class Unit(NamedTuple):
     """A range of positions that begins with ``(ledger, entry)`` and ends before the next unit does.
 
-    :param first_id: id of its first snapshot
-    :param part: how many buckets that lie in its first ledger alone come before
-    :param rows: how many there are in it
+    :param first_id: the id of its first snapshot
+    :param part: how many earlier buckets lie in its first ledger alone
+    :param rows: the number of its rows
     """
 
     ledger: int
@@ -42,12 +42,12 @@ class Unit(NamedTuple):
 
 
 def make_units(blocks: Iterable[Block], config: BucketConfig, target: int = UNIT_ROWS) -> list[Unit]:
-    """Divide blocks, which come in order of position."""
+    """Return the units of blocks, which are in order of position."""
     return list(_Division(config, target).units(blocks))
 
 
 class _Division:
-    """Follows the tracker's rule over counts."""
+    """Applies the tracker's rules to counts of rows."""
 
     def __init__(self, config: BucketConfig, target: int) -> None:
         self._least = config.delayed_delivery_min_index_count_per_bucket
@@ -56,11 +56,11 @@ class _Division:
         self._ledger = -1
         self._in_bucket = 0
         self._begins_here = True
-        """Whether the present bucket began in the present ledger."""
+        """Whether the current bucket began in the current ledger."""
         self._ended = 0
         """How many buckets have ended."""
         self._parts = 0
-        """How many of them lie in the present ledger alone."""
+        """How many of them lie in the current ledger alone."""
 
     def units(self, blocks: Iterable[Block]) -> Iterator[Unit]:
         unit: Unit | None = None
@@ -96,6 +96,6 @@ class _Division:
 
 
 def split_evenly(units: Sequence[Unit], most: int) -> list[Sequence[Unit]]:
-    """Return units in at most so many parts, each with neighbours only."""
+    """Return units in at most ``most`` parts of consecutive units."""
     each = -(-len(units) // most) if units else 1
     return [units[at : at + each] for at in range(0, len(units), each)]

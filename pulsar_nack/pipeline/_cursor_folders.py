@@ -1,7 +1,7 @@
-"""Cursor folders and local topics as rows of holes; read as ``inspect`` reads them, on the executors.
+"""Turns cursor folders and local topics into rows of holes, read as ``inspect`` reads them; runs on executors.
 
-The topic is the name of the folder, the subscription that of a local topic or else the cursor's own name. The time is
-when the cursor's log was written last; so copies that keep the times of files can be compared.
+The topic is the name of the folder; the subscription is that of a local topic, or else the cursor's name. The time is
+the last write to the cursor's log, so copies that keep the times of files can be compared.
 """
 
 from __future__ import annotations
@@ -13,35 +13,29 @@ from typing import Final
 from urllib.parse import unquote
 
 from ..errors import PulsarNackError
-from ..inspection._cursors import FoundCursor, find_cursors
-from ..inspection._folder import look_at
-from ..inspection._nacks import inspect_nacks
-from ..inspection._store import Store
-from ..inspection._topics import inspect_topic
-from ..ledger._names import LOG
-from ._hole_rows import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
+from ..inspection.folders import CursorFolder, FoundCursor, inspect_cursor_folder
+from ..ledger.format import LOG
+from ._hole_figures import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
 
 _SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
 
 
 def read_store(path: str) -> list[HoleRow | RefusedRow]:
-    """Return what the cursors of a folder say, and what of it is damaged. Blocking; changes and locks nothing."""
+    """Return the rows of a folder's cursors, and what is damaged. Blocks; changes and locks nothing."""
     try:
-        return look_at(Path(path), _rows)
+        return _rows(inspect_cursor_folder(Path(path)))
     except OSError as error:
-        return [RefusedRow(path, f"it cannot be read: {error.strerror or error}")]
+        return [RefusedRow(path, f"cannot be read: {error.strerror or error}")]
     except PulsarNackError as error:
         return [RefusedRow(path, str(error))]
 
 
-def _rows(store: Store) -> list[HoleRow | RefusedRow]:
-    inspect_nacks(store)
-    cursors = list(find_cursors(store))
-    topic = inspect_topic(store, [each.report for each in cursors])
-    lengths = {} if topic is None else {each.ledger: (each.entries, each.bytes) for each in topic.ledgers}
+def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
+    ledgers = () if store.topic is None else store.topic.ledgers
+    lengths = {each.ledger: (each.entries, each.bytes) for each in ledgers}
     rows: list[HoleRow | RefusedRow] = []
-    for cursor in cursors:
-        rows += _of_cursor(store, cursor, lengths)
+    for cursor in store.cursors:
+        rows += _cursor_rows(store, cursor, lengths)
     for each in store.damage:
         if each.kind != "torn":
             where = "" if each.offset is None else f" at byte {each.offset}"
@@ -51,7 +45,7 @@ def _rows(store: Store) -> list[HoleRow | RefusedRow]:
     return rows
 
 
-def _of_cursor(store: Store, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
+def _cursor_rows(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
     report = cursor.report
     named = _SUBSCRIPTION.fullmatch(report.name)
     subscription = unquote(named[1].replace("#", "%")) if named else report.name
@@ -71,7 +65,7 @@ def _of_cursor(store: Store, cursor: FoundCursor, lengths: dict[int, tuple[int, 
 
 
 def _written_ms(log: Path) -> int | None:
-    """Return when a log was written last, None where it is gone."""
+    """Return when a log was written last, None if it is gone."""
     try:
         return max((each.stat().st_mtime_ns for each in log.iterdir()), default=0) // 1_000_000
     except OSError:

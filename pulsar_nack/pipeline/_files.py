@@ -1,4 +1,4 @@
-"""Which files are a trace, and how they are cut into pieces for tasks: one rule for all readers.
+"""Finds the files of a trace, and cuts them into splits for tasks; all readers use these rules.
 
 In a folder, at any depth, files that end in one of :data:`SUFFIXES` are trace files. Files and folders whose name
 begins with ``_`` or ``.`` are unfinished work of other programs, and are ignored. Files that the trace writer has not
@@ -23,8 +23,8 @@ OPEN: Final = ".jsonl.open"
 SUFFIXES: Final = (LINES, PACKED, PARQUET)
 """The suffixes of closed files; of several copies the one with the first suffix is read."""
 
-PIECE_BYTES: Final = 32 * 2**20
-"""How much one task reads by default."""
+SPLIT_BYTES: Final = 32 * 2**20
+"""How many bytes a task reads by default."""
 
 _FILE: Final = re.compile(r"trace-\d+-(?P<writer>[0-9a-f]+)-(?P<number>\d{1,18})(?P<suffix>\.[a-z.]+)")
 
@@ -39,12 +39,12 @@ class TraceFile(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """Return the suffix of its name; empty if it is not that of a trace file."""
+        """Return the suffix of the name; empty if it is not that of a trace file."""
         return next((each for each in (*SUFFIXES, OPEN) if self.path.endswith(each)), "")
 
 
-class Piece(NamedTuple):
-    """The lines of a file that begin in a range of bytes; a gzip or Parquet file is always one piece."""
+class InputSplit(NamedTuple):
+    """The lines of a file that begin in a range of bytes; a gzip or Parquet file is always one split."""
 
     path: str
     start: int
@@ -66,7 +66,7 @@ def trace_files(roots: Iterable[str], *, include_open: bool = False) -> list[Tra
 
 
 def trace_file(path: str, name: str, size: int) -> TraceFile:
-    """Return a TraceFile; ``name`` is the path below the folder in which it was found."""
+    """Return a TraceFile; ``name`` is its path below the folder in which it was found."""
     parts = _FILE.fullmatch(name.rpartition("/")[2])
     if parts is None or parts["suffix"] not in {*SUFFIXES, OPEN}:
         return TraceFile(name, 0, path, size)
@@ -104,21 +104,21 @@ def _file_in(root: str, name: str, include_open: bool) -> TraceFile | None:
         return None
     try:
         return trace_file(path.as_posix(), name, path.stat().st_size)
-    except FileNotFoundError:  # removed or closed meanwhile
+    except FileNotFoundError:  # the file was just removed or closed
         return None
 
 
-def deal(files: Sequence[TraceFile], most: int = PIECE_BYTES) -> list[tuple[Piece, ...]]:
-    """Cut files into pieces, and return the pieces for each task, together up to ``most`` bytes."""
-    tasks: list[list[Piece]] = [[]]
+def assign_splits(files: Sequence[TraceFile], most: int = SPLIT_BYTES) -> list[tuple[InputSplit, ...]]:
+    """Cut files into splits, and return those of each task, up to ``most`` bytes together."""
+    tasks: list[list[InputSplit]] = [[]]
     room = most
     for file in files:
         step = most if file.suffix in {LINES, OPEN} else max(file.size, 1)
         for start in range(0, file.size, step):
-            piece = Piece(file.path, start, min(start + step, file.size))
-            if piece.stop - piece.start > room and tasks[-1]:
+            split = InputSplit(file.path, start, min(start + step, file.size))
+            if split.stop - split.start > room and tasks[-1]:
                 tasks.append([])
                 room = most
-            tasks[-1].append(piece)
-            room -= piece.stop - piece.start
-    return [tuple(pieces) for pieces in tasks if pieces]
+            tasks[-1].append(split)
+            room -= split.stop - split.start
+    return [tuple(splits) for splits in tasks if splits]

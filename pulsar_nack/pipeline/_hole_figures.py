@@ -1,8 +1,8 @@
-"""What one snapshot of a subscription's acknowledgement state says. Pure; runs on the executors.
+"""The figures of one snapshot of a subscription's acknowledgement state, and its rows. Pure; runs on executors.
 
-Positions at or before the mark-delete position count as acknowledged, those above it as the rows say. Where the lengths
-of ledgers are not known, what lies after the last acknowledged entry of a ledger is not known to be there, and is left
-out; so ``holes`` and ``unacked_below`` are then the least that there are.
+Positions at or before the mark-delete position count as acknowledged; the rows have those above it. If the lengths of
+ledgers are unknown, entries after the last acknowledged one of a ledger may not exist and are left out, so ``holes``
+and ``unacked_below`` are lower bounds.
 """
 
 from __future__ import annotations
@@ -14,18 +14,44 @@ from typing import Final, NamedTuple
 from ..cursor.format import MAX_RANGES, LedgerAcks, ledger_size, marker_size
 from ..ids import Position
 from ..index import EntryRanges, varint_bytes
-from ._hole_rows import ACKED, BATCH, CURSOR, LEDGER, STATE
+
+ACKED: Final = "acked"
+BATCH: Final = "batch"
+CURSOR: Final = "cursor"
+LEDGER: Final = "ledger"
+STATE: Final = "state"
+"""The kinds of rows."""
 
 _NOWHERE: Final = Position(-1, -1)
 _NEGATIVE_BYTES: Final = 10
 _MOST: Final = 2**63 - 2
 
-Fact = tuple[str, int | None, int | None, int | None, int | None]
-"""kind, ledger, first, last, bytes."""
+SnapshotRow = tuple[str, int | None, int | None, int | None, int | None]
+"""A row of one snapshot: kind, ledger, first, last, bytes."""
 
 
-class Figures(NamedTuple):
-    """The figures of a snapshot, named and ordered as in :data:`SUBSCRIPTIONS`."""
+class HoleRow(NamedTuple):
+    """A row of ``schemas.HOLES``, as the readers make it."""
+
+    topic: str
+    subscription: str
+    at_ms: int | None
+    kind: str
+    ledger: int
+    first: int | None
+    last: int | None
+    bytes: int | None = None
+
+
+class RefusedRow(NamedTuple):
+    """A file, or a part of it, that could not be read, and the reason."""
+
+    path: str
+    reason: str
+
+
+class SnapshotFigures(NamedTuple):
+    """The figures of a snapshot, in the order of the result of ``holes``."""
 
     mark_delete_ledger: int | None
     mark_delete_entry: int | None
@@ -50,7 +76,7 @@ class Figures(NamedTuple):
 
 @dataclass(slots=True)
 class Snapshot:
-    """What the rows of one subscription and time say together."""
+    """The acknowledgement state of a subscription at one time."""
 
     mark_delete: Position | None = None
     acked: dict[int, EntryRanges] = field(default_factory=dict)
@@ -62,11 +88,11 @@ class Snapshot:
     ignored: int = 0
 
     @classmethod
-    def of(cls, facts: Iterable[Fact]) -> Snapshot:
-        """Gather rows in any order; ranges may overlap, and rows that make no sense are counted."""
+    def of(cls, rows: Iterable[SnapshotRow]) -> Snapshot:
+        """Make a snapshot of rows in any order; ranges may overlap, and invalid rows are counted."""
         made = cls()
-        for fact in facts:
-            made.ignored += not made._take(*fact)
+        for row in rows:
+            made.ignored += not made._take(*row)
         made._trim()
         return made
 
@@ -105,7 +131,7 @@ class Snapshot:
         self.batches = {each for each in self.batches if each > at and each.entry not in self.ranges(each.ledger)}
 
     def ranges(self, ledger: int) -> EntryRanges:
-        """Return what is acknowledged in a ledger above the mark-delete position."""
+        """Return the acknowledged entries of a ledger above the mark-delete position."""
         return self.acked.get(ledger) or EntryRanges()
 
     def begin(self, ledger: int) -> int:
@@ -114,21 +140,21 @@ class Snapshot:
         return at.entry + 1 if ledger == at.ledger else 0
 
     def known(self) -> list[int]:
-        """Return the ledgers that are there from the mark-delete position on, in order."""
+        """Return the existing ledgers from the mark-delete position on, in order."""
         at = self.mark_delete or _NOWHERE
         return sorted(ledger for ledger in self.lengths if ledger >= at.ledger)
 
 
-def figures_of(facts: Iterable[Fact]) -> Figures:
+def figures_of(rows: Iterable[SnapshotRow]) -> SnapshotFigures:
     """Return the figures of a snapshot. O(ranges)."""
-    snapshot = Snapshot.of(facts)
+    snapshot = Snapshot.of(rows)
     at, acked = snapshot.mark_delete, snapshot.acked
     holes, unacked = _below_highest(snapshot)
     ranges = sum(each.range_count for each in acked.values())
     oldest = _oldest(snapshot)
     pinned = _pinned(snapshot, oldest) if snapshot.lengths else None
     is_stored = snapshot.marker_bytes is not None
-    return Figures(
+    return SnapshotFigures(
         mark_delete_ledger=None if at is None else at.ledger,
         mark_delete_entry=None if at is None else at.entry,
         ledgers=len(acked),
@@ -146,13 +172,13 @@ def figures_of(facts: Iterable[Fact]) -> Figures:
         oldest_entry=None if oldest is None else oldest.entry,
         pinned_ledgers=None if pinned is None else len(pinned),
         pinned_bytes=None if pinned is None else sum(snapshot.sizes.get(ledger, 0) for ledger in pinned),
-        pinned_done=None if pinned is None else sum(_is_done(snapshot, ledger) for ledger in pinned),
+        pinned_done=None if pinned is None else sum(_is_acked(snapshot, ledger) for ledger in pinned),
         ignored_rows=snapshot.ignored,
     )
 
 
 def _below_highest(snapshot: Snapshot) -> tuple[int, int]:
-    """Return how many runs of unacknowledged entries, each in one ledger, lie below the highest acknowledged entry."""
+    """Return the number of holes, each in one ledger, and of their entries, below the highest acknowledged entry."""
     if not snapshot.acked:
         return 0, 0
     top, holes, unacked = max(snapshot.acked), 0, 0
@@ -169,19 +195,19 @@ def _below_highest(snapshot: Snapshot) -> tuple[int, int]:
 
 
 def _backlog(snapshot: Snapshot) -> int:
-    return sum(_left(snapshot, ledger) for ledger in snapshot.known())
+    return sum(_unacked(snapshot, ledger) for ledger in snapshot.known())
 
 
-def _left(snapshot: Snapshot, ledger: int) -> int:
+def _unacked(snapshot: Snapshot, ledger: int) -> int:
     return max(snapshot.lengths[ledger] - snapshot.begin(ledger) - len(snapshot.ranges(ledger)), 0)
 
 
-def _is_done(snapshot: Snapshot, ledger: int) -> bool:
-    return snapshot.lengths[ledger] > 0 and not _left(snapshot, ledger)
+def _is_acked(snapshot: Snapshot, ledger: int) -> bool:
+    return snapshot.lengths[ledger] > 0 and not _unacked(snapshot, ledger)
 
 
 def _oldest(snapshot: Snapshot) -> Position | None:
-    """Return the lowest entry that is not acknowledged; None: there is none, or none is known."""
+    """Return the lowest unacknowledged entry; None: all are acknowledged, or it is unknown."""
     if not snapshot.lengths:
         at = snapshot.mark_delete
         return None if at is None else Position(at.ledger, snapshot.ranges(at.ledger).next_absent(at.entry + 1))
@@ -193,24 +219,24 @@ def _oldest(snapshot: Snapshot) -> Position | None:
 
 
 def _pinned(snapshot: Snapshot, oldest: Position | None) -> list[int]:
-    """Return the ledgers that could go, as another one is written to, but for what is not acknowledged here."""
+    """Return the ledgers that could be deleted if this subscription had acknowledged them."""
     if oldest is None:
         return []
     return [ledger for ledger in snapshot.known()[:-1] if ledger >= oldest.ledger]
 
 
-# --- what it takes on storage ---------------------------------------------------------------------------------------
+# --- size on storage ------------------------------------------------------------------------------------------------
 
 
 def _bytes(snapshot: Snapshot) -> int:
-    """Return what persisting takes as one record for each ledger and a marker (PIP-81)."""
+    """Return the size of the state as one record for each ledger and a marker (PIP-81)."""
     states = sum(ledger_size(LedgerAcks(ranges), ledger) for ledger, ranges in snapshot.acked.items())
     at = snapshot.mark_delete or _NOWHERE
     return states + marker_size(at, snapshot.acked)
 
 
 def _single_bytes(snapshot: Snapshot) -> int:
-    """Return what persisting all ranges in one record takes, the form of brokers before PIP-81."""
+    """Return the size of all ranges in one record, the form of brokers before PIP-81."""
     at = snapshot.mark_delete or _NOWHERE
     return _position_bytes(at.ledger, at.entry) + sum(_range_bytes(snapshot))
 

@@ -1,60 +1,41 @@
-"""Acknowledgement holes: what they take on storage, how that grows, and which subscriptions come near to the gate."""
+"""The job ``holes``: the size of acknowledgement state, its growth, and which subscriptions are near the gate."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from pyspark.sql import functions as sf
 
-from ..cursor._gate import DEFAULT_LIMIT, checked_limit
-from ._checks import require_columns
+from ..config import CursorConfig
+from ..cursor._gate import checked_limit
+from ._checks import require_columns, schema_of
 from ._hole_figures import figures_of
 from .schemas import HOLES
 
 if TYPE_CHECKING:
     import pyarrow
 
-_SUBSCRIPTIONS: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("subscription", StringType()),
-        StructField("at_ms", LongType()),
-        StructField("mark_delete_ledger", LongType()),
-        StructField("mark_delete_entry", LongType()),
-        StructField("ledgers", LongType()),
-        StructField("ranges", LongType()),
-        StructField("holes", LongType()),
-        StructField("acked", LongType()),
-        StructField("unacked_below", LongType()),
-        StructField("batches", LongType()),
-        StructField("backlog", LongType()),
-        StructField("bytes", LongType()),
-        StructField("is_stored", BooleanType()),
-        StructField("single_bytes", LongType()),
-        StructField("ranges_lost", LongType()),
-        StructField("oldest_ledger", LongType()),
-        StructField("oldest_entry", LongType()),
-        StructField("pinned_ledgers", LongType()),
-        StructField("pinned_bytes", LongType()),
-        StructField("pinned_done", LongType()),
-        StructField("ignored_rows", LongType()),
-    ]
+DEFAULT_LIMIT: Final = CursorConfig().max_per_cursor_metadata_size_in_bytes
+_SUBSCRIPTIONS: Final = schema_of(
+    "topic string, subscription string, at_ms long, mark_delete_ledger long, mark_delete_entry long, ledgers long, "
+    "ranges long, holes long, acked long, unacked_below long, batches long, backlog long, bytes long, "
+    "is_stored boolean, single_bytes long, ranges_lost long, oldest_ledger long, oldest_entry long, "
+    "pinned_ledgers long, pinned_bytes long, pinned_done long, ignored_rows long"
 )
-"""What one snapshot of a subscription says; ``holes`` adds what takes several of them, and the gate."""
+"""The figures of one snapshot of a subscription; ``holes`` adds those of several snapshots, and of the gate."""
 _KEY: Final = ("topic", "subscription")
-_FACT: Final = ("kind", "ledger", "first", "last", "bytes")
-_RESUME: Final = 0.75
-_PAUSE: Final = 7 / 8
+_ROW: Final = ("kind", "ledger", "first", "last", "bytes")
+_NEAR: Final = 0.75
+_PAUSED: Final = 7 / 8
 
 
 def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
-    """Return one row for each subscription and time: its holes, what they take on storage, and how near the gate is.
+    """Return a row for each subscription and time: its holes, their size on storage, and how near the gate is.
 
-    All rows of one subscription and time go through one task: some hundred bytes a range there.
+    One task takes all rows of a subscription and time: some hundred bytes of memory a range.
 
-    :param df: rows of :data:`~pulsar_nack.pipeline.schemas.HOLES`, from any number of times
+    :param df: rows of :data:`~pulsar_nack.pipeline.schemas.HOLES`, of any number of times
     :param limit: ``maxPerCursorMetadataSizeInBytes``; below 1: none, and nothing is at risk
     :raises InvalidArgumentError: a column is missing or of another type, or the limit is from 1 to 1 023
     """
@@ -65,12 +46,12 @@ def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
 
 
 def _figures(table: pyarrow.Table) -> pyarrow.Table:
-    """Turn the rows of one snapshot into its figures."""
+    """Return the figures of the rows of one snapshot."""
     import pyarrow
     from pyspark.sql.pandas.types import to_arrow_schema
 
     key = [table.column(name)[0].as_py() for name in (*_KEY, "at_ms")]
-    columns = (table.column(name).to_pylist() for name in _FACT)
+    columns = (table.column(name).to_pylist() for name in _ROW)
     row = [*key, *figures_of(zip(*columns, strict=True))]
     schema = to_arrow_schema(_SUBSCRIPTIONS)
     arrays = [pyarrow.array([value], kind) for value, kind in zip(row, schema.types, strict=True)]
@@ -78,41 +59,41 @@ def _figures(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def _with_time(figures: DataFrame) -> DataFrame:
-    """Add what the snapshots of a subscription say one after the other."""
+    """Add the columns that compare the snapshots of a subscription over time."""
     in_time = Window.partitionBy(*_KEY).orderBy("at_ms")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    oldest = F.struct("oldest_ledger", "oldest_entry")
-    seconds = (F.col("at_ms") - F.lag("at_ms").over(in_time)) / 1_000
-    is_other = F.coalesce(~oldest.eqNullSafe(F.lag(oldest).over(in_time)), F.expr("true"))
+    oldest = sf.struct("oldest_ledger", "oldest_entry")
+    seconds = (sf.col("at_ms") - sf.lag("at_ms").over(in_time)) / 1_000
+    is_other = sf.coalesce(~oldest.eqNullSafe(sf.lag(oldest).over(in_time)), sf.expr("true"))
     found = (
-        figures.withColumn("bytes_per_s", (F.col("bytes") - F.lag("bytes").over(in_time)) / seconds)
-        .withColumn("ranges_per_s", (F.col("ranges") - F.lag("ranges").over(in_time)) / seconds)
-        .withColumn("is_latest", F.lead(F.lit(1)).over(in_time).isNull())
-        .withColumn("since", F.when(is_other, F.col("at_ms")))
+        figures.withColumn("bytes_per_s", (sf.col("bytes") - sf.lag("bytes").over(in_time)) / seconds)
+        .withColumn("ranges_per_s", (sf.col("ranges") - sf.lag("ranges").over(in_time)) / seconds)
+        .withColumn("is_latest", sf.lead(sf.lit(1)).over(in_time).isNull())
+        .withColumn("since", sf.when(is_other, sf.col("at_ms")))
     )
-    since = F.last("since", ignorenulls=True).over(so_far)
-    has_oldest = F.col("oldest_ledger").isNotNull()
-    return found.withColumn("oldest_since_ms", F.when(has_oldest, since)).drop("since")
+    since = sf.last("since", ignorenulls=True).over(so_far)
+    has_oldest = sf.col("oldest_ledger").isNotNull()
+    return found.withColumn("oldest_since_ms", sf.when(has_oldest, since)).drop("since")
 
 
 def _with_gate(figures: DataFrame, limit: int) -> DataFrame:
-    """Add how near the gate is: it goes by the bytes that persisting takes."""
+    """Add how near the gate is, which depends on the persisted size."""
     if not limit:
-        nothing = F.lit(None).cast
+        nothing = sf.lit(None).cast
         return (
             figures.withColumn("limit_share", nothing("double"))
-            .withColumn("risk", F.lit("none"))
+            .withColumn("risk", sf.lit("none"))
             .withColumn("limit_at_ms", nothing("long"))
         )
-    share = F.col("bytes") / F.lit(limit)
-    left_ms = (F.lit(limit) - F.col("bytes")) / F.nullif("bytes_per_s", F.lit(0.0)) * 1_000
-    grows = (F.col("bytes_per_s") > 0) & (F.col("bytes") < limit)
+    share = sf.col("bytes") / sf.lit(limit)
+    left_ms = (sf.lit(limit) - sf.col("bytes")) / sf.nullif("bytes_per_s", sf.lit(0.0)) * 1_000
+    grows = (sf.col("bytes_per_s") > 0) & (sf.col("bytes") < limit)
     return (
         figures.withColumn("limit_share", share)
         .withColumn("risk", _risk(share))
-        .withColumn("limit_at_ms", F.when(grows, F.col("at_ms") + F.ceil(left_ms)).cast("long"))
+        .withColumn("limit_at_ms", sf.when(grows, sf.col("at_ms") + sf.ceil(left_ms)).cast("long"))
     )
 
 
 def _risk(share: Column) -> Column:
-    return F.when(share >= 1, "over").when(share >= _PAUSE, "paused").when(share >= _RESUME, "near").otherwise("none")
+    return sf.when(share >= 1, "over").when(share >= _PAUSED, "paused").when(share >= _NEAR, "near").otherwise("none")

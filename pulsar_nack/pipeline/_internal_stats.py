@@ -1,9 +1,9 @@
-"""The broker's internal statistics of topics, as the admin API gives them, as rows of holes. Pure; on executors.
+"""Turns the internal statistics of topics, as brokers report them, into rows of holes. Pure; runs on executors.
 
-``GET /admin/v2/persistent/TENANT/NAMESPACE/TOPIC/internalStats`` (``pulsar-admin topics stats-internal``) names neither
-the topic nor the time. A file holds one such object, or one a line; each may be wrapped as
-``{"topic": ..., "time_ms": ..., "stats": {...}}``. Of a partitioned topic the partitions are named in it. Where neither
-is so, the topic is the name of the file up to an ``@``, and the time what follows that, epoch ms, else when the file
+``GET /admin/v2/persistent/TENANT/NAMESPACE/TOPIC/internalStats`` (``pulsar-admin topics stats-internal``) returns an
+object with neither topic nor time. A file has one such object, or one per line; each may be wrapped as
+``{"topic": ..., "time_ms": ..., "stats": {...}}``. The object of a partitioned topic names its partitions. Otherwise
+the topic is the name of the file up to an ``@``, and the time is the number after it, epoch ms, or else when the file
 was written: ``persistent%3A%2F%2Fpublic%2Fdefault%2Forders@1763990000000.json``.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from ..ids import Position
-from ._hole_rows import ACKED, CURSOR, LEDGER, HoleRow, RefusedRow
+from ._hole_figures import ACKED, CURSOR, LEDGER, HoleRow, RefusedRow
 
 _POSITION: Final = re.compile(r"\s*(-?\d+):(-?\d+)\s*")
 _RANGE: Final = re.compile(r"\s*([(\[])(-?\d+):(-?\d+)(?:\.\.|‥)(-?\d+):(-?\d+)([)\]])\s*(,|\Z)")
@@ -25,14 +25,14 @@ _NAME: Final = re.compile(r"(?P<topic>.*?)(?:@(?P<time>\d{1,18}))?(?:\.jsonl?)?"
 _MOST: Final = 2**63 - 1
 
 
-class _WrongError(Exception):
-    """It is no internal statistics; says why."""
+class _InvalidError(Exception):
+    """An object is not internal statistics; the message has the reason."""
 
 
 def read_stats(path: str, text: str, written_ms: int) -> Iterator[HoleRow | RefusedRow]:
-    """Go through the objects of a file; what cannot be read is refused as a whole, line by line.
+    """Yield the rows of a file's objects; an invalid object is refused as a whole.
 
-    :param path: of the file, for its name
+    :param path: the file's path, for its name
     :param written_ms: when the file was written, epoch ms
     """
     named = _NAME.fullmatch(Path(path).name)
@@ -40,27 +40,27 @@ def read_stats(path: str, text: str, written_ms: int) -> Iterator[HoleRow | Refu
     at_ms = int(named["time"]) if named and named["time"] else written_ms
     for place, found in _objects(text):
         try:
-            if isinstance(found, _WrongError):
+            if isinstance(found, _InvalidError):
                 raise found
-            yield from list(_of_object(found, topic, at_ms))
-        except _WrongError as error:
+            yield from list(_rows_of(found, topic, at_ms))
+        except _InvalidError as error:
             yield RefusedRow(path, f"{place}{error}")
 
 
 def _objects(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield what is in a file, and where: one value, or one a line."""
+    """Yield each value of a file with its place: one value, or one per line."""
     try:
         yield "", json.loads(text)
     except (ValueError, RecursionError) as whole:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if len(lines) < 2 or not _is_json(lines[0][1]):
-            yield "", _WrongError(f"it is no JSON: {whole}")
+            yield "", _InvalidError(f"not JSON: {whole}")
             return
         for number, line in lines:
             try:
                 yield f"line {number}: ", json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield f"line {number}: ", _WrongError(f"it is no JSON: {error}")
+                yield f"line {number}: ", _InvalidError(f"not JSON: {error}")
 
 
 def _is_json(line: str) -> bool:
@@ -70,22 +70,22 @@ def _is_json(line: str) -> bool:
         return False
 
 
-def _of_object(found: Any, topic: str, at_ms: int) -> Iterator[HoleRow]:
-    stats = _dict(found, "it")
+def _rows_of(found: Any, topic: str, at_ms: int) -> Iterator[HoleRow]:
+    stats = _dict(found, "statistics")
     if "stats" in stats:
         topic = _typed(stats.get("topic", topic), str, "topic")
         at_ms = _number(stats.get("time_ms", at_ms), "time_ms")
         stats = _dict(stats["stats"], "stats")
     if "partitions" in stats:
         for partition, each in _dict(stats["partitions"], "partitions").items():
-            yield from _of_topic(_dict(each, f"partitions.{partition}"), partition, at_ms)
+            yield from _topic_rows(_dict(each, f"partitions.{partition}"), partition, at_ms)
     else:
-        yield from _of_topic(stats, topic, at_ms)
+        yield from _topic_rows(stats, topic, at_ms)
 
 
-def _of_topic(stats: Mapping[str, Any], topic: str, at_ms: int) -> Iterator[HoleRow]:
+def _topic_rows(stats: Mapping[str, Any], topic: str, at_ms: int) -> Iterator[HoleRow]:
     if "cursors" not in stats or "ledgers" not in stats:
-        raise _WrongError(f"cursors and ledgers are expected, and there are {', '.join(sorted(stats)) or 'none'}")
+        raise _InvalidError(f"expected cursors and ledgers, got {', '.join(sorted(stats)) or 'nothing'}")
     ledgers = dict(_ledgers(stats))
     for subscription, cursor in _dict(stats["cursors"], "cursors").items():
         where = f"cursors.{subscription}"
@@ -101,7 +101,7 @@ def _of_topic(stats: Mapping[str, Any], topic: str, at_ms: int) -> Iterator[Hole
 
 
 def _ledgers(stats: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield each ledger with its entries and bytes; of the one that is written to they stand elsewhere."""
+    """Yield each ledger with its entries and bytes; those of the ledger that is written to stand elsewhere."""
     ledgers = _typed(stats["ledgers"], list, "ledgers")
     for number, each in enumerate(ledgers):
         where = f"ledgers[{number}]"
@@ -114,19 +114,19 @@ def _ledgers(stats: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _ranges(text: str, where: str) -> Iterator[tuple[Position, Position]]:
-    """Yield the ranges of ``[(3:0..3:5],(3:7..3:9]]`` as they are meant: the first is out, the second in."""
+    """Yield the ranges of ``[(3:0..3:5],(3:7..3:9]]``: the lower end is excluded, the upper included."""
     inner = text.strip()
     if not (inner.startswith("[") and inner.endswith("]")):
-        raise _WrongError(f"{where}: ranges in brackets are expected, and not {text[:40]!r}")
+        raise _InvalidError(f"{where}: expected ranges in brackets, got {text[:40]!r}")
     inner, at, has_more = inner[1:-1], 0, bool(inner[1:-1].strip())
     while has_more:
         found = _RANGE.match(inner, at)
         if found is None:
-            raise _WrongError(f"{where}: a range is expected, and not {inner[at : at + 40]!r}")
+            raise _InvalidError(f"{where}: expected a range, got {inner[at : at + 40]!r}")
         lower = Position(int(found[2]), int(found[3]) - (found[1] == "["))
         upper = Position(int(found[4]), int(found[5]) - (found[6] == ")"))
         if not (Position(-1, -2) <= lower <= upper and upper.ledger >= 0 and max(*lower, *upper) <= _MOST):
-            raise _WrongError(f"{where}: {found[0].strip(' ,')} is no range")
+            raise _InvalidError(f"{where}: expected a range, got {found[0].strip(' ,')}")
         yield lower, upper
         at, has_more = found.end(), bool(found[7])
 
@@ -134,7 +134,7 @@ def _ranges(text: str, where: str) -> Iterator[tuple[Position, Position]]:
 def _in_ledgers(
     lower: Position, upper: Position, ledgers: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[int, int, int]]:
-    """Cut a range that reaches over several ledgers; of one that is not listed nothing is claimed but in the last."""
+    """Yield a range cut at ledgers; of unlisted ledgers only the last one is covered."""
     for ledger in sorted(each for each in ledgers if lower.ledger <= each < upper.ledger):
         first = lower.entry + 1 if ledger == lower.ledger else 0
         if first < ledgers[ledger][0]:
@@ -150,13 +150,13 @@ def _in_ledgers(
 def _position(value: Any, where: str) -> Position:
     found = _POSITION.fullmatch(_typed(value, str, where))
     if found is None or max(int(found[1]), int(found[2])) > _MOST or min(int(found[1]), int(found[2])) < -1:
-        raise _WrongError(f"{where}: LEDGER:ENTRY is expected, and not {value!r}")
+        raise _InvalidError(f"{where}: expected LEDGER:ENTRY, got {value!r}")
     return Position(int(found[1]), int(found[2]))
 
 
 def _number(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-        raise _WrongError(f"{where}: a whole number from 0 on is expected, and not {value!r:.60}")
+        raise _InvalidError(f"{where}: expected a whole number from 0 on, got {value!r:.60}")
     return value
 
 
@@ -167,5 +167,5 @@ def _dict(value: Any, where: str) -> dict[str, Any]:
 
 def _typed(value: Any, kind: type, where: str) -> Any:
     if not isinstance(value, kind):
-        raise _WrongError(f"{where}: a {kind.__name__} is expected, and not {value!r:.60}")
+        raise _InvalidError(f"{where}: expected a {kind.__name__}, got {value!r:.60}")
     return value

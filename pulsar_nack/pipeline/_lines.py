@@ -1,8 +1,8 @@
-"""Parses and checks the lines of a trace, into Arrow batches. Runs in workers, without a session.
+"""Parses the lines of a trace into Arrow batches, and checks them. Runs on workers, without a session.
 
-This is the only parser: :func:`read_pieces` is for files, :func:`parse_batches` for lines that Spark has read, and
-:func:`check_batches` for events that are in columns already. An accepted line or event has the columns of ``TRACE``; a
-refused one has ``file``, ``line`` and ``fault``, the reason.
+This is the only parser: :func:`read_splits` reads files, :func:`parse_batches` parses lines that Spark has read, and
+:func:`check_batches` checks events in columns. An accepted line or event has the columns of ``TRACE``; a refused one
+has ``file``, ``line`` and ``fault``, the reason.
 
 Lines are parsed one by one, with one dict lookup for the types of all values of a line; the values are then checked
 column by column. Only if Arrow cannot hold a value, each line of the batch is checked again.
@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
 from ._checks import require_fields
-from ._files import PACKED, PARQUET, Piece
+from ._files import PACKED, PARQUET, InputSplit
 from .schemas import (
     BROKEN,
     EVENTS,
@@ -44,7 +44,7 @@ from .schemas import (
 BATCH_ROWS: Final = 8_192
 BATCH_BYTES: Final = MAX_LINE_BYTES
 SHOWN_BYTES: Final = 2**16
-"""How much of a refused line is kept."""
+"""How many bytes of a refused line are kept."""
 
 Event = tuple[Any, ...]
 """The values of a line in the order of ``TRACE``."""
@@ -71,7 +71,7 @@ _decode: Final = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
 
 
 def parse(line: bytes) -> Event | str:
-    """Return the values of a line, or why it is refused. :func:`faults` checks the values themselves."""
+    """Return the values of a line, or why it is refused. :func:`faults` checks the values."""
     try:
         text = line.strip(_BLANK).decode()
         found, end = _decode(text)
@@ -92,7 +92,7 @@ def _have_types(found: tuple[type, ...]) -> bool:
 
 
 def _misfit(values: Event) -> str | None:
-    """Return why Arrow cannot hold the values of a line; None: it can."""
+    """Return why Arrow cannot hold the values of a line; None if it can."""
     for value, kind in zip(values, _KINDS, strict=True):
         if isinstance(value, int) and not -_LIMITS[kind] <= value < _LIMITS[kind]:
             return BROKEN
@@ -124,7 +124,7 @@ class _Batch:
         return self._bytes >= BATCH_BYTES or len(self._events) + len(self._refused) >= BATCH_ROWS
 
     def refuse(self, line: bytes | None, fault: str) -> None:
-        """Add a refused line; None: the rest of the file cannot be read."""
+        """Add a refused line; None stands for the rest of a file that cannot be read."""
         self._refused.append((line, fault))
 
     def take(self) -> Iterator[pa.RecordBatch]:
@@ -170,7 +170,7 @@ def _shown(line: bytes) -> str:
 
 
 def faults(events: pa.RecordBatch) -> pa.Array:
-    """Return the first reason why each event is refused; null: it is accepted."""
+    """Return the first reason why each event is refused; null if it is accepted."""
     found = pa.nulls(events.num_rows, pa.string())
     for is_wrong, text in reversed(list(_rules(dict(zip(_NAMES, events.columns, strict=True))))):
         mask = pc.fill_null(is_wrong, fill_value=False)
@@ -182,10 +182,13 @@ def faults(events: pa.RecordBatch) -> pa.Array:
 def _rules(event: dict[str, pa.Array]) -> Iterator[tuple[pa.Array, pa.Array | str]]:
     """Yield for each rule, in order, a mask of the events that break it and the reason."""
     kind, version = event["event"], event["v"]
-    yield pc.not_equal(version, TRACE_VERSION), _told("unknown version ", pc.cast(version, pa.string()))
+    yield pc.not_equal(version, TRACE_VERSION), _with_value("unknown version ", pc.cast(version, pa.string()))
     for name in REQUIRED:
         yield pc.is_null(event[name]), f"{name} is missing"
-    yield pc.invert(pc.is_in(kind, pa.array(EVENTS))), _told("unknown event ", pc.utf8_slice_codeunits(kind, 0, 100))
+    yield (
+        pc.invert(pc.is_in(kind, pa.array(EVENTS))),
+        _with_value("unknown event ", pc.utf8_slice_codeunits(kind, 0, 100)),
+    )
     for name in TIMES:
         wrong = pc.or_(pc.less(event[name], 0), pc.greater(event[name], MAX_TIME_MS))
         yield wrong, f"{name} is negative or beyond the year 9999"
@@ -199,7 +202,7 @@ def _rules(event: dict[str, pa.Array]) -> Iterator[tuple[pa.Array, pa.Array | st
     yield pc.and_(pc.equal(kind, "nack"), before), "deadline_ms of a nack is before its time_ms"
 
 
-def _told(text: str, value: pa.Array) -> pa.Array:
+def _with_value(text: str, value: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(text, pc.fill_null(value, ""), "")
 
 
@@ -211,21 +214,21 @@ def _widened(events: pa.RecordBatch) -> pa.RecordBatch:
 def refused_batch(files: Sequence[str | None], lines: Sequence[str | None], why: Sequence[str]) -> pa.RecordBatch:
     """Return rows of refused lines."""
     columns = [pa.nulls(len(why), kind) for kind in _EVENT.types]
-    told = [pa.array(each, pa.string()) for each in (files, lines, why)]
-    return pa.RecordBatch.from_arrays([*columns, *told], schema=_READ)
+    texts = [pa.array(each, pa.string()) for each in (files, lines, why)]
+    return pa.RecordBatch.from_arrays([*columns, *texts], schema=_READ)
 
 
 # --- for Spark ------------------------------------------------------------------------------------------------------
 
 
-def read_pieces(pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
-    """Read pieces of files: the lines that begin in a range of bytes, or a whole gzip or Parquet file.
+def read_splits(splits: Iterable[InputSplit]) -> Iterator[pa.RecordBatch]:
+    """Read splits of files: the lines that begin in a range of bytes, or a whole gzip or Parquet file.
 
     A broken file gives one refused row, after the lines that could be read.
 
     :raises OSError: a file is gone, or cannot be opened or read
     """
-    for path, start, stop in pieces:
+    for path, start, stop in splits:
         if path.endswith(PARQUET):
             yield from _read_parquet(path)
         else:
@@ -262,7 +265,7 @@ def _lines(file: BufferedIOBase, start: int, stop: int | None) -> Iterator[bytes
 
 
 def _rest(file: BufferedIOBase) -> int:
-    """Skip the rest of a line, whatever its length, and return how many bytes were skipped."""
+    """Skip the rest of a line of any length, and return the number of skipped bytes."""
     passed = 0
     while part := file.readline(MAX_LINE_BYTES):
         passed += len(part)
@@ -285,7 +288,7 @@ def _read_parquet(path: str) -> Iterator[pa.RecordBatch]:
 
 
 def kinds_of(schema: pa.Schema) -> dict[str, str]:
-    """Return the types of columns by name, in Spark's words."""
+    """Return the types of columns by name, as Spark writes them."""
     return {field.name: _kind_of(field.type) for field in schema}
 
 

@@ -1,4 +1,4 @@
-"""Events of one message side by side: which nack an arrival answers, and what ended a nack.
+"""Brings the events of each message together: which nack an arrival answers, and which event ended a nack.
 
 One shuffle and one sort bring the events of each message together, by a hash of its identity with its ledger and entry,
 so that two messages are never mixed. The events of a message are sorted by wall time, monotonic time, attempt and kind

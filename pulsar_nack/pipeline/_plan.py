@@ -1,9 +1,9 @@
-"""The job that plans the width of buckets from what really came: nacks of a trace, or delayed messages.
+"""The job that plans the width of buckets from real input: the nacks of a trace, or delayed messages.
 
-For each topic it finds the moment at which most wait, and builds what waits then into the index that the library
-uses, once for each number of bits, on the workers. A moment is looked at for every eighth of the mean delay, at most
-each second. Sums of those who come and go tell how many wait at each, so no stream has to fit anywhere: only what
-waits at its moment is brought together, in order, and goes by.
+For each stream it finds the moment at which most messages wait, and puts the messages that wait then into the library's
+own index, once for each number of bits, on the workers. Moments are an eighth of the mean delay apart, at most a
+second. Running sums of arrivals and deadlines count the waiting messages, so no stream has to fit into memory: only the
+messages that wait at its moment are collected, in order, and streamed through.
 """
 
 from __future__ import annotations
@@ -15,80 +15,55 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as f
-from pyspark.sql.types import BooleanType, DoubleType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
 from ..planning import Kind
-from ._checks import require_columns
-from ._plan_measure import Arrival, Measured, Measuring, Planned, make_planned
+from ._checks import require_columns, schema_of
+from ._plan_measure import Arrival, IndexBuilder, Measured, PlannedRow, plan_rows
 from .schemas import MAX_TIME_MS, METADATA, TRACE
 
-_MOST_BITS: Final = 30
+_MAX_BITS: Final = 30
 _STREAM: Final = ("topic", "partition", "subscription")
 _ARRIVAL: Final = ("time_ms", "delay_ms", "ledger", "entry", "message_partition", "batch_index")
 _ORDER: Final = ("time_ms", "ledger", "entry", "batch_index", "message_partition", "delay_ms")
-"""The order in which an index is built: its bytes may depend on it."""
+"""The order in which messages are added to an index: its size may depend on it."""
 _NACKS: Final = ("event", "topic", "subscription", "time_ms", "partition", "ledger", "entry", "batch_index", "delay_ms")
 _DELAYED: Final = ("topic", "partition", "ledger_id", "entry_id", "publish_time", "deliver_at")
-_MEASURED: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("subscription", StringType()),
-        StructField("at_ms", LongType()),
-        *(
-            StructField(name, DoubleType() if name in {"early_ms", "delay_ms"} else LongType())
-            for name in Measured._fields
-        ),
-    ]
+_MEASURED: Final = schema_of(
+    "topic string, partition int, subscription string, at_ms long, bits long, pending long, buckets long, bytes long, "
+    "early_ms double, delay_ms double, last_ms long, entries long, ledgers long, members long"
 )
-PLAN: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("subscription", StringType()),
-        StructField("kind", StringType()),
-        StructField("at_ms", LongType()),
-        StructField("pending", LongType()),
-        StructField("delay_ms", DoubleType()),
-        StructField("bits", IntegerType()),
-        StructField("width_ms", LongType()),
-        StructField("buckets", LongType()),
-        StructField("wake_ups_per_second", DoubleType()),
-        StructField("early_ms", DoubleType()),
-        StructField("bytes", LongType()),
-        StructField("bytes_per_message", DoubleType()),
-        StructField("predicted_bytes", DoubleType()),
-        StructField("proposal_bytes", DoubleType()),
-        StructField("is_recommended", BooleanType()),
-        StructField("reason", StringType()),
-    ]
+PLAN: Final = schema_of(
+    "topic string, partition int, subscription string, kind string, at_ms long, pending long, delay_ms double, "
+    "bits int, width_ms long, buckets long, wake_ups_per_second double, early_ms double, bytes long, "
+    "bytes_per_message double, predicted_bytes double, proposal_bytes double, is_recommended boolean, reason string"
 )
 """A row for each stream and number of bits, see :func:`plan`."""
 
 
 def plan(df: DataFrame, *, kind: str | None = None, max_bits: int = 16) -> DataFrame:
-    """Tell what buckets of each width take for what waited when most did, and recommend a width for each stream.
+    """Return the memory of buckets of each width when most messages wait, with a recommended width for each stream.
 
-    Nacks are a stream for each topic and subscription (partition is -1), delayed messages one for each topic and
-    partition. A nack that was cancelled counts until its deadline.
+    Nacks form a stream for each topic and subscription (partition -1), delayed messages one for each topic and
+    partition. A cancelled nack counts until its deadline.
 
     :param df: traces, of which nacks are used, or metadata
-    :param kind: ``nack`` or ``delayed``; None: as the columns are
+    :param kind: ``nack`` or ``delayed``; None: depends on the columns
     :param max_bits: widths from 1 to ``2**max_bits`` ms are tried, at most 30
-    :returns: columns of :data:`PLAN`: ``bytes`` is what the index really takes, ``predicted_bytes`` what the formulas
-        say for a steady stream like this one, ``proposal_bytes`` Pulsar's own formula, ``early_ms`` how early messages
-        come on average; ``reason`` is with the recommended row
-    :raises InvalidArgumentError: columns are missing, or an argument is none
+    :returns: columns of :data:`PLAN`: ``bytes`` is the real size of the index, ``predicted_bytes`` that of the formulas
+        for a steady stream like this one, ``proposal_bytes`` that of Pulsar's formula, ``early_ms`` how early messages
+        come on average; the recommended row has a ``reason``
+    :raises InvalidArgumentError: columns are missing, or an argument is invalid
     """
-    if type(max_bits) is not int or not 0 <= max_bits <= _MOST_BITS:
-        raise InvalidArgumentError("max_bits", max_bits, f"an integer from 0 to {_MOST_BITS}")
+    if type(max_bits) is not int or not 0 <= max_bits <= _MAX_BITS:
+        raise InvalidArgumentError("max_bits", max_bits, f"an integer from 0 to {_MAX_BITS}")
     chosen = _kind(df, kind)
     arrivals = _nacks(df) if chosen == Kind.NACK else _delayed(df)
     keys = [*_STREAM, "at_ms", "bits"]
-    bits = f.explode(f.sequence(f.lit(0), f.lit(max_bits))).alias("bits")
+    bits = sf.explode(sf.sequence(sf.lit(0), sf.lit(max_bits))).alias("bits")
     waiting = _waiting(arrivals).select(*_STREAM, "at_ms", *_ARRIVAL, bits)
     ordered = waiting.repartition(*keys).sortWithinPartitions(*keys, *_ORDER)
     measured = ordered.mapInArrow(_measurer(chosen), _MEASURED)
@@ -105,77 +80,77 @@ def _kind(df: DataFrame, kind: str | None) -> Kind:
 
 def _nacks(df: DataFrame) -> DataFrame:
     require_columns(df, TRACE, _NACKS)
-    is_sound = f.col("time_ms").between(0, MAX_TIME_MS) & f.col("delay_ms").between(1, MAX_DELAY_MS)
-    nacks = df.where((f.col("event") == "nack") & is_sound & f.col("ledger").isNotNull())
+    is_sound = sf.col("time_ms").between(0, MAX_TIME_MS) & sf.col("delay_ms").between(1, MAX_DELAY_MS)
+    nacks = df.where((sf.col("event") == "nack") & is_sound & sf.col("ledger").isNotNull())
     return nacks.select(
-        f.coalesce("topic", f.lit("")).alias("topic"),
-        f.lit(-1).alias("partition"),
-        f.coalesce("subscription", f.lit("")).alias("subscription"),
+        sf.coalesce("topic", sf.lit("")).alias("topic"),
+        sf.lit(-1).alias("partition"),
+        sf.coalesce("subscription", sf.lit("")).alias("subscription"),
         *("time_ms", "delay_ms", "ledger", "entry"),
-        f.col("partition").alias("message_partition"),
+        sf.col("partition").alias("message_partition"),
         "batch_index",
     )
 
 
 def _delayed(df: DataFrame) -> DataFrame:
     require_columns(df, METADATA, _DELAYED)
-    delayed = df.where(f.col("deliver_at") > f.col("publish_time"))
+    delayed = df.where(sf.col("deliver_at") > sf.col("publish_time"))
     return delayed.select(
-        f.coalesce("topic", f.lit("")).alias("topic"),
-        f.coalesce("partition", f.lit(-1)).alias("partition"),
-        f.lit("").alias("subscription"),
-        f.col("publish_time").alias("time_ms"),
-        (f.col("deliver_at") - f.col("publish_time")).alias("delay_ms"),
-        f.col("ledger_id").alias("ledger"),
-        f.col("entry_id").alias("entry"),
-        f.lit(-1).alias("message_partition"),
-        f.lit(-1).alias("batch_index"),
+        sf.coalesce("topic", sf.lit("")).alias("topic"),
+        sf.coalesce("partition", sf.lit(-1)).alias("partition"),
+        sf.lit("").alias("subscription"),
+        sf.col("publish_time").alias("time_ms"),
+        (sf.col("deliver_at") - sf.col("publish_time")).alias("delay_ms"),
+        sf.col("ledger_id").alias("ledger"),
+        sf.col("entry_id").alias("entry"),
+        sf.lit(-1).alias("message_partition"),
+        sf.lit(-1).alias("batch_index"),
     )
 
 
 def _waiting(arrivals: DataFrame) -> DataFrame:
-    """Return what waits of each stream when most do, with that moment."""
-    step = f.greatest(f.lit(1), f.least(f.lit(1000), f.floor(f.avg("delay_ms") / 8))).cast("long").alias("step")
+    """Return the messages of each stream that wait at the moment when most do, with that moment."""
+    step = sf.greatest(sf.lit(1), sf.least(sf.lit(1000), sf.floor(sf.avg("delay_ms") / 8))).cast("long").alias("step")
     stepped = _join(arrivals, arrivals.groupBy(*_STREAM).agg(step))
-    comes = f.floor(f.col("time_ms") / f.col("step")).cast("long") + 1
-    goes = f.floor((f.col("time_ms") + f.col("delay_ms")) / f.col("step")).cast("long") + 1
-    pairs = [f.struct(at.alias("at"), f.lit(by).alias("by")) for at, by in ((comes, 1), (goes, -1))]
-    change = f.explode(f.array(*pairs))
+    comes = sf.floor(sf.col("time_ms") / sf.col("step")).cast("long") + 1
+    goes = sf.floor((sf.col("time_ms") + sf.col("delay_ms")) / sf.col("step")).cast("long") + 1
+    pairs = [sf.struct(at.alias("at"), sf.lit(by).alias("by")) for at, by in ((comes, 1), (goes, -1))]
+    change = sf.explode(sf.array(*pairs))
     changes = stepped.select(*_STREAM, "step", change.alias("change"))
-    changes = changes.groupBy(*_STREAM, "step", "change.at").agg(f.sum("change.by").alias("by"))
+    changes = changes.groupBy(*_STREAM, "step", "change.at").agg(sf.sum("change.by").alias("by"))
     until = Window.partitionBy(*_STREAM).orderBy("at").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    counts = changes.withColumn("pending", f.sum("by").over(until))
-    most = f.max(f.struct("pending", -f.col("at") * f.col("step"))).alias("most")
-    peaks = counts.groupBy(*_STREAM).agg(most).select(*_STREAM, (-f.col("most.col2")).alias("at_ms"))
-    waits = (f.col("time_ms") < f.col("at_ms")) & (f.col("at_ms") <= f.col("time_ms") + f.col("delay_ms"))
+    counts = changes.withColumn("pending", sf.sum("by").over(until))
+    most = sf.max(sf.struct("pending", -sf.col("at") * sf.col("step"))).alias("most")
+    peaks = counts.groupBy(*_STREAM).agg(most).select(*_STREAM, (-sf.col("most.col2")).alias("at_ms"))
+    waits = (sf.col("time_ms") < sf.col("at_ms")) & (sf.col("at_ms") <= sf.col("time_ms") + sf.col("delay_ms"))
     return _join(arrivals, peaks).where(waits)
 
 
 def _join(arrivals: DataFrame, streams: DataFrame) -> DataFrame:
-    return arrivals.join(f.broadcast(streams), list(_STREAM))
+    return arrivals.join(sf.broadcast(streams), list(_STREAM))
 
 
 # -- on the workers ------------------------------------------------------------------------------------------------
 
 
 def _measurer(kind: Kind) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what builds an index for each stream and number of bits; their rows follow each other."""
+    """Return the function that builds an index for each stream and number of bits, whose rows are consecutive."""
     names = _MEASURED.fieldNames()
 
     def measure(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for key, found in groupby(_runs(batches), itemgetter(0)):
             *stream, at_ms, bits = key
-            measuring = Measuring(kind, bits, at_ms)
+            builder = IndexBuilder(kind, bits, at_ms)
             for _, arrivals in found:
-                measuring.add(arrivals)
-            row = (*stream, at_ms, *measuring.finish())
+                builder.add(arrivals)
+            row = (*stream, at_ms, *builder.finish())
             yield pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True))], schema=_MEASURED_ARROW)
 
     return measure
 
 
 def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[tuple[Any, ...], list[Arrival]]]:
-    """Yield what is of one stream and number of bits, as far as it lies in one batch."""
+    """Yield the consecutive rows of a batch that have the same stream and number of bits."""
     for batch in batches:
         columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
         keys = zip(*(columns[name] for name in (*_STREAM, "at_ms", "bits")), strict=True)
@@ -189,13 +164,13 @@ def _planner(kind: Kind) -> Callable[[pa.Table], pa.Table]:
         found = sorted(table.to_pylist(), key=itemgetter("bits"))
         measured = [Measured(*(row[name] for name in Measured._fields)) for row in found]
         stream = {name: found[0][name] for name in (*_STREAM, "at_ms")}
-        rows = [stream | _row(kind, each) for each in make_planned(kind, measured)]
+        rows = [stream | _row(kind, each) for each in plan_rows(kind, measured)]
         return pa.Table.from_pylist(rows, schema=_PLAN_ARROW)
 
     return make
 
 
-def _row(kind: Kind, planned: Planned) -> dict[str, Any]:
+def _row(kind: Kind, planned: PlannedRow) -> dict[str, Any]:
     measured, row = planned.measured, planned.row
     return {
         "kind": str(kind),
@@ -215,11 +190,5 @@ def _row(kind: Kind, planned: Planned) -> dict[str, Any]:
     }
 
 
-def _arrow(schema: StructType) -> pa.Schema:
-    kinds = {StringType: pa.string(), LongType: pa.int64(), IntegerType: pa.int32()}
-    kinds |= {DoubleType: pa.float64(), BooleanType: pa.bool_()}
-    return pa.schema([(each.name, kinds[type(each.dataType)]) for each in schema.fields])
-
-
-_MEASURED_ARROW: Final = _arrow(_MEASURED)
-_PLAN_ARROW: Final = _arrow(PLAN)
+_MEASURED_ARROW: Final = to_arrow_schema(_MEASURED)
+_PLAN_ARROW: Final = to_arrow_schema(PLAN)

@@ -1,4 +1,4 @@
-"""What waits at one moment, built into the library's own index, and what is to be recommended for it. Pure."""
+"""Measures the index of the messages that wait at a moment, and recommends a width for its buckets. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..index import TimeBuckets
 from ..nack import NackSchedule
 from ..planning import Kind, PlanRow, Workload, make_plan, recommend
 
-_MOST_ENTRIES: Final = 2**40
-_MOST_RATE: Final = 1e9
+_MAX_ENTRIES: Final = 2**40
+_MAX_RATE: Final = 1e9
 
 Arrival = tuple[int, int, int, int, int, int]
-"""Time (epoch ms), delay (ms), ledger, entry, partition, batch index; -1 where there is none."""
+"""Time (epoch ms), delay (ms), ledger, entry, partition, batch index; the last two may be -1."""
 
 
 class Measured(NamedTuple):
-    """What buckets of ``2**bits`` ms take for what waits; the last four tell what that is."""
+    """An index with buckets of ``2**bits`` ms, and in the last four fields the messages in it."""
 
     bits: int
     pending: int
@@ -31,17 +31,17 @@ class Measured(NamedTuple):
     early_ms: float
     delay_ms: float
     last_ms: int
-    """How long the last one waits yet."""
+    """How much longer the last message waits."""
     entries: int
-    """Over how many entries they lie, those that do not wait too."""
+    """The entries that the messages span, including entries that do not wait."""
     ledgers: int
     members: int
-    """Messages in an entry."""
+    """The messages of an entry."""
 
 
 @dataclass(slots=True)
-class Measuring:
-    """Builds the index of what waits at ``at_ms``, in buckets of ``2**bits`` ms."""
+class IndexBuilder:
+    """Builds the index of the messages that wait at ``at_ms``, in buckets of ``2**bits`` ms."""
 
     kind: Kind
     bits: int
@@ -62,7 +62,7 @@ class Measuring:
         self._buckets = self._schedule.buckets if self.kind == Kind.NACK else TimeBuckets()
 
     def add(self, arrivals: Iterable[Arrival]) -> None:
-        """Add what has come, in order of time. About 1 us each."""
+        """Add messages in order of time. About 1 us each."""
         for time, delay, ledger, entry, partition, batch_index in arrivals:
             due_at = time + delay
             start = self._put(MessageId(ledger, entry, partition, batch_index), time, delay)
@@ -77,7 +77,7 @@ class Measuring:
                 self._spans[key] = min(first, entry), max(last, entry)
 
     def _put(self, message_id: MessageId, time: int, delay: int) -> int:
-        """Add one; return when it is due in its bucket."""
+        """Add a message; return when its bucket is due."""
         if self.kind == Kind.NACK:
             self._schedule.add(message_id, time, delay)
             return self._schedule.bucket_start(time, delay)
@@ -86,7 +86,7 @@ class Measuring:
         return self._ticks.wake_at(bucket)
 
     def finish(self) -> Measured:
-        """Return the figures."""
+        """Return the measured index."""
         return Measured(
             self.bits,
             len(self._buckets),
@@ -101,8 +101,8 @@ class Measuring:
         )
 
 
-class Planned(NamedTuple):
-    """A row of the plan: what was measured, what formulas say, and whether it is recommended."""
+class PlannedRow(NamedTuple):
+    """A row of the plan: the measured index, the predicted size, and whether this width is recommended."""
 
     measured: Measured
     row: PlanRow
@@ -111,32 +111,32 @@ class Planned(NamedTuple):
     reason: str | None
 
 
-def make_planned(kind: Kind, measured: Sequence[Measured]) -> list[Planned]:
-    """Compare what was measured of one stream with formulas, and recommend.
+def plan_rows(kind: Kind, measured: Sequence[Measured]) -> list[PlannedRow]:
+    """Compare the measured indexes of a stream with the formulas, and recommend a width.
 
-    :param measured: for 0, 1, 2 and so on bits
+    :param measured: indexes with 0, 1, 2 and so on bits
     """
     workload = workload_of(kind, measured[0])
     predicted = make_plan(workload, len(measured) - 1).rows
     rows = tuple(_measured_row(row, each) for row, each in zip(predicted, measured, strict=False))
     best = recommend(workload, rows)
     return [
-        Planned(each, row, formula.bytes, row.bits == best.bits, best.reason if row.bits == best.bits else None)
+        PlannedRow(each, row, formula.bytes, row.bits == best.bits, best.reason if row.bits == best.bits else None)
         for each, row, formula in zip(measured, rows, predicted, strict=False)
     ]
 
 
 def workload_of(kind: Kind, measured: Measured) -> Workload:
-    """Return the steady stream in order that is most like what was measured."""
-    delay = min(max(measured.delay_ms, 1) / 1000, MAX_NUMBER_S)  # the longest of a workload
+    """Return the steady stream in order that is most like the measured one."""
+    delay = min(max(measured.delay_ms, 1) / 1000, MAX_NUMBER_S)  # the longest delay of a workload
     members = 1 if kind == Kind.DELAYED else min(measured.members, 65_536)
     share = min(measured.pending / (measured.entries * members), 1)
     return Workload(
         kind=kind,
-        rate=min(measured.pending / share / delay, _MOST_RATE),
+        rate=min(measured.pending / share / delay, _MAX_RATE),
         delay=delay,
         share=share,
-        entries_per_ledger=min(-(-measured.entries // measured.ledgers), _MOST_ENTRIES),
+        entries_per_ledger=min(-(-measured.entries // measured.ledgers), _MAX_ENTRIES),
         batch_size=members,
     )
 

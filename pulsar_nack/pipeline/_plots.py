@@ -1,7 +1,7 @@
-"""Plots as SVG text, to be put into a page: no script, no font, no file of its own. Pure.
+"""Plots as SVG text inside a page, without scripts, fonts or other files. Pure.
 
-Colours and strokes are classes of the page's style sheet (``s0`` to ``s5`` for series), so a plot follows the page into
-the dark. Each plot has a title that is read aloud, and each mark one that shows under the pointer.
+Colours and strokes are classes of the page's style sheet (``s0`` to ``s5`` for series), so plots have a dark mode too.
+Each plot has a title for screen readers, and each mark a title that shows under the pointer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Format = Callable[[float], str]
 
 
 class Scale(NamedTuple):
-    """A stretch of numbers, and the stretch of pixels that it is drawn on."""
+    """A range of numbers, and the range of pixels that it is drawn on."""
 
     low: float
     high: float
@@ -39,20 +39,20 @@ class Scale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """Return where a number lies."""
+        """Return the pixel of a number."""
         share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
         return round(self.start + share * (self.end - self.start), 1)
 
 
 def number(value: float) -> str:
-    """Return a number for people: three digits that count, thousands in groups."""
+    """Return a number for people: three significant digits, thousands in groups."""
     if value == int(value) or abs(value) >= 1_000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def span(milliseconds: float) -> str:
-    """Return a span of time in the unit that suits it."""
+    """Return a span of time in a fitting unit."""
     size = abs(milliseconds)
     for unit, least in (("d", 172_800_000), ("h", 7_200_000), ("min", 120_000), ("s", 1_000)):
         if size >= least:
@@ -61,7 +61,7 @@ def span(milliseconds: float) -> str:
 
 
 def size(octets: float) -> str:
-    """Return a number of bytes in the unit that suits it."""
+    """Return a number of bytes in a fitting unit."""
     for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB")):
         if abs(octets) < 1 << 10 * (power + 1):
             return f"{number(octets / (1 << 10 * power))} {unit}"
@@ -74,7 +74,7 @@ def moment(milliseconds: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
-    """Return round numbers from ``low`` to ``high``: some, as many as wanted at most and one more."""
+    """Return round numbers from ``low`` to ``high``, at most ``most`` and one more."""
     if not high > low:
         return [low]
     raw = (high - low) / most
@@ -87,12 +87,12 @@ def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
 def lines(
     title: str, series: Mapping[str, Points], *, x: Format = moment, y: Format = number, mark: float | None = None
 ) -> str:
-    """Draw lines, one for each series, with a legend.
+    """Draw a line for each series, with a legend.
 
     :param series: points in the order in which they are joined
-    :param x: how numbers along the bottom are written
-    :param y: how those at the left are
-    :param mark: draws a line across at this height, a limit; it is within the plot then
+    :param x: formats the numbers along the bottom
+    :param y: formats the numbers at the left
+    :param mark: the height of a horizontal line, a limit, which the plot then includes
     """
     points = [point for each in series.values() for point in each]
     if not points:
@@ -112,7 +112,7 @@ def lines(
 
 
 def bars(title: str, rows: Iterable[tuple[str, float]], *, value: Format = number) -> str:
-    """Draw a bar for each row, from left to right, labelled; numbers below 0 are drawn as 0 and written as they are."""
+    """Draw a labelled horizontal bar for each row; the bar of a negative number has no length."""
     rows = list(rows)
     if not rows:
         return _nothing(title)

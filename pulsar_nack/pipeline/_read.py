@@ -1,4 +1,4 @@
-"""Reads traces into accepted events and refused lines with their reasons; no line is dropped silently.
+"""Reads traces into events, and into refused lines with their reasons; no line is dropped silently.
 
 ``_files`` decides which files are read and ``_lines`` which lines are accepted, as for the data source. Workers read
 files of this machine. Spark lists and reads files that only it can reach, and workers parse their lines.
@@ -16,10 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from ..errors import InvalidArgumentError
-from ._arguments import Paths, path_names
-from ._checks import require_columns, require_fields
-from ._files import PARQUET, Piece, TraceFile, deal, is_read, trace_file, trace_files, without_copies
-from ._lines import check_batches, kinds_of, parse_batches, read_pieces
+from ._checks import Paths, path_names, require_columns, require_fields
+from ._files import PARQUET, InputSplit, TraceFile, assign_splits, is_read, trace_file, trace_files, without_copies
+from ._lines import check_batches, kinds_of, parse_batches, read_splits
 from .schemas import READ, TRACE
 
 if TYPE_CHECKING:
@@ -33,14 +32,14 @@ _SPECIAL: Final = "\\{}[]*?^"
 class Read(NamedTuple):
     """Traces that were read: ``traces`` with the schema ``TRACE``, and ``quarantine`` with ``QUARANTINE``.
 
-    Both are lazy, so what is refused is read again when it is looked at: ``refused()`` counts it by reason.
+    Both are lazy, so each use reads the input again.
     """
 
     traces: DataFrame
     quarantine: DataFrame
 
     def refused(self) -> dict[str, int]:
-        """Return how many lines were refused, by reason; empty where all is sound. Reads the input."""
+        """Return the number of refused lines by reason. Reads the input."""
         rows = self.quarantine.groupBy("reason").count().orderBy("reason").collect()
         return {row["reason"]: row["count"] for row in rows}
 
@@ -54,7 +53,7 @@ def read_traces(spark: SparkSession, paths: Paths, *, include_open: bool = False
     :param paths: files and folders that Spark can reach; they are read together
     :param include_open: also read files that are still being written, or were left by a kill; a half-written line goes
         to the quarantine
-    :raises InvalidArgumentError: there is no such file, or the columns of Parquet are not those of a trace
+    :raises InvalidArgumentError: a file does not exist, or the columns of Parquet are not those of a trace
     """
     where = path_names(paths)
     local = [_local_path(spark, path) for path in where]
@@ -68,7 +67,7 @@ def read_traces(spark: SparkSession, paths: Paths, *, include_open: bool = False
     for file in files:
         if file.suffix == PARQUET:
             _check_parquet(file.path)
-    tasks = deal(files)
+    tasks = assign_splits(files)
     read = spark.range(0, len(tasks), 1, max(len(tasks), 1)).mapInArrow(_reader(tasks), READ)
     return split_read(read)
 
@@ -83,9 +82,9 @@ def split_read(df: DataFrame) -> Read:
 
 
 def check_traces(df: DataFrame) -> Read:
-    """Split events that are in a DataFrame already, from Parquet for instance, as :func:`read_traces` does.
+    """Check and split the events of a DataFrame, from Parquet for instance, as :func:`read_traces` does.
 
-    :raises InvalidArgumentError: columns are missing; those wanted and found are named
+    :raises InvalidArgumentError: columns are missing; names the required columns and those found
     """
     require_columns(df, TRACE)
     return split_read(_checked(df.select(*_COLUMNS, sf.lit(None).cast("string").alias("file"))))
@@ -105,13 +104,13 @@ def _check_parquet(path: str) -> None:
         require_fields(kinds_of(pq.read_schema(path)), TRACE)
 
 
-def _reader(tasks: Sequence[tuple[Piece, ...]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _reader(tasks: Sequence[tuple[InputSplit, ...]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for ``mapInArrow`` that reads the tasks whose numbers it gets."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_pieces(tasks[number])
+                yield from read_splits(tasks[number])
 
     return read
 
@@ -120,7 +119,7 @@ def _reader(tasks: Sequence[tuple[Piece, ...]]) -> Callable[[Iterable[pa.RecordB
 
 
 def _local_path(spark: SparkSession, path: str) -> str | None:
-    """Return a path as one of this machine; None if it is on another file system."""
+    """Return the path on this machine; None if it is on another file system."""
     if path.startswith("file:"):
         return "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:
@@ -147,7 +146,7 @@ def _read_by_spark(spark: SparkSession, where: Sequence[str], include_open: bool
 
 
 def _literal(path: str) -> str:
-    """Return a path with the characters escaped that Spark would take as a pattern."""
+    """Return a path whose characters for patterns are escaped for Spark."""
     return "".join(f"\\{each}" if each in _SPECIAL else each for each in path)
 
 

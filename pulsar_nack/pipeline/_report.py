@@ -1,36 +1,43 @@
-"""A report on traces, and on acknowledgement holes and a plan where there are some: one HTML file."""
+"""The report on traces, and optionally on acknowledgement holes and a plan: one HTML file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
 
-from ..cursor._gate import DEFAULT_LIMIT
 from ..errors import InvalidArgumentError
 from ._accuracy import accuracy
 from ._checks import require_columns
-from ._plots import bars, lines, size
-from ._report_page import Fact, Page, Section, Table, render
-from ._report_traces import attempts, extent_of, lateness, overview
+from ._holes import DEFAULT_LIMIT
+from ._messages import DEAD_LETTER
+from ._plots import bars, lines, moment, number, size, span
+from ._report_page import Section, SummaryRow, Table, render
 from ._retries import retries
-from .schemas import TRACE
+from .schemas import HOLES_SHOWN, IDENTITY, TRACE
 
-_MOST_ROWS: Final = 50
-_MOST_SERIES: Final = 6
+_MAX_ROWS: Final = 50
+_MAX_SERIES: Final = 6
 _LEFT_OUT: Final = {"chains"}
 """One row for each message."""
 _RISKS: Final = ("over", "paused", "near")
-_HOLES: Final = (
-    *("topic", "subscription", "risk", "limit_share", "bytes", "bytes_per_s", "ranges", "holes", "unacked_below"),
-    *("backlog", "oldest_ledger", "oldest_entry", "pinned_ledgers", "pinned_bytes", "ranges_lost"),
+_STEPS: Final = 120
+_NICE_MS: Final = (
+    *(100, 1_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 86_400_000),
+    *(604_800_000, 2_592_000_000),
 )
+_SHARES: Final = (0.5, 0.99, 1.0)
+_EDGES_MS: Final = (-10_000, -1_000, -100, -10, 0, 10, 50, 100, 500, 1_000, 10_000, 60_000)
+_MAX_REASONS: Final = 15
+_MAX_ATTEMPTS: Final = 20
+_BAD_LATE_MS: Final = 1_000
+_LINES: Final = {"nack": "nacks", "redeliver": "redeliveries", "arrive": "arrivals", "error": "errors"}
 
 
 def report(
@@ -43,34 +50,34 @@ def report(
 ) -> str:
     """Return a report as HTML that needs no other file, no script and no network.
 
-    The traces are read several times: cache them where that is dear. What is collected is small however many there are.
+    The traces are read several times: cache them if that is expensive. The collected data is small for any input.
 
     :param traces: rows of :data:`~pulsar_nack.pipeline.schemas.TRACE`
     :param holes: what :func:`~pulsar_nack.pipeline.holes` returns
     :param plan: what :func:`~pulsar_nack.pipeline.plan` returns
-    :param limit: that of ``holes``, to draw it
+    :param limit: the limit of ``holes``, to draw it
     :raises InvalidArgumentError: the traces lack a column
     """
     require_columns(traces, TRACE)
-    extent = extent_of(traces)
-    sections = [overview(traces, extent)]
-    facts, plots = lateness(traces, extent)
+    extent = _extent_of(traces)
+    sections = [_overview(traces, extent)]
+    summary, plots = _lateness(traces, extent)
     text = "How far from its deadline each message came back; negative: early."
-    sections.append(Section("accuracy", "Accuracy", text, facts, plots, list(_tables(accuracy(traces)))))
-    text = "How often messages were refused, which never succeed, and when there were more than usual."
-    sections.append(Section("retries", "Retries", text, (), attempts(traces), list(_tables(retries(traces)))))
+    sections.append(Section("accuracy", "Accuracy", text, summary, plots, list(_tables(accuracy(traces)))))
+    text = "How often messages were nacked, which never succeed, and when there were more nacks than usual."
+    sections.append(Section("retries", "Retries", text, (), _attempts(traces), list(_tables(retries(traces)))))
     if holes is not None:
         sections.append(_holes(holes, limit))
     if plan is not None:
         text = "Memory for pending nacks by the width of buckets."
         sections.append(Section("plan", "Plan", text, tables=list(_tables(plan))))
-    return render(Page(title, "Times are UTC.", sections))
+    return render(title, "Times are UTC.", sections)
 
 
 def write_report(html: str, path: str | PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a report; the file is there as a whole, or not at all.
+    """Write a report to a file, as a whole or not at all.
 
-    :raises InvalidArgumentError: it exists and is not to be overwritten, or cannot be written
+    :raises InvalidArgumentError: the file exists and is not to be overwritten, or cannot be written
     """
     target = Path(path)
     if target.is_dir() or (target.exists() and not overwrite):
@@ -85,40 +92,12 @@ def write_report(html: str, path: str | PathLike[str], *, overwrite: bool = Fals
         raise InvalidArgumentError("out", str(target), f"a file that can be written ({error.strerror})") from error
 
 
-def _holes(holes: DataFrame, limit: int) -> Section:
-    latest = holes.where("is_latest").orderBy(F.desc("bytes"), "topic", "subscription").cache()
-    try:
-        count, risky = latest.count(), latest.where(F.col("risk").isin(*_RISKS)).count()
-        rows = latest.select(*_HOLES).limit(_MOST_ROWS).collect()
-    finally:
-        latest.unpersist()
-    facts = [
-        Fact("subscriptions", f"{count:,}"),
-        Fact("near the gate, or beyond", f"{risky:,}", is_bad=risky > 0),
-    ]
-    named = [(f"{row.subscription} of {row.topic}", row.bytes) for row in rows[:20]]
-    plots = [bars("Bytes that persisting the acknowledgement state takes", named, value=size)]
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in rows[:_MOST_SERIES]:
-        same = holes.where((F.col("topic") == row.topic) & (F.col("subscription") == row.subscription))
-        points = [(each.at_ms, each.bytes) for each in same.where("at_ms is not null").orderBy("at_ms").collect()]
-        if len(points) > 1:
-            series[f"{row.subscription} of {row.topic}"] = points
-    if series:
-        top = max(value for points in series.values() for _, value in points)
-        mark = limit if limit > 0 and top > limit / 4 else None
-        plots.append(lines("Bytes over time", series, y=size, mark=mark))
-    table = Table("Subscriptions, largest first", _HOLES, [tuple(row) for row in rows], count - len(rows))
-    text = "What acknowledgements out of order leave behind. The gate holds new messages back at 7/8 of the limit."
-    return Section("holes", "Holes", text, facts, plots, [table])
-
-
 def _tables(result: Any) -> Iterator[Table]:
-    """Return a table for each DataFrame of a job's result."""
+    """Yield a table for each DataFrame of a job's result."""
     for name, frame in _frames(result):
-        rows = frame.limit(_MOST_ROWS + 1).collect()
-        more = frame.count() - _MOST_ROWS if len(rows) > _MOST_ROWS else 0
-        yield Table(name, frame.columns, [tuple(row) for row in rows[:_MOST_ROWS]], more)
+        rows = frame.limit(_MAX_ROWS + 1).collect()
+        more = frame.count() - _MAX_ROWS if len(rows) > _MAX_ROWS else 0
+        yield Table(name, frame.columns, [tuple(row) for row in rows[:_MAX_ROWS]], more)
 
 
 def _frames(result: Any) -> Iterator[tuple[str, DataFrame]]:
@@ -129,3 +108,156 @@ def _frames(result: Any) -> Iterator[tuple[str, DataFrame]]:
     for name, each in named.items():
         if name not in _LEFT_OUT:
             yield name.replace("_", " ").capitalize(), each
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+class _Extent(NamedTuple):
+    """Counts of events, messages and topics, and the first and last time."""
+
+    events: int
+    nacks: int
+    redeliveries: int
+    arrivals: int
+    errors: int
+    dead_letters: int
+    messages: int
+    topics: int
+    first_ms: int | None
+    last_ms: int | None
+
+    @property
+    def step_ms(self) -> int:
+        """Return the width of a time step, such that there are about a hundred steps."""
+        length = (self.last_ms or 0) - (self.first_ms or 0)
+        return next((each for each in _NICE_MS if each * _STEPS >= length), _NICE_MS[-1])
+
+
+def _extent_of(traces: DataFrame) -> _Extent:
+    """Return the extent of traces."""
+    is_dead = (sf.col("event") == "ack") & (sf.col("reason") == DEAD_LETTER)
+    (row,) = traces.agg(
+        sf.count("*"),
+        *(_events(name) for name in ("nack", "redeliver", "arrive", "error")),
+        sf.count_if(is_dead),
+        sf.approx_count_distinct(sf.struct(*IDENTITY)),
+        sf.approx_count_distinct("topic"),
+        sf.min("time_ms"),
+        sf.max("time_ms"),
+    ).collect()
+    return _Extent(*row)
+
+
+def _overview(traces: DataFrame, extent: _Extent) -> Section:
+    """Return the section of events over time, and of the reasons of nacks."""
+    step = sf.floor(sf.col("time_ms") / extent.step_ms) * extent.step_ms
+    counted = traces.groupBy(step.alias("at")).agg(*(_events(name).alias(name) for name in _LINES))
+    rows = counted.orderBy("at").collect()
+    series = {title: [(row.at, row[name]) for row in rows] for name, title in _LINES.items()}
+    summary = [
+        SummaryRow("events", number(extent.events)),
+        SummaryRow("messages, about", number(extent.messages)),
+        SummaryRow("topics, about", number(extent.topics)),
+        SummaryRow("nacks", number(extent.nacks)),
+        SummaryRow("redeliveries", number(extent.redeliveries)),
+        SummaryRow("arrivals", number(extent.arrivals)),
+        SummaryRow("errors", number(extent.errors), is_bad=extent.errors > 0),
+        SummaryRow("dead letters", number(extent.dead_letters), is_bad=extent.dead_letters > 0),
+    ]
+    plots = [lines(f"Events in each {span(extent.step_ms)}", {name: each for name, each in series.items() if each})]
+    reasons = traces.where("event = 'nack'").groupBy("reason").count().orderBy(sf.desc("count"), "reason")
+    top = [(row.reason or "(no reason given)", row["count"]) for row in reasons.limit(_MAX_REASONS).collect()]
+    plots.append(bars("Reasons of nacks", top))
+    when = "No events" if extent.first_ms is None else f"{moment(extent.first_ms)} to {moment(extent.last_ms or 0)} UTC"
+    return Section("overview", "Overview", f"{when}.", summary, plots)
+
+
+def _lateness(traces: DataFrame, extent: _Extent) -> tuple[Sequence[SummaryRow], Sequence[str]]:
+    """Return summary and plots of the lateness of arrivals, or of redelivery requests if no arrival is traced."""
+    event = "arrive" if extent.arrivals else "redeliver"
+    timed = traces.where(
+        (sf.col("event") == event) & sf.col("deadline_ms").isNotNull() & sf.col("actual_ms").isNotNull()
+    )
+    timed = timed.select("time_ms", (sf.col("actual_ms") - sf.col("deadline_ms")).alias("late_ms"))
+    shares = sf.percentile("late_ms", list(_SHARES))
+    (whole,) = timed.agg(shares.alias("p"), sf.count("*").alias("n"), sf.min("late_ms").alias("low")).collect()
+    if not whole.n:
+        return [SummaryRow("messages that came back", "0")], []
+    summary = [
+        SummaryRow("median lateness", span(whole.p[0])),
+        SummaryRow("99 of 100 within", span(whole.p[1]), is_bad=whole.p[1] > _BAD_LATE_MS),
+        SummaryRow("latest", span(whole.p[2]), is_bad=whole.p[2] > _BAD_LATE_MS),
+        SummaryRow("earliest", span(whole.low), is_bad=whole.low < -_BAD_LATE_MS),
+    ]
+    step = sf.floor(sf.col("time_ms") / extent.step_ms) * extent.step_ms
+    over_time = timed.groupBy(step.alias("at")).agg(shares.alias("p")).orderBy("at").collect()
+    names = ("median", "99 of 100", "latest")
+    series = {name: [(row.at, row.p[index]) for row in over_time] for index, name in enumerate(names)}
+    counted = {row.bin: row["count"] for row in timed.groupBy(_bin().alias("bin")).count().collect()}
+    histogram = [(_bin_name(index), counted.get(index, 0)) for index in range(min(counted), max(counted) + 1)]
+    word = "Lateness of arrivals" if event == "arrive" else "Lateness of requests for redelivery"
+    return summary, [lines(f"{word} in each {span(extent.step_ms)}", series, y=span), bars(word, histogram)]
+
+
+def _attempts(traces: DataFrame) -> Sequence[str]:
+    """Return a plot of how often messages were nacked."""
+    per_message = traces.where("event = 'nack'").groupBy(*IDENTITY).count()
+    shown = sf.least("count", sf.lit(_MAX_ATTEMPTS))
+    rows = per_message.groupBy(shown.alias("nacks")).count().orderBy("nacks").collect()
+    named = [(_times(row.nacks), row["count"]) for row in rows]
+    return [bars("Messages by how often they were nacked", named)]
+
+
+def _events(name: str) -> Column:
+    return sf.count_if(sf.col("event") == name)
+
+
+def _bin() -> Column:
+    """Return the number of edges that a lateness reaches."""
+    late = sf.col("late_ms")
+    parts = [sf.when(late >= edge, 1).otherwise(0) for edge in _EDGES_MS]
+    return sum(parts[1:], parts[0])
+
+
+def _bin_name(index: int) -> str:
+    if index == 0:
+        return f"early by more than {span(-_EDGES_MS[0])}"
+    if index == len(_EDGES_MS):
+        return f"{span(_EDGES_MS[-1])} late and more"
+    return f"{span(_EDGES_MS[index - 1])} to {span(_EDGES_MS[index])}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times{' or more' if count == _MAX_ATTEMPTS else ''}"
+
+
+# --- holes ------------------------------------------------------------------------------------------------------------
+
+
+def _holes(holes: DataFrame, limit: int) -> Section:
+    latest = holes.where("is_latest").orderBy(sf.desc("bytes"), "topic", "subscription").cache()
+    try:
+        count, risky = latest.count(), latest.where(sf.col("risk").isin(*_RISKS)).count()
+        rows = latest.select(*HOLES_SHOWN).limit(_MAX_ROWS).collect()
+    finally:
+        latest.unpersist()
+    summary = [
+        SummaryRow("subscriptions", f"{count:,}"),
+        SummaryRow("near the gate, or beyond", f"{risky:,}", is_bad=risky > 0),
+    ]
+    named = [(f"{row.subscription} of {row.topic}", row.bytes) for row in rows[:20]]
+    plots = [bars("Persisted size of the acknowledgement state", named, value=size)]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows[:_MAX_SERIES]:
+        same = holes.where((sf.col("topic") == row.topic) & (sf.col("subscription") == row.subscription))
+        points = [(each.at_ms, each.bytes) for each in same.where("at_ms is not null").orderBy("at_ms").collect()]
+        if len(points) > 1:
+            series[f"{row.subscription} of {row.topic}"] = points
+    if series:
+        top = max(value for points in series.values() for _, value in points)
+        mark = limit if limit > 0 and top > limit / 4 else None
+        plots.append(lines("Bytes over time", series, y=size, mark=mark))
+    table = Table("Subscriptions, largest first", HOLES_SHOWN, [tuple(row) for row in rows], count - len(rows))
+    text = "Unacknowledged ranges between acknowledged ones. The gate holds new messages back at 7/8 of the limit."
+    return Section("holes", "Holes", text, summary, plots, [table])

@@ -1,9 +1,9 @@
-"""The page of a report: one HTML file that needs nothing else. Pure: what it shows has been collected before."""
+"""The page of a report: one HTML file that needs no other file. Pure: its content has been collected before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
@@ -45,8 +45,8 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: 
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """A figure at the head of a section; ``is_bad`` ones stand out."""
+class SummaryRow:
+    """A figure at the head of a section; it stands out if it ``is_bad``."""
 
     name: str
     value: str
@@ -55,7 +55,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with their columns' names; ``more`` were left out."""
+    """Rows with the names of their columns; ``more`` rows were left out."""
 
     title: str
     columns: Sequence[str]
@@ -65,35 +65,26 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the report. ``plots`` are HTML, as :mod:`._plots` draws them; all else is text."""
+    """A part of the report. ``plots`` are HTML of :mod:`._plots`; everything else is text."""
 
     key: str
     title: str
     text: str
-    facts: Sequence[Fact] = ()
+    summary: Sequence[SummaryRow] = ()
     plots: Sequence[str] = ()
     tables: Sequence[Table] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The whole report."""
-
-    title: str
-    text: str
-    sections: Sequence[Section] = field(default=())
-
-
-def render(page: Page) -> str:
-    """Return the page as HTML. Whatever stands in topics, names and reasons is text in it."""
-    links = " ".join(f'<a href="#{escape(each.key)}">{escape(each.title)}</a>' for each in page.sections)
-    body = "\n".join(_section(each) for each in page.sections)
+def render(title: str, text: str, sections: Sequence[Section]) -> str:
+    """Return the page as HTML; topics, names and reasons are escaped."""
+    links = " ".join(f'<a href="#{escape(each.key)}">{escape(each.title)}</a>' for each in sections)
+    body = "\n".join(_section(each) for each in sections)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(page.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>{escape(page.title)}</h1>\n<p class="quiet">{escape(page.text)}</p>\n<nav>{links}</nav>\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="quiet">{escape(text)}</p>\n<nav>{links}</nav>\n'
         f"{body}\n</body>\n</html>\n"
     )
 
@@ -101,14 +92,14 @@ def render(page: Page) -> str:
 def _section(section: Section) -> str:
     parts = [f'<section id="{escape(section.key)}">', f"<h2>{escape(section.title)}</h2>"]
     parts.append(f'<p class="quiet">{escape(section.text)}</p>')
-    if section.facts:
-        parts.append(f'<ul class="facts">{"".join(map(_fact, section.facts))}</ul>')
+    if section.summary:
+        parts.append(f'<ul class="facts">{"".join(map(_summary_row, section.summary))}</ul>')
     return "\n".join([*parts, *section.plots, *map(_table, section.tables), "</section>"])
 
 
-def _fact(fact: Fact) -> str:
-    style = ' class="bad"' if fact.is_bad else ""
-    return f"<li{style}><b>{escape(fact.value)}</b><span>{escape(fact.name)}</span></li>"
+def _summary_row(row: SummaryRow) -> str:
+    style = ' class="bad"' if row.is_bad else ""
+    return f"<li{style}><b>{escape(row.value)}</b><span>{escape(row.name)}</span></li>"
 
 
 def _table(table: Table) -> str:
@@ -126,7 +117,7 @@ def _cells(columns: Sequence[str], row: Iterable[Any]) -> str:
 
 
 def _time(name: str, value: Any) -> Any:
-    """Write epoch times, which are all beyond the seventies, as such; spans stay numbers."""
+    """Write epoch times, which are all after the seventies, as dates; spans stay numbers."""
     is_epoch = name.endswith("_ms") and isinstance(value, int) and _EPOCH_FROM <= value <= MAX_TIME_MS
     return moment(value) if is_epoch else value
 

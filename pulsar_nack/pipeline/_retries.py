@@ -1,4 +1,4 @@
-"""Retries: the chain of each message, what came of it, and what it cost."""
+"""The job ``retries``: the chain of each message, its outcome, and its cost."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
-from ._arguments import at_least, milliseconds
-from ._checks import require_columns
-from ._messages import CODE, DEAD_LETTER, MESSAGE, Code, by_message, code, message_hash, with_sound_times
+from ._checks import at_least, milliseconds, require_columns
+from ._messages import CODE, DEAD_LETTER, GROUP, MESSAGE, Code, by_message, code, message_hash, with_sound_times
 from .schemas import IDENTITY, TRACE
 
-_GROUP: Final = ("topic", "subscription")
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "consumer", "deadline_ms", "actual_ms"}]
 DEAD: Final = "dead letter"
 ACKED: Final = "acked"
@@ -24,14 +22,14 @@ _USEFUL: Final = "useful"
 
 
 class Retries(NamedTuple):
-    """What :func:`retries` finds: six DataFrames. Nothing is computed before one of them is used.
+    """The result of :func:`retries`: six DataFrames. Nothing is computed before one of them is used.
 
     Most are made of the same rows, one for each message, which the session keeps (``persist``, in memory and on disk)
-    from the first use of one of them on. ``spark.catalog.clearCache()`` drops them.
+    after the first use. ``spark.catalog.clearCache()`` drops them.
 
     ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, else ``dead letter``, or
     ``open`` if the trace has neither), ``nacks``, ``redeliveries``, ``asked_again`` (repeated requests, after a failure
-    or no answer), ``arrivals``, ``held`` (arrivals that the program did not get), ``after_ack`` (arrivals after its
+    or no answer), ``arrivals``, ``held`` (arrivals that the application did not get), ``after_ack`` (arrivals after its
     first acknowledgement), ``asked_ms`` (the sum of its delays), ``first_ms`` and ``last_ms`` of all its events.
 
     ``attempts``: for each topic, subscription, outcome and number of ``nacks`` the ``messages`` and the mean
@@ -69,15 +67,15 @@ def retries(
     factor: float = 5.0,
     least: int = 100,
 ) -> Retries:
-    """Return how messages were tried again, and what came of it.
+    """Return how often messages were retried, and with which outcome.
 
     :param df: events with the schema ``TRACE``, as :func:`read_traces` gives them
-    :param poison_at: the number of nacks from which a message that was not acknowledged is poison
-    :param window: seconds over which nacks are counted, to find storms
-    :param baseline: how many windows before it one is compared with, those without nacks counted in; windows with less
-        than this before them in the trace are compared with what there is, the first with nothing
-    :param factor: how many times the baseline make a storm
-    :param least: the number of nacks in a window below which there is no storm
+    :param poison_at: the number of nacks from which an unacknowledged message is poison
+    :param window: seconds of a window in which nacks are counted, to find storms
+    :param baseline: how many earlier windows a window is compared with, including those without nacks; windows near the
+        begin of the trace are compared with fewer, the first with none
+    :param factor: a storm has this many times the nacks of the baseline
+    :param least: a storm has at least this many nacks in a window
     :raises InvalidArgumentError: a column is missing, or an argument is out of range
     """
     require_columns(df, TRACE, _NEEDED)
@@ -141,17 +139,17 @@ def _messages(traces: DataFrame) -> DataFrame:
 
 
 def _attempts(chains: DataFrame) -> DataFrame:
-    return chains.groupBy(*_GROUP, "outcome", "nacks").agg(
+    return chains.groupBy(*GROUP, "outcome", "nacks").agg(
         sf.count("*").alias("messages"), sf.avg(sf.col("last_ms") - sf.col("first_ms")).alias("span_ms")
     )
 
 
 def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, least: int) -> DataFrame:
-    """Return storms: windows are few, whatever the number of nacks, so each subscription fits into one task."""
+    """Return storms. Windows are few for any number of nacks, so each subscription fits into one task."""
     number = sf.floor(sf.col("time_ms") / window_ms).alias("number")
-    counted = traces.where(sf.col("event") == "nack").groupBy(*_GROUP, number).agg(sf.count("*").alias("n"))
-    order = Window.partitionBy(*_GROUP).orderBy("number")
-    place = sf.col("number") - sf.min("number").over(Window.partitionBy(*_GROUP))
+    counted = traces.where(sf.col("event") == "nack").groupBy(*GROUP, number).agg(sf.count("*").alias("n"))
+    order = Window.partitionBy(*GROUP).orderBy("number")
+    place = sf.col("number") - sf.min("number").over(Window.partitionBy(*GROUP))
     seen = sf.least(place, sf.lit(baseline))
     before = sf.coalesce(sf.sum("n").over(order.rangeBetween(-baseline, -1)), sf.lit(0)) / seen
     after = sf.coalesce(sf.sum("n").over(order.rangeBetween(1, baseline)), sf.lit(0)) / baseline
@@ -167,7 +165,7 @@ def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, lea
     high = compared.where(sf.col("is_leading") | sf.coalesce(is_high, sf.lit(col=False)))
     starts = sf.coalesce(sf.col("number") - sf.lag("number").over(order) > 1, sf.lit(col=True)).cast("long")
     storms = high.withColumn("starts", starts).withColumn("storm", sf.sum("starts").over(order))
-    return storms.groupBy(*_GROUP, "storm").agg(
+    return storms.groupBy(*GROUP, "storm").agg(
         (sf.min("number") * window_ms).alias("from_ms"),
         ((sf.max("number") + 1) * window_ms).alias("to_ms"),
         sf.sum("n").alias("nacks"),
@@ -185,12 +183,12 @@ def _dead_letters(traces: DataFrame) -> DataFrame:
     last = dead.join(nacks, list(IDENTITY), "left").groupBy(*IDENTITY).agg(
         sf.max_by("reason", sf.struct("time_ms", "mono_ns", "attempt", "reason")).alias("reason")
     )  # fmt: skip
-    return last.groupBy(*_GROUP, "reason").agg(sf.count("*").alias("messages"))
+    return last.groupBy(*GROUP, "reason").agg(sf.count("*").alias("messages"))
 
 
 def _waste(messages: DataFrame) -> DataFrame:
     arrivals = sf.sum("arrivals")
-    return messages.groupBy(*_GROUP).agg(
+    return messages.groupBy(*GROUP).agg(
         arrivals.alias("arrivals"),
         sf.count_if(sf.col("outcome") == ACKED).alias("acked"),
         sf.sum("nacks").alias("nacked"),

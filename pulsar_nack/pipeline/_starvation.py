@@ -1,4 +1,4 @@
-"""Spans in which something was due and nothing was redelivered.
+"""Finds spans in which messages were due and none was redelivered.
 
 Millions of events are first counted in slices of time, each an eighth of the shortest reported span, which leaves few
 rows. The running sum over the slices of a subscription is the number of nacks that are due: it rises at deadlines, and
@@ -31,7 +31,7 @@ _ENDS: Final = {
 
 
 def slice_ms(shortest_ms: int) -> int:
-    """Return how long a slice is."""
+    """Return the length of a slice."""
     return max(1, shortest_ms // _SLICES)
 
 
@@ -65,7 +65,7 @@ def starvation_windows(slices: DataFrame, shortest_ms: int, answer: str) -> Data
 
 
 def _ended_by(code: Column) -> Column:
-    """Return the event of a moment; null: the trace ended."""
+    """Return the event of a moment; null if the trace ended."""
     found = sf.lit(None).cast("string")
     for each, name in _ENDS.items():
         found = sf.when(code == each + 1, name).otherwise(found)

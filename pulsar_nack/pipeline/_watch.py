@@ -1,8 +1,8 @@
-"""Watching a stream of traces: alerts for messages that are not back in time, and rates.
+"""The job ``watch`` over a stream of traces: alerts for overdue messages, and rates.
 
-The state of each message that waits lies in Spark's state store, with one timer, so a restart from the checkpoint goes
-on where it was. ``clock="event"`` goes by the times of the events: the timers run as far as events were seen, less the
-lateness that is waited for. ``clock="wall"`` goes by the time of the machine, and also sees that nothing comes at all.
+The state of each nacked message is in Spark's state store, with one timer, so a restart resumes from the checkpoint.
+With ``clock="event"`` time is that of the newest event minus the allowed lateness. With ``clock="wall"`` it is the
+machine's time, so alerts are raised even if no event comes at all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Final, Literal
 
 from pyspark.sql import Column, DataFrame, Row
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -20,39 +20,25 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from .._check import check_one_of
 from ..errors import InvalidArgumentError
-from ._checks import require_columns
-from ._watch_rules import Alert, Event, Pending, Rules
+from ._checks import require_columns, schema_of
+from ._source import ROCKS_DB, STATE_STORE
+from ._watch_rules import Alert, Event, OverdueRules, Pending
 from .schemas import IDENTITY, MAX_TIME_MS, TRACE
 
-STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
-ROCKS_DB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-ALERTS: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("subscription", StringType()),
-        StructField("ledger", LongType()),
-        StructField("entry", LongType()),
-        StructField("batch_index", IntegerType()),
-        StructField("kind", StringType()),
-        StructField("consumer", StringType()),
-        StructField("attempt", IntegerType()),
-        StructField("nacked_ms", LongType()),
-        StructField("delay_ms", LongType()),
-        StructField("deadline_ms", LongType()),
-        StructField("due_ms", LongType()),
-        StructField("actual_ms", LongType()),
-        StructField("reason", StringType()),
-    ]
+ALERTS: Final = schema_of(
+    "topic string, partition int, subscription string, ledger long, entry long, batch_index int, kind string, "
+    "consumer string, attempt int, nacked_ms long, delay_ms long, deadline_ms long, due_ms long, actual_ms long, "
+    "reason string"
 )
-"""An alert: a message, its nack, and until when it had to be back.
+"""An alert: a message, its nack, and when it had to be back.
 
-``kind``: ``late``, it came back at ``actual_ms``; ``missing``, it was not seen to come back. ``reason`` is what the
-last hold or error said, else that of the nack. A message and its ``nacked_ms`` are in one alert at most.
+``kind`` is ``late`` if the message came back at ``actual_ms``, and ``missing`` if it was not seen to come back.
+``reason`` is that of the last hold or error, else that of the nack. A message and its ``nacked_ms`` have at most one
+alert.
 """
 _EVENT: Final = Event._fields
 _PENDING: Final = StructType([ALERTS[name] for name in Pending._fields])
@@ -71,11 +57,11 @@ def watch(
 ) -> DataFrame:
     """Return the alerts of a streaming DataFrame of traces, as :data:`ALERTS`.
 
-    :param bound_ms: how long after its deadline a message may be back
-    :param lateness_ms: events may come so much later than the newest one; those that come later are left out. At least
-        what the trace writer takes to close a file. With ``clock="wall"`` an alert waits for so long
-    :param until: whether a message is back when its redelivery was asked for, or when it arrived
-    :param clock: by which time alerts are raised
+    :param bound_ms: how long after its deadline a message becomes overdue
+    :param lateness_ms: how much older than the newest event an event may be; older ones are left out. At least the time
+        in which the trace writer closes a file. With ``clock="wall"`` alerts are delayed by this time
+    :param until: whether a message counts as back when its redelivery is requested, or when it arrives
+    :param clock: the time that raises alerts
     :raises InvalidArgumentError: a column is missing, a time is negative, PySpark is older than 4.1, or the session's
         state store is not RocksDB, see :data:`STATE_STORE`
     """
@@ -87,7 +73,7 @@ def watch(
     is_event = clock == "event"
     keyed = _timed(df, lateness_ms if is_event else None).groupBy(*IDENTITY)
     return keyed.transformWithState(
-        statefulProcessor=_Watcher(Rules(bound_ms, until), 0 if is_event else lateness_ms),
+        statefulProcessor=_OverdueProcessor(OverdueRules(bound_ms, until), 0 if is_event else lateness_ms),
         outputStructType=ALERTS,
         outputMode="append",
         timeMode="EventTime" if is_event else "ProcessingTime",
@@ -95,11 +81,11 @@ def watch(
 
 
 def watch_rates(df: DataFrame, *, window_ms: int = 60_000, lateness_ms: int = 60_000) -> DataFrame:
-    """Return how many events of each kind there were in each window of time, by topic and subscription.
+    """Return the number of events of each kind in each window of time, by topic and subscription.
 
-    A window is told once, when no event in it is waited for any more. Columns: ``start_ms``, ``end_ms``, ``topic``,
+    A window is emitted once, when its events are complete. Columns: ``start_ms``, ``end_ms``, ``topic``,
     ``subscription``, the counts ``nacks``, ``redeliveries``, ``arrivals``, ``acks``, ``cancels``, ``holds`` and
-    ``errors``, of nacks and redeliveries also the rates a second, and ``worst_late_ms``, of arrivals.
+    ``errors``, the rates ``nacks_per_s`` and ``redeliveries_per_s``, and ``worst_late_ms`` of arrivals.
 
     :raises InvalidArgumentError: a column is missing, or a time is not positive
     """
@@ -107,7 +93,7 @@ def watch_rates(df: DataFrame, *, window_ms: int = 60_000, lateness_ms: int = 60
     if window_ms < 1:
         raise InvalidArgumentError("window_ms", window_ms, "at least 1")
     require_columns(df, TRACE)
-    window = F.window(_AT, f"{window_ms} milliseconds")
+    window = sf.window(_AT, f"{window_ms} milliseconds")
     counted = (
         _timed(df, lateness_ms)
         .groupBy(window, "topic", "subscription")
@@ -119,16 +105,18 @@ def watch_rates(df: DataFrame, *, window_ms: int = 60_000, lateness_ms: int = 60
             _count("cancel", "cancels"),
             _count("hold", "holds"),
             _count("error", "errors"),
-            F.max(F.when(F.col("event") == "arrive", F.col("actual_ms") - F.col("deadline_ms"))).alias("worst_late_ms"),
+            sf.max(sf.when(sf.col("event") == "arrive", sf.col("actual_ms") - sf.col("deadline_ms"))).alias(
+                "worst_late_ms"
+            ),
         )
     )
     seconds = window_ms / 1_000
     return counted.select(
-        F.unix_millis("window.start").alias("start_ms"),
-        F.unix_millis("window.end").alias("end_ms"),
+        sf.unix_millis("window.start").alias("start_ms"),
+        sf.unix_millis("window.end").alias("end_ms"),
         *[name for name in counted.columns if name != "window"],
-        (F.col("nacks") / seconds).alias("nacks_per_s"),
-        (F.col("redeliveries") / seconds).alias("redeliveries_per_s"),
+        (sf.col("nacks") / seconds).alias("nacks_per_s"),
+        (sf.col("redeliveries") / seconds).alias("redeliveries_per_s"),
     )
 
 
@@ -137,12 +125,11 @@ def start_watch(
 ) -> StreamingQuery:
     """Start a query that writes alerts or rates.
 
-    Started again with the same checkpoint it goes on where it was. A folder then holds each row once. A function gets
-    the rows of a batch and the batch's number, and gets them again, under the same number, if it failed or the process
-    ended in it.
+    A restart with the same checkpoint resumes. A folder then has each row once. A function may get a batch again, with
+    the same number, if it failed or the process ended in it.
 
     :param sink: ``"console"``, a folder for Parquet, or a function of a DataFrame and the number of the batch
-    :param once: end when all that is there now was read; else look for more for ever, each ``every_ms``
+    :param once: end when all current files were read; otherwise look for new ones each ``every_ms``
     """
     writer = df.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{every_ms} milliseconds")
@@ -153,10 +140,10 @@ def start_watch(
     return writer.format("parquet").start(str(sink))
 
 
-class _Watcher(StatefulProcessor):
-    """Keeps the pending nack of each message, and a timer for it."""
+class _OverdueProcessor(StatefulProcessor):
+    """The state of each message: its pending nack, and a timer for it."""
 
-    def __init__(self, rules: Rules, wait_ms: int) -> None:
+    def __init__(self, rules: OverdueRules, wait_ms: int) -> None:
         self._rules = rules
         self._wait_ms = wait_ms
 
@@ -215,13 +202,13 @@ class _Watcher(StatefulProcessor):
 
 
 def _timed(df: DataFrame, lateness_ms: int | None) -> DataFrame:
-    """Add the time of the events; leave out those whose time cannot be: one would make all after it too late."""
-    timed = df.where(F.col("time_ms").between(0, MAX_TIME_MS)).withColumn(_AT, F.timestamp_millis("time_ms"))
+    """Add the time of events, without invalid ones: a time too high would make all later events too late."""
+    timed = df.where(sf.col("time_ms").between(0, MAX_TIME_MS)).withColumn(_AT, sf.timestamp_millis("time_ms"))
     return timed if lateness_ms is None else timed.withWatermark(_AT, f"{lateness_ms} milliseconds")
 
 
 def _count(event: str, name: str) -> Column:
-    return F.count_if(F.col("event") == event).alias(name)
+    return sf.count_if(sf.col("event") == event).alias(name)
 
 
 def _check(**times: object) -> None:

@@ -1,4 +1,4 @@
-"""When a nacked message counts as overdue: the rules of ``watch``, pure, for one message at a time.
+"""The rules of ``watch``: when a nacked message is overdue. Pure, for one message at a time.
 
 ::
 
@@ -6,12 +6,12 @@
     -------------|------------------------|---------------|-----------------------> time of the events
       nothing    |  pending               it should be back        it is overdue
 
-A message is pending from its nack on until it is back, settled, or its alert was raised. It is back when a redelivery
-was asked for, or when it arrived, as wanted. What happens later than ``due`` comes too late: the alert is raised
-whether time or that event is seen first. So each nack raises one alert or none, and how the events are cut into batches
-does not matter, as long as none of them comes later than is waited for.
+A message is pending from its nack until it is back or settled, or its alert is raised. Depending on the rules it is
+back when its redelivery is requested, or when it arrives. An event after ``due`` is too late: the alert is raised
+whether the time or that event is seen first. So each nack raises at most one alert, however events are cut into
+batches, as long as no event comes later than the allowed lateness.
 
-An alert is *late* where it is known when the message came back, else *missing*.
+An alert is *late* if it is known when the message came back, else *missing*.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pending(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What a line of the trace says of the message, as far as the rules ask for it."""
+    """The fields of a trace event that the rules use."""
 
     event: str
     time_ms: int
@@ -53,36 +53,36 @@ class Event(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """A message that was not back in time; ``actual_ms``: when it was back, None where that was not seen."""
+    """A message that was not back in time; ``actual_ms``: when it came back, None if that was not seen."""
 
     kind: str
     pending: Pending
     actual_ms: int | None
 
 
-class Rules(NamedTuple):
-    """What counts as back, and by how much it may be late.
+class OverdueRules(NamedTuple):
+    """The rules for messages that are overdue.
 
-    :param bound_ms: how long after its deadline a message may be back
-    :param until: ``redeliver``: back when it was asked for; ``arrive``: back when it arrived
+    :param bound_ms: how long after its deadline a message becomes overdue
+    :param until: a message is back when its redelivery is requested (``redeliver``) or when it arrives (``arrive``)
     """
 
     bound_ms: int
     until: str = "redeliver"
 
     def due_ms(self, pending: Pending) -> int:
-        """Return until when a message has to be back."""
+        """Return the time by which a message has to be back."""
         return pending.deadline_ms + self.bound_ms
 
     def follow(self, pending: Pending | None, events: Iterable[Event]) -> tuple[Pending | None, list[Alert]]:
-        """Return what is pending after events of one message, in any order, and the alerts that they raise."""
+        """Return what is pending after events of a message, given in any order, and the alerts that they raise."""
         alerts: list[Alert] = []
         for event in sorted(events, key=_order):
             pending = self._next(pending, event, alerts)
         return pending, alerts
 
     def expire(self, pending: Pending | None, now_ms: int) -> Alert | None:
-        """Return the alert that is to be raised as time has come to ``now_ms``: nothing earlier is to be expected."""
+        """Return the alert to raise if the message is overdue at ``now_ms`` and no earlier event will come."""
         return Alert(MISSING, pending, None) if pending is not None and self.due_ms(pending) <= now_ms else None
 
     def _next(self, pending: Pending | None, event: Event, alerts: list[Alert]) -> Pending | None:
@@ -102,7 +102,7 @@ class Rules(NamedTuple):
         return pending._replace(reason=event.reason) if event.event in _EXPLAINS and event.reason else pending
 
     def _nacked(self, pending: Pending | None, event: Event, alerts: list[Alert]) -> Pending | None:
-        """Begin anew, but for a second nack of the same delivery: of these the earliest deadline counts."""
+        """Return the new nack; of two nacks of the same delivery that with the earlier deadline."""
         if event.deadline_ms is None:
             return pending
         new = Pending(event.time_ms, event.deadline_ms, event.delay_ms, event.attempt, event.consumer, event.reason)

@@ -1,10 +1,10 @@
-"""The schemas of what the pipeline reads; nothing is ever inferred. Needs the extra ``spark``.
+"""The schemas of the pipeline's input; nothing is ever inferred. Needs the extra ``spark``.
 
-:data:`TRACE` is a line of the trace writer, version :data:`TRACE_VERSION`: JSON lines or Parquet, one event each. A
-message is known by the columns :data:`IDENTITY`. Times that end in ``_ms`` are epoch milliseconds.
+:data:`TRACE` is a line of the trace writer, version :data:`TRACE_VERSION`: JSON lines or Parquet, one event each. The
+columns :data:`IDENTITY` identify a message. Times that end in ``_ms`` are epoch milliseconds.
 
-:data:`METADATA` is what a topic's messages tell without their payload, and :data:`HOLES` what cursors tell: ranges of
-acknowledged entries, first and last included, and what is needed beside them.
+:data:`METADATA` describes a topic's messages without their payload, and :data:`HOLES` the state of cursors: ranges of
+acknowledged entries, first and last included, with sizes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Final
 from ..errors import MissingExtraError
 
 try:
-    from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
+    from pyspark.sql.types import StructField, StructType
 except ModuleNotFoundError as error:
     raise MissingExtraError("the pipeline", str(error.name), "spark") from error
+
+from ._checks import schema_of
 
 __all__ = [
     "ASKED_AGAIN",
@@ -31,44 +33,25 @@ __all__ = [
 ]
 
 TRACE_VERSION: Final = 1
-"""The version that is read; lines of any other go to quarantine."""
+"""The version that is read; lines of other versions go to the quarantine."""
 
 EVENTS: Final = ("nack", "redeliver", "arrive", "ack", "cancel", "hold", "error")
 """The kinds of events."""
 
 ASKED_AGAIN: Final = "asked again"
-"""The reason of a ``redeliver`` for which there was one before: that failed, or brought nothing."""
+"""The reason of a repeated ``redeliver``: the one before failed, or brought nothing."""
 
 MAX_TIME_MS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999: a later time is a mistake, as is a negative one."""
+"""The last millisecond of the year 9999: later times are invalid, as are negative ones."""
 
 IDENTITY: Final = ("topic", "partition", "subscription", "ledger", "entry", "batch_index")
-"""The columns that tell messages of subscriptions apart."""
+"""The columns that identify a message of a subscription."""
 
 
-def _struct(*columns: tuple[str, DataType, bool]) -> StructType:
-    return StructType([StructField(name, kind, nullable) for name, kind, nullable in columns])
-
-
-_STRING, _INT, _LONG = StringType(), IntegerType(), LongType()
-
-TRACE: Final = _struct(
-    ("v", _INT, False),
-    ("event", _STRING, False),
-    ("time_ms", _LONG, False),
-    ("mono_ns", _LONG, False),
-    ("topic", _STRING, False),
-    ("partition", _INT, False),
-    ("subscription", _STRING, False),
-    ("consumer", _STRING, False),
-    ("ledger", _LONG, True),
-    ("entry", _LONG, True),
-    ("batch_index", _INT, False),
-    ("attempt", _INT, True),
-    ("delay_ms", _LONG, True),
-    ("deadline_ms", _LONG, True),
-    ("actual_ms", _LONG, True),
-    ("reason", _STRING, True),
+TRACE: Final = schema_of(
+    "v int not null, event string not null, time_ms long not null, mono_ns long not null, topic string not null, "
+    "partition int not null, subscription string not null, consumer string not null, ledger long, entry long, "
+    "batch_index int not null, attempt int, delay_ms long, deadline_ms long, actual_ms long, reason string"
 )
 
 TIMES: Final = ("time_ms", "deadline_ms", "actual_ms")
@@ -81,52 +64,47 @@ MAX_LINE_BYTES: Final = 4 * 2**20
 """The longest line that is read."""
 
 BROKEN: Final = "not a JSON object of this schema"
-"""Why a line is refused that is no event at all."""
+"""The reason for a line that is not an event."""
 
 NOT_UNICODE: Final = "not Unicode text"
-"""Why a line is refused that is not UTF-8, or has half of a surrogate pair in a string."""
+"""The reason for a line that is not UTF-8, or has half of a surrogate pair in a string."""
 
 TOO_LONG: Final = f"longer than {MAX_LINE_BYTES} bytes"
-"""Why a line is refused without being parsed."""
+"""The reason for a line that is not parsed."""
 
-METADATA: Final = _struct(
-    ("topic", _STRING, True),
-    ("partition", _INT, True),
-    ("ledger_id", _LONG, False),
-    ("entry_id", _LONG, False),
-    ("batch_index", _INT, True),
-    ("publish_time", _LONG, True),
-    ("deliver_at", _LONG, False),
-    ("key_hash", _INT, True),
+METADATA: Final = schema_of(
+    "topic string, partition int, ledger_id long not null, entry_id long not null, batch_index int, publish_time long, "
+    "deliver_at long not null, key_hash int"
 )
 
-HOLES: Final = _struct(
-    ("topic", _STRING, True),
-    ("subscription", _STRING, True),
-    ("at_ms", _LONG, True),
-    ("kind", _STRING, True),
-    ("ledger", _LONG, True),
-    ("first", _LONG, True),
-    ("last", _LONG, True),
-    ("bytes", _LONG, True),
+HOLES: Final = schema_of(
+    "topic string, subscription string, at_ms long, kind string, ledger long, first long, last long, bytes long"
 )
-"""Acknowledgement state of subscriptions, as it was at some time. What a row says, by its ``kind``:
+"""Acknowledgement state of subscriptions at some time. The meaning of a row depends on its ``kind``:
 
 - ``acked``: entries ``first`` to ``last`` of the ledger are acknowledged, beyond the mark-delete position
-- ``batch``: of entry ``first`` (and ``last``) some messages are acknowledged
-- ``cursor``: the mark-delete position is entry ``last`` of the ledger; ``bytes``: what its marker takes on storage
+- ``batch``: some messages of the batch in entry ``first`` (equal to ``last``) are acknowledged
+- ``cursor``: the mark-delete position is entry ``last`` of the ledger; its marker takes ``bytes`` on storage
 - ``state``: the acknowledgement state of the ledger takes ``bytes`` on storage
 - ``ledger``: the ledger has entries ``first`` (0) to ``last`` (-1: none), ``bytes`` in size
 
-``at_ms`` is when that was so, epoch ms; rows of one subscription and time belong together. ``bytes`` is null where
-nobody told it.
+``at_ms`` is the time of the state, epoch ms; rows of one subscription and time belong together. ``bytes`` is null if it
+is unknown.
 """
 
-QUARANTINE: Final = _struct(("file", _STRING, True), ("line", _STRING, True), ("reason", _STRING, False))
-"""What could not be read: where it is, what it says, and why it was refused."""
+HOLES_SHOWN: Final = (
+    *("topic", "subscription", "risk", "limit_share", "bytes", "bytes_per_s", "ranges", "holes", "unacked_below"),
+    *("backlog", "oldest_ledger", "oldest_entry", "pinned_ledgers", "pinned_bytes", "ranges_lost"),
+)
+"""The columns of the job ``holes`` that tables for people have."""
+
+QUARANTINE: Final = schema_of("file string, line string, reason string not null")
+"""Lines that could not be read: the file, the line, and why it was refused."""
 
 READ: Final = StructType(
-    [StructField(field.name, field.dataType) for field in TRACE.fields]
-    + [StructField(name, _STRING) for name in ("file", "line", "fault")]
+    [
+        *(StructField(field.name, field.dataType) for field in TRACE.fields),
+        *schema_of("file string, line string, fault string").fields,
+    ]
 )
 """Rows of readers: for an accepted event the last three columns are null, for a refused line all others."""

@@ -1,21 +1,19 @@
-"""Tools for tests of code that uses this library: a virtual clock, a fake port, brokers, and storage that fails."""
+"""Tools for testing code that uses this library: a virtual clock, a fake port, brokers, and storage that fails."""
 
-from ..ledger._fault import FaultyFiles, SimulatedCrash
-from ..ledger._files import OsFiles
-from ..ledger._memory_files import MemoryFiles
-from ..ledger._object_fault import FaultyObjects
+from ..ledger.faults import FaultyFiles, FaultyObjects, SimulatedCrash
+from ..ledger.files import OsFiles
+from ..ledger.memory import MemoryFiles
+from ._call_faults import FakeCall
 from ._clock import ManualClock
-from ._fake_faults import FakeCall
+from ._embedded_broker import EmbeddedBroker
+from ._fake_delivery import FakeEntry, FakeMessage
+from ._fake_port import FakePort
 from ._fake_publisher import FakeLetter, FakePublisher
-from ._fake_subscription import FakeSubscription
-from ._fake_topic import FakeEntry, FakeMessage, FakeTopic
+from ._fake_topic import FakeSubscription, FakeTopic
 from ._faulty_port import FaultyPort
-from ._lite import EmbeddedBroker
 from ._local_broker import LocalBroker
 from ._loop import VirtualClockEventLoop, hold_time, run, virtual_time
-from ._memory_storage import MemoryDelayedCursor, MemorySnapshotStorage
-from ._port import FakePort
-from ._storage_faults import StorageFaults
+from ._memory_storage import MemoryDelayedCursor, MemorySnapshotStorage, StorageFaults
 
 __all__ = [
     "EmbeddedBroker",

@@ -1,4 +1,4 @@
-"""A clock that is moved by hand."""
+"""A clock that a test moves by hand."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..errors import InvalidArgumentError
 
 
 class ManualClock:
-    """Milliseconds that stand still until :meth:`set` or :meth:`advance`; it is an :class:`~pulsar_nack.AlarmClock`.
+    """A clock in ms that stands still until :meth:`set` or :meth:`advance`; it is an :class:`~pulsar_nack.AlarmClock`.
 
-    Moving goes step by step: time halts at each alarm on the way, so that its callback sees exactly the time it asked
-    for, and alarms that callbacks add are met too when they lie on the way. Alarms of one time go in the order in
-    which they were set. An alarm for a time that is here or past is met at the next move, ``advance(0)`` included.
-    What a callback raises ends the move at that time; the other alarms stay set.
+    Moving stops at each alarm on the way, so that its callback sees exactly the time it asked for, and includes alarms
+    that callbacks add on the way. Alarms of one time go off in the order in which they were set. An alarm for a time
+    that is already reached goes off at the next move, even ``advance(0)``. An error in a callback ends the move at that
+    time; the other alarms stay set.
     """
 
     def __init__(self, now_ms: int = 0) -> None:
@@ -43,7 +43,7 @@ class ManualClock:
         self._now = max(self._now, ms)
 
     def advance(self, ms: int) -> None:
-        """Move on by ``ms``.
+        """Move forward by ``ms``.
 
         :raises InvalidArgumentError: negative, or not an int
         """
@@ -52,7 +52,7 @@ class ManualClock:
         self.set(self._now + ms)
 
     def call_at(self, at_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` once when the time reaches ``at_ms``; return a function that cancels this."""
+        """Call ``callback`` once when the time reaches ``at_ms``; return a function that cancels the alarm."""
         self._count += 1
         number = self._count
         heapq.heappush(self._alarms, (max(_whole("at_ms", at_ms), self._now), number, callback))

@@ -1,4 +1,4 @@
-"""Dead letters without a broker."""
+"""A publisher of dead letters without a broker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from ..errors import BrokerError
 from ..ids import MessageId
-from ._fake_faults import seconds
+from ._call_faults import seconds
 
 
 @dataclass(frozen=True, slots=True)
 class FakeLetter:
-    """A dead letter that was published; the fields are what :meth:`pulsar_nack.Publisher.publish` was given."""
+    """A published dead letter; the fields are the arguments of :meth:`pulsar_nack.Publisher.publish`."""
 
     topic: str
     data: bytes | None
@@ -25,9 +25,9 @@ class FakeLetter:
 
 
 class FakePublisher:
-    """A :class:`~pulsar_nack.Publisher` that keeps what it gets.
+    """A :class:`~pulsar_nack.Publisher` that keeps what it publishes.
 
-    To be given as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``.
+    Pass it as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``.
 
     :param latency: seconds that publishing takes
     """
@@ -36,7 +36,7 @@ class FakePublisher:
         self.letters: list[FakeLetter] = []
         """What was published, in order."""
         self.attempts = 0
-        """How often that was tried."""
+        """How often publishing was tried."""
         self._latency = seconds("latency", latency)
         self._failures: deque[tuple[BaseException, bool]] = deque()
         self._may_go = asyncio.Event()
@@ -46,7 +46,7 @@ class FakePublisher:
         """Let the next calls raise.
 
         :param error: by default a :class:`~pulsar_nack.BrokerError`
-        :param carried_out: the letter is published all the same, as when only the answer is lost
+        :param carried_out: the letter is published, and only the answer is lost
         """
         fault = error or BrokerError("publish failed, as the test asked")
         self._failures.extend([(fault, carried_out)] * times)
@@ -56,7 +56,7 @@ class FakePublisher:
         self._may_go.clear()
 
     def release(self) -> None:
-        """Let calls go on."""
+        """Let waiting calls continue."""
         self._may_go.set()
 
     async def publish(
@@ -69,7 +69,7 @@ class FakePublisher:
         ordering_key: str | None,
         event_time_ms: int,
     ) -> MessageId:
-        """Keep a letter."""
+        """Publish a letter."""
         self.attempts += 1
         if self._latency:
             await asyncio.sleep(self._latency)

@@ -1,75 +1,48 @@
-"""A topic in memory: entries as a broker stores them, one message or a batch in each."""
+"""A topic in memory and its subscriptions: which entries are acknowledged, who holds which, what is sent next.
+
+An entry is in one of three states of a subscription: *queued* (waits for a consumer), *held* (sent to one, not
+acknowledged), *done* (acknowledged). What a leaving consumer held is queued again. One heap in the order of publishing
+serves both first deliveries and redeliveries, because a redelivered entry is older than any that was never sent.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import heapq
+import sys
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from ..consumer import Delivery
-from ..errors import InvalidArgumentError
+from .._check import check_flag, check_integer
+from ..errors import BrokerError, InvalidArgumentError
 from ..ids import MessageId, Position
-from ._fake_subscription import FakeSubscription
+from ._call_faults import loop_ms, text
+from ._fake_delivery import FakeEntry, FakeInbox, FakeMessage
+
+SHARED: Final = "shared"
 
 
 @dataclass(frozen=True, slots=True)
-class FakeMessage:
-    """What a producer sends, None: no value; :meth:`FakeTopic.publish_batch` takes these beside plain bytes."""
+class OutgoingEntry:
+    """How an entry is sent: once, and again for each of ``copies`` (its count; None: the same count)."""
 
-    data: bytes | None
-    key: str | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
-    ordering_key: str | None = None
-    event_time_ms: int = 0
+    copies: tuple[int | None, ...] = ()
+    forced: frozenset[int] = frozenset()
+    """Indexes that are sent even if they are acknowledged by then."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FakeEntry:
-    """One stored entry; compared by identity. ``number`` is its place in the order of publishing."""
-
-    number: int
-    position: Position
-    partition: int
-    topic: str
-    messages: tuple[FakeMessage, ...]
-    is_batch: bool
-    published_ms: int
-    chunks: tuple[Position, ...] = ()
-
-    def message_id(self, index: int) -> MessageId:
-        """Return the id of the message at ``index``."""
-        ledger, entry = self.position
-        if self.is_batch:
-            return MessageId(ledger, entry, self.partition, index, batch_size=len(self.messages), topic=self.topic)
-        first = MessageId(*self.chunks[0], self.partition, topic=self.topic) if self.chunks else None
-        return MessageId(ledger, entry, self.partition, topic=self.topic, first_chunk=first, chunks=self.chunks)
-
-    def delivery(self, index: int, redelivery_count: int) -> Delivery:
-        """Return the message at ``index`` as a port hands it over."""
-        message = self.messages[index]
-        return Delivery(
-            id=self.message_id(index),
-            data=message.data or b"",
-            properties=dict(message.properties),
-            key=message.key,
-            ordering_key=message.ordering_key,
-            redelivery_count=redelivery_count,
-            publish_time_ms=self.published_ms,
-            event_time_ms=message.event_time_ms,
-            topic=self.topic,
-            is_null=message.data is None,
-        )
+_PLAIN: Final = OutgoingEntry()
 
 
 class FakeTopic:
-    """A topic that lives in memory, with any number of subscriptions; every subscription begins at the first message.
+    """A topic in memory with any number of subscriptions; every subscription begins at the first message.
 
     :param name: full topic name; partitions are called ``<name>-partition-<n>``
-    :param partitions: 0 for a topic without; each partition counts its entries from 0 **in the same ledger**, so that
-        code that forgets the partition of an id is found out
+    :param partitions: 0 for a topic without; each partition counts its entries from 0 **in the same ledger**, to expose
+        code that forgets the partition of an id
     :param ledger: id of the first ledger
-    :param entries_per_ledger: then the next ledger begins
+    :param entries_per_ledger: how many entries a ledger has before the next one begins
     :param batch_index_ack: single messages of a batch can be acknowledged at the broker (real brokers: off by default)
 
     ::
@@ -90,11 +63,12 @@ class FakeTopic:
         entries_per_ledger: int = 50_000,
         batch_index_ack: bool = False,
     ) -> None:
+        check_flag("batch_index_ack", batch_index_ack)
         self.name = text("name", name)
-        self.partitions = whole("partitions", partitions, 0)
-        self.batch_index_ack = true_or_false("batch_index_ack", batch_index_ack)
-        self._ledger = whole("ledger", ledger, 0)
-        self._per_ledger = whole("entries_per_ledger", entries_per_ledger, 1)
+        self.partitions = check_integer("partitions", partitions, 0)
+        self.batch_index_ack = batch_index_ack
+        self._ledger = check_integer("ledger", ledger, 0)
+        self._per_ledger = check_integer("entries_per_ledger", entries_per_ledger, 1)
         self._entries: dict[tuple[int, int, int], FakeEntry] = {}
         self._written: dict[int, int] = {}
         self._subscriptions: dict[str, FakeSubscription] = {}
@@ -109,7 +83,7 @@ class FakeTopic:
         event_time_ms: int = 0,
         partition: int | None = None,
     ) -> MessageId:
-        """Store one message in an entry of its own and hand it out.
+        """Store one message in a new entry and dispatch it.
 
         Without ``partition`` messages of one key share a partition, and those without a key take turns.
         """
@@ -119,7 +93,7 @@ class FakeTopic:
     def publish_batch(
         self, messages: Iterable[bytes | FakeMessage | None], *, partition: int | None = None
     ) -> list[MessageId]:
-        """Store messages in one entry and hand it out; their ids have batch indexes from 0.
+        """Store messages in one entry and dispatch it; their ids have batch indexes from 0.
 
         :raises InvalidArgumentError: no messages
         """
@@ -130,7 +104,7 @@ class FakeTopic:
         return [entry.message_id(index) for index in range(len(batch))]
 
     def publish_chunked(self, parts: Iterable[bytes], *, key: str | None = None) -> MessageId:
-        """Store one message in several entries and hand it out; it comes back only to a request for all its parts.
+        """Store one message in several entries and dispatch it; only a request for all its parts redelivers it.
 
         :raises InvalidArgumentError: fewer than two parts
         """
@@ -140,7 +114,7 @@ class FakeTopic:
         return self._store([FakeMessage(b"".join(chunks), key)], chunks=len(chunks)).message_id(0)
 
     def subscription(self, name: str = "fake") -> FakeSubscription:
-        """Return a subscription: what is acknowledged, and an administrator's means to change that. Made when new."""
+        """Return a subscription, created if it is new: what is acknowledged, and an administrator's operations."""
         if name not in self._subscriptions:
             self._subscriptions[name] = FakeSubscription(self, name)
         return self._subscriptions[name]
@@ -151,7 +125,7 @@ class FakeTopic:
         return self._entries.values()
 
     def entry_of(self, message_id: MessageId) -> FakeEntry | None:
-        """Return the entry that holds a message, None where there is none."""
+        """Return the entry that contains a message, or None."""
         return self._entries.get((message_id.partition, message_id.ledger, message_id.entry))
 
     def _store(
@@ -195,30 +169,187 @@ class FakeTopic:
         return len(self._entries) % self.partitions
 
 
-def whole(field: str, value: object, lowest: int) -> int:
-    """Return an int of at least ``lowest``, or raise :class:`~pulsar_nack.InvalidArgumentError`."""
-    if type(value) is not int or value < lowest:
-        raise InvalidArgumentError(field, value, f"an integer of at least {lowest}")
-    return value
+class FakeSubscription:
+    """The broker's side of a subscription; get it from :meth:`FakeTopic.subscription`."""
 
+    def __init__(self, topic: FakeTopic, name: str) -> None:
+        self.topic = topic
+        self.name = name
+        self._type = SHARED
+        self._consumers: list[FakeInbox] = []
+        self._turn = 0
+        self._done: set[FakeEntry] = set()
+        self._done_indexes: dict[FakeEntry, set[int]] = {}
+        self._heap: list[tuple[int, FakeEntry]] = []
+        self._queued: dict[FakeEntry, OutgoingEntry] = {}
+        self._holder: dict[FakeEntry, FakeInbox] = {}
+        self._counts: dict[FakeEntry, int] = {}
+        for entry in topic.entries:
+            self._queue(entry)
 
-def text(field: str, value: object) -> str:
-    """Return a str that is not empty, or raise :class:`~pulsar_nack.InvalidArgumentError`."""
-    if not isinstance(value, str) or not value:
-        raise InvalidArgumentError(field, value, "a str that is not empty")
-    return value
+    @property
+    def backlog(self) -> int:
+        """Return how many messages are not acknowledged at the broker."""
+        return sum(len(self._open_indexes(entry)) for entry in self.topic.entries)
 
+    def is_acked(self, message_id: MessageId) -> bool:
+        """Return whether a message is acknowledged at the broker; False if there is no such message."""
+        entry = self.topic.entry_of(message_id)
+        return entry is not None and not self._is_open(entry, max(message_id.batch_index, 0))
 
-def true_or_false(field: str, value: object) -> bool:
-    """Return a bool, or raise :class:`~pulsar_nack.InvalidArgumentError`."""
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(field, value, "True or False")
-    return value
+    def redelivery_count(self, message_id: MessageId) -> int:
+        """Return the broker's redelivery count of a message's entry; forgotten when the last consumer leaves."""
+        entry = self.topic.entry_of(message_id)
+        return 0 if entry is None else self._counts.get(entry, 0)
 
+    def reset(self, to: MessageId | None = None) -> None:
+        """Move back or forward to a message, as an administrator's reset does; None: to the first message.
 
-def loop_ms() -> int:
-    """Return the running loop's time in ms, 0 outside of a loop."""
-    try:
-        return int(asyncio.get_running_loop().time() * 1000 + 1e-6)
-    except RuntimeError:
-        return 0
+        Everything from there on is delivered again, acknowledged or not; everything before counts as acknowledged.
+        """
+        start = to or MessageId(-1, -1)
+        self._reset_to_first(
+            lambda entry: start.partition in {-1, entry.partition} and entry.position >= start.position
+        )
+
+    def reset_to_time(self, publish_time_ms: int) -> None:
+        """Move to the first message that was published at or after a time, as :meth:`reset` does."""
+        self._reset_to_first(lambda entry: entry.published_ms >= publish_time_ms)
+
+    def _reset_to_first(self, is_wanted: Callable[[FakeEntry], bool]) -> None:
+        first = next((entry.number for entry in self.topic.entries if is_wanted(entry)), sys.maxsize)
+        self._done = {entry for entry in self.topic.entries if entry.number < first}
+        self._done_indexes.clear()
+        self.restart()
+
+    def restart(self) -> None:
+        """Restart the broker: redelivery counts are forgotten, and unacknowledged messages are sent again."""
+        self._counts.clear()
+        self._rewind()
+
+    def _join(self, consumer: FakeInbox, subscription_type: str) -> None:
+        if self._consumers and (subscription_type != self._type or self._type == "exclusive"):
+            raise BrokerError(f"subscription {self.name!r} has a consumer already and is {self._type}")
+        self._type = subscription_type
+        self._consumers.append(consumer)
+        self._dispatch()
+
+    def _leave(self, consumer: FakeInbox) -> None:
+        for entry in list(consumer.held):
+            self._release(entry)
+            self._queue(entry)
+        self._consumers.remove(consumer)
+        if not self._consumers:
+            self._counts.clear()
+        self._dispatch()
+
+    def _add(self, entry: FakeEntry) -> None:
+        self._queue(entry)
+        self._dispatch()
+
+    def _ack_entries(self, entries: Iterable[FakeEntry]) -> None:
+        for entry in entries:
+            self._release(entry)
+            self._done.add(entry)
+        self._dispatch()
+
+    def _ack_up_to(self, last: MessageId, members: int) -> None:
+        """Acknowledge the entries of a partition before ``last``, and the first ``members`` of its entry."""
+        earlier = [entry for entry in self.topic.entries if entry.partition == last.partition]
+        self._ack_entries(entry for entry in earlier if entry.position < last.position)
+        last_entry = self.topic.entry_of(last)
+        if last_entry is None:
+            return
+        for index in range(min(members, len(last_entry.messages))):
+            self._ack_index(last_entry, index)
+        if members >= len(last_entry.messages) or not self._open_indexes(last_entry):
+            self._ack_entries([last_entry])
+
+    def _ack_index(self, entry: FakeEntry, index: int) -> None:
+        if not self._is_open(entry, index) or not self.topic.batch_index_ack:
+            return
+        self._done_indexes.setdefault(entry, set()).add(index)
+        holder = self._holder.get(entry)
+        if holder is not None:
+            holder.unacked -= 1
+
+    def _redeliver(
+        self, consumer: FakeInbox, wanted: Mapping[FakeEntry, OutgoingEntry], highest_count: int | None
+    ) -> None:
+        """Send entries that ``consumer`` holds again; if exclusive or failover, send all held entries again."""
+        if self._type != SHARED:
+            if consumer is self._consumers[0]:
+                self._rewind(wanted)
+            return
+        for entry, how in wanted.items():
+            if self._holder.get(entry) is not consumer:
+                continue
+            self._release(entry)
+            count = self._counts.get(entry, 0) + 1
+            self._counts[entry] = count if highest_count is None else min(count, highest_count)
+            self._queue(entry, how)
+        self._dispatch()
+
+    def _rewind(self, how: Mapping[FakeEntry, OutgoingEntry] | None = None) -> None:
+        for consumer in self._consumers:
+            consumer.drop()
+            consumer.held.clear()
+            consumer.unacked = 0
+        self._holder.clear()
+        self._queued.clear()
+        self._heap.clear()
+        for entry in self.topic.entries:
+            if entry not in self._done:
+                self._queue(entry, (how or {}).get(entry, _PLAIN))
+        self._dispatch()
+
+    def _queue(self, entry: FakeEntry, how: OutgoingEntry = _PLAIN) -> None:
+        if entry not in self._queued:
+            heapq.heappush(self._heap, (entry.number, entry))
+        self._queued[entry] = how
+
+    def _dispatch(self) -> None:
+        while self._heap:
+            entry = self._heap[0][1]
+            how = self._queued[entry]
+            indexes = sorted(self._open_indexes(entry) | how.forced)
+            consumer = self._next_consumer() if indexes else None
+            if indexes and consumer is None:
+                return
+            heapq.heappop(self._heap)
+            del self._queued[entry]
+            if consumer is not None:
+                self._send(consumer, entry, indexes, how)
+
+    def _send(self, consumer: FakeInbox, entry: FakeEntry, indexes: Collection[int], how: OutgoingEntry) -> None:
+        if entry not in self._done:
+            self._holder[entry] = consumer
+            consumer.held[entry] = None
+            consumer.unacked += len(self._open_indexes(entry))
+        count = self._counts.get(entry, 0)
+        consumer.send(entry, indexes, count, how.forced)
+        for copy in how.copies:
+            consumer.send(entry, indexes, count if copy is None else copy, how.forced)
+
+    def _release(self, entry: FakeEntry) -> None:
+        holder = self._holder.pop(entry, None)
+        if holder is not None:
+            del holder.held[entry]
+            holder.unacked -= len(self._open_indexes(entry))
+
+    def _next_consumer(self) -> FakeInbox | None:
+        able = self._consumers if self._type == SHARED else self._consumers[:1]
+        for step in range(len(able)):
+            at = (self._turn + step) % len(able)
+            if able[at].has_room():
+                self._turn = at + 1
+                return able[at]
+        return None
+
+    def _open_indexes(self, entry: FakeEntry) -> set[int]:
+        if entry in self._done:
+            return set()
+        return set(range(len(entry.messages))) - self._done_indexes.get(entry, set())
+
+    def _is_open(self, entry: FakeEntry, index: int) -> bool:
+        return entry not in self._done and index not in self._done_indexes.get(entry, ())

@@ -1,4 +1,4 @@
-"""Any port, with faults between it and its consumer, as a network and a client have them."""
+"""A wrapper around any port that injects the faults of a network and a client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from ..consumer import (
     ConsumerPort,
@@ -20,20 +19,19 @@ from ..consumer import (
 )
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position
-from ._fake_faults import CallName, FakeCall, Fault, Faults, seconds
-from ._fake_topic import loop_ms, whole
+from ._call_faults import CallName, Fault, PortWithFaults
 
 
-class FaultyPort:
-    """A :class:`~pulsar_nack.ConsumerPort` around another one that fails when a test says so.
+class FaultyPort(PortWithFaults):
+    """A :class:`~pulsar_nack.ConsumerPort` around another one, with faults on demand.
 
-    :meth:`LocalBroker.subscribe` gives one of a local topic; make one around any other port, or around a transport of
-    yours. Without a fault it does what that port does. The faults are those of :class:`FakePort`, and it can lose its
-    connection: then the port is closed, and what this consumer has not acknowledged goes to others, or to itself when
-    it is connected again.
+    :meth:`LocalBroker.subscribe` returns one for a local topic; wrap any other port, or your own transport, in the same
+    way. Without a fault it behaves like the wrapped port. It has the faults of :class:`FakePort`, and it can lose its
+    connection: then the wrapped port is closed, and its unacknowledged messages go to other consumers, or to this one
+    after it has reconnected.
 
-    :param port: the port it owns and closes
-    :param connect: returns a port like it, anew; None: it cannot lose its connection
+    :param port: the wrapped port, which is owned and closed
+    :param connect: returns a new port like it; None: the connection cannot be lost
 
     ::
 
@@ -42,83 +40,40 @@ class FaultyPort:
     """
 
     def __init__(self, port: ConsumerPort, connect: Callable[[], Awaitable[ConsumerPort]] | None = None) -> None:
+        super().__init__()
         self._port = port
         self._connect = connect
         self._connecting = asyncio.Lock()
         self._connected = asyncio.Event()
         self._connected.set()
-        self._is_closed = False
-        self._faults = Faults()
-        self._duplicates: deque[int | None] = deque()
         self._asked: set[tuple[int, int]] = set()
         self._copies: deque[Delivery] = deque()
-        self._told: Callable[[SessionEvent, str, int], None] | None = None
-        self.calls: list[FakeCall] = []
-        """Every call made, in the order in which they ended."""
+        self._listener: Callable[[SessionEvent, str, int], None] | None = None
 
     @property
     def traits(self) -> PortTraits:
-        """Return what this port promises."""
+        """Return the abilities of the wrapped port."""
         return self._port.traits
 
     @property
     def name(self) -> str:
-        """Return the consumer's name, an empty one where the port has none."""
+        """Return the consumer's name, empty if the port has none."""
         return str(getattr(self._port, "name", ""))
 
     @property
-    def is_closed(self) -> bool:
-        """Return whether it was closed."""
-        return self._is_closed
-
-    @property
     def is_connected(self) -> bool:
-        """Return whether there is a connection now."""
+        """Return whether the port is connected now."""
         port = self._port
         if isinstance(port, SupportsConnectionState) and not port.is_connected:
             return False
         return self._connected.is_set() and not getattr(port, "is_closed", False)
 
-    def requests(self, name: CallName) -> list[tuple[MessageId, ...]]:
-        """Return the ids of each call of one kind that succeeded."""
-        return [call.ids for call in self.calls if call.name == name and call.error is None]
-
     # -- faults --------------------------------------------------------------------------------------------------------
 
-    def fail_next(
-        self, call: CallName, times: int = 1, *, error: BaseException | None = None, carried_out: bool = False
-    ) -> None:
-        """Let the next calls of one kind raise, any but ``close``; a receive loses nothing by it.
-
-        :param error: what they raise, by default a :class:`~pulsar_nack.BrokerError`
-        :param carried_out: they take effect all the same, as when only the answer is lost
-        """
-        if carried_out and call == "receive":
-            raise InvalidArgumentError("carried_out", carried_out, "False for receive: it would lose a message")
-        failure = error or BrokerError(f"{call} failed, as the test asked")
-        self._faults.add(call, Fault(error=failure, is_carried_out=carried_out), times)
-
-    def lose_next(self, call: Literal["acknowledge", "redeliver"], times: int = 1) -> None:
-        """Let the next calls of one kind be accepted, and lost: clients drop what they could not send yet."""
-        if call not in {"acknowledge", "redeliver"}:
-            raise InvalidArgumentError("call", call, "acknowledge or redeliver")
-        self._faults.add(call, Fault(is_lost=True), times)
-
-    def delay_next(self, call: CallName, delay: float, times: int = 1) -> None:
-        """Let the next calls of one kind begin only after ``delay`` seconds."""
-        self._faults.add(call, Fault(delay=seconds("delay", delay)), times)
-
-    def duplicate_next(self, times: int = 1, *, second_count: int | None = None) -> None:
-        """Let the next messages that this port has redelivered arrive twice, as busy brokers send them.
-
-        :param second_count: redelivery count of the second copy, as 0; None: the same as the first's
-        """
-        self._duplicates.extend([second_count] * whole("times", times, 1))
-
     async def disconnect(self) -> None:
-        """Lose the connection: what is not acknowledged goes to others at once, calls fail, and receivers wait.
+        """Lose the connection: unacknowledged messages go to others at once, calls fail, and receivers wait.
 
-        :raises InvalidArgumentError: it was made without ``connect``
+        :raises InvalidArgumentError: the port was made without ``connect``
         """
         self._check_open()
         if self._connect is None:
@@ -130,7 +85,7 @@ class FaultyPort:
     async def reconnect(self) -> None:
         """Connect again, as a new consumer of the subscription.
 
-        :raises BrokerError: another consumer excludes it by now
+        :raises BrokerError: another consumer excludes this one by now
         """
         async with self._connecting:
             self._check_open()
@@ -141,15 +96,15 @@ class FaultyPort:
                 await port.close()
                 raise ClosedError("the port")
             self._port = port
-            if self._told is not None:
-                self.watch_sessions(self._told)
+            if self._listener is not None:
+                self.watch_sessions(self._listener)
             self._on_session(SessionEvent.BEGAN, *self._place)
             self._connected.set()
 
     # -- the port ------------------------------------------------------------------------------------------------------
 
     async def receive(self) -> Delivery:
-        """Return the next message; cancelling it loses none."""
+        """Return the next message; cancelling the call loses no message."""
         fault = await self._begin("receive", ())
         while True:
             if self._copies:
@@ -184,7 +139,7 @@ class FaultyPort:
         await self._call("acknowledge_cumulative", [message_id], lambda: port.acknowledge_cumulative(message_id))
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
-        """Have the entries of these sent again now."""
+        """Request redelivery of the entries of these messages."""
 
         async def ask() -> None:
             await self._port.redeliver(ids)
@@ -203,20 +158,20 @@ class FaultyPort:
         ids = [position] if isinstance(position, MessageId) else []
         await self._call("seek", ids, lambda: port.seek(position))
 
-    def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
-        """Call ``told`` with the port's events, and when the connection is lost and there again."""
-        self._told = told
+    def watch_sessions(self, listener: Callable[[SessionEvent, str, int], None]) -> None:
+        """Call ``listener`` with the port's events, and when the connection is lost or restored."""
+        self._listener = listener
         if isinstance(self._port, SupportsSessions):
             self._port.watch_sessions(self._on_session)
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
-        """Return up to where everything is acknowledged, None where that is not known."""
+        """Return the mark-delete position, None if it is not known."""
         if not self._connected.is_set() or not isinstance(self._port, SupportsSessions):
             return None
         return await self._port.mark_delete_position(topic, partition)
 
     async def flush(self) -> None:
-        """Return when what was acknowledged outlives this process.
+        """Wait until all acknowledgements survive the end of this process.
 
         :raises BrokerError: there is no connection
         """
@@ -226,28 +181,28 @@ class FaultyPort:
             await self._port.flush()
 
     async def close(self) -> None:
-        """Give back what is not acknowledged; idempotent."""
+        """Give back all unacknowledged messages. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._connected.set()
-            self.calls.append(FakeCall("close", (), loop_ms()))
+            self._end("close", ())
             await self._port.close()
 
     def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
         if event is not SessionEvent.BEGAN:
             self._copies.clear()
-        if self._told is not None:
-            self._told(event, topic, partition)
+        if self._listener is not None:
+            self._listener(event, topic, partition)
 
     @property
     def _place(self) -> tuple[str, int]:
-        """Return topic and partition, as far as the port names them."""
+        """Return topic and partition, as far as the port knows them."""
         return getattr(self._port, "names", ("", "", ""))[0], -1
 
-    # -- how it is done ------------------------------------------------------------------------------------------------
+    # -- details ------------------------------------------------------------------------------------------------------
 
     def _copy(self, delivery: Delivery) -> None:
-        """Keep a copy of what was asked for again, if it is to come twice."""
+        """Keep a copy of a redelivered message that is to arrive twice."""
         position = delivery.id[:2]
         if position not in self._asked or not self._duplicates:
             return
@@ -264,22 +219,3 @@ class FaultyPort:
         elif not fault.is_lost:
             await carry_out()
         self._end(name, ids, fault)
-
-    async def _begin(self, name: CallName, ids: tuple[MessageId, ...]) -> Fault:
-        self._check_open()
-        fault = self._faults.take(name)
-        if fault.delay:
-            await asyncio.sleep(fault.delay)
-            self._check_open()
-        if fault.error is not None and not fault.is_carried_out:
-            self._end(name, ids, fault)
-        return fault
-
-    def _end(self, name: CallName, ids: tuple[MessageId, ...], fault: Fault) -> None:
-        self.calls.append(FakeCall(name, ids, loop_ms(), fault.error))
-        if fault.error is not None:
-            raise fault.error
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the port")

@@ -1,46 +1,44 @@
-"""A store of logs whose entries are read late, or not at all, and are not written, when a test says so."""
+"""A store of logs in which reads and appends of entries fail or are delayed when a test orders it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Final
 
-from ..errors import InvalidArgumentError, LogCorruptedError, LogStorageError
-from ..ledger import DamagedLog, Log, LogStore, Record, SalvagingStore
-from ._fake_faults import seconds
+from .._check import check_integer
+from ..errors import LogStorageError
+from ..ledger import LocalLog, LocalLogStore
+from ._call_faults import seconds
 
-_LEDGER = "ledger-"
+_LEDGER: Final = "ledger-"
 
 
 class EntryFaults:
-    """What is to happen to the next reads and appends of a topic's entries; everything else works."""
+    """Faults of the next reads and appends of a topic's entries; everything else works."""
 
     def __init__(self) -> None:
         self.reads = 0
-        """How often entries were asked for."""
+        """How often entries were read."""
         self.entries_read = 0
         self._delay = 0.0
         self._failures = {"read": 0, "append": 0}
 
     def fail(self, call: str, times: int) -> None:
         """Let the next calls of one kind fail."""
-        if type(times) is not int or times < 1:
-            raise InvalidArgumentError("times", times, "an integer of at least 1")
-        self._failures[call] += times
+        self._failures[call] += check_integer("times", times, 1)
 
     def delay(self, delay: float) -> None:
-        """Let each read take so many seconds more from now on."""
+        """Delay each read by ``delay`` seconds from now on."""
         self._delay = seconds("delay", delay)
 
     def heal(self) -> None:
-        """Let everything work again, and at once."""
+        """Remove all faults and delays."""
         self._delay = 0.0
         self._failures = dict.fromkeys(self._failures, 0)
 
     async def before_read(self, log: str, entries: int) -> None:
-        """Do to a read what is to be done to it."""
+        """Delay a read, or raise, as ordered."""
         self.reads += 1
         self.entries_read += entries
         if self._delay:
@@ -48,7 +46,7 @@ class EntryFaults:
         self._check("read", log)
 
     def before_append(self, log: str) -> None:
-        """Do to an append what is to be done to it."""
+        """Raise for an append, as ordered."""
         self._check("append", log)
 
     def _check(self, call: str, log: str) -> None:
@@ -57,99 +55,26 @@ class EntryFaults:
             raise LogStorageError(log, call, "the test asked for it")
 
 
-class FaultyStore:
-    """A :class:`~pulsar_nack.ledger.LogStore` over another one."""
+class FaultyStore(LocalLogStore):
+    """A store in a folder whose ledgers have faults."""
 
-    def __init__(self, store: LogStore, faults: EntryFaults) -> None:
-        self._store = store
-        self._faults = faults
+    faults: EntryFaults
 
-    async def create(self, name: str) -> Log:
-        """Make a log."""
-        return self._wrapped(await self._store.create(name))
-
-    async def open_log(self, name: str, *, read_only: bool = False) -> Log:
-        """Open a log."""
-        return self._wrapped(await self._store.open_log(name, read_only=read_only))
-
-    async def open_damaged(self, name: str) -> DamagedLog:
-        """Open a damaged log, where the store below can do that."""
-        if isinstance(self._store, SalvagingStore):
-            return await self._store.open_damaged(name)
-        raise LogCorruptedError(name, name, 0, "it cannot be opened")
-
-    def _wrapped(self, log: Log) -> Log:
-        return _FaultyLog(log, self._faults) if log.name.startswith(_LEDGER) else log
-
-    async def names(self) -> list[str]:
-        """Return the names of all logs."""
-        return await self._store.names()
-
-    async def delete(self, name: str) -> None:
-        """Remove a log."""
-        await self._store.delete(name)
-
-    async def aclose(self) -> None:
-        """Close the store below."""
-        await self._store.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
+    def _make_log(self, opened: Any) -> LocalLog:
+        if not opened.name.startswith(_LEDGER):
+            return super()._make_log(opened)
+        log = _FaultyLog(self._directory, opened, self._executor)
+        log.faults = self.faults
+        return log
 
 
-class _FaultyLog:
-    def __init__(self, log: Log, faults: EntryFaults) -> None:
-        self._log = log
-        self._faults = faults
-
-    @property
-    def name(self) -> str:
-        return self._log.name
-
-    @property
-    def length(self) -> int:
-        return self._log.length
-
-    @property
-    def size(self) -> int:
-        return self._log.size
-
-    @property
-    def is_sealed(self) -> bool:
-        return self._log.is_sealed
-
-    async def append(self, data: bytes | bytearray | memoryview) -> int:
-        return await self.append_many([data])
+class _FaultyLog(LocalLog):
+    faults: EntryFaults
 
     async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
-        self._faults.before_append(self.name)
-        return await self._log.append_many(records)
+        self.faults.before_append(self.name)
+        return await super().append_many(records)
 
     async def read(self, first: int, last: int) -> list[bytes]:
-        await self._faults.before_read(self.name, last - first + 1)
-        return await self._log.read(first, last)
-
-    def records(self, first: int = 0) -> AsyncIterator[Record]:
-        return self._log.records(first)
-
-    async def seal(self) -> None:
-        await self._log.seal()
-
-    async def delete(self) -> None:
-        await self._log.delete()
-
-    async def aclose(self) -> None:
-        await self._log.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
+        await self.faults.before_read(self.name, last - first + 1)
+        return await super().read(first, last)

@@ -1,20 +1,19 @@
-"""Local topics on files in memory, for users' own tests: a broker that really redelivers, and fails when told to."""
+"""Local topics on files in memory, for users' tests: a broker that stores and redelivers, and fails on demand."""
 
 from __future__ import annotations
 
 import asyncio
 from random import Random
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from .._check import check_clock, check_config, check_kind
+from .._lifetime import ClosesOnExit
 from ..clock import Clock, LoopClock
 from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
 from ..errors import ClosedError
-from ..ledger import LocalLogStore
-from ..ledger._fault import FaultyFiles
-from ..ledger._memory_files import MemoryFiles
+from ..ledger.faults import FaultyFiles
+from ..ledger.memory import MemoryFiles
 from ..topic import LocalPort, LocalTopic
 from ._faulty_port import FaultyPort
 from ._faulty_store import EntryFaults, FaultyStore
@@ -31,15 +30,15 @@ _PORT_OPTIONS: Final = (
 SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
 
 
-class LocalBroker:
-    """Some local topics whose files are in memory; make and use it inside a running loop.
+class LocalBroker(ClosesOnExit):
+    """Local topics whose files are in memory; create and use it inside a running loop.
 
     Times are those of the loop, so that it runs on virtual time; epoch ms are ms of the loop then.
 
-    :param config: of the topics
-    :param delayed: how they keep delayed messages
-    :param clock: epoch ms; by default the loop's own
-    :param seed: decides what of unsynced writes a power cut leaves
+    :param config: settings of the topics
+    :param delayed: how the topics keep delayed messages
+    :param clock: epoch ms; by default the loop's clock
+    :param seed: decides what a power cut leaves of unsynced writes
 
     ::
 
@@ -70,23 +69,15 @@ class LocalBroker:
         self._delayed = delayed
         self._clock = LoopClock() if clock is None else clock
         self.files = FaultyFiles(MemoryFiles(Random(seed)))  # noqa: S311
-        """The disk, whose operations can be made to fail, see :class:`FaultyFiles`; another one after a restart."""
+        """The disk, with faults on demand, see :class:`FaultyFiles`; another object after a restart."""
         self.entries = EntryFaults()
-        self._stores: list[LocalLogStore] = []
+        self._stores: list[FaultyStore] = []
         self._topics: dict[str, LocalTopic] = {}
         self._changing = asyncio.Lock()
         self._is_closed = False
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     async def topic(self, name: str = _TOPIC) -> LocalTopic:
-        """Return a topic, opened unless it is open; after a restart it is another object."""
+        """Return a topic, opening it if necessary; after a restart it is a new object."""
         async with self._changing:
             if self._is_closed:
                 raise ClosedError("LocalBroker")
@@ -96,11 +87,10 @@ class LocalBroker:
 
     async def _open(self, name: str) -> LocalTopic:
         folder = f"/{name.encode().hex()}"
-        store = await LocalLogStore.open(folder, files=self.files, threads=2)
+        store = await FaultyStore.open(folder, files=self.files, threads=2)
+        store.faults = self.entries
         self._stores.append(store)
-        return await LocalTopic.open(
-            FaultyStore(store, self.entries), self._config, name=name, delayed=self._delayed, clock=self._clock
-        )
+        return await LocalTopic.open(store, self._config, name=name, delayed=self._delayed, clock=self._clock)
 
     async def subscribe(
         self,
@@ -150,33 +140,33 @@ class LocalBroker:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def fail_reads(self, times: int = 1) -> None:
-        """Let the next reads of entries from storage fail; what was just published is in memory and needs none."""
+        """Let the next reads of entries from storage fail; newly published entries are in memory and need none."""
         self.entries.fail("read", times)
 
     def delay_reads(self, delay: float) -> None:
-        """Let each read of entries from storage take so many seconds more from now on."""
+        """Delay each read of entries from storage by ``delay`` seconds from now on."""
         self.entries.delay(delay)
 
     def fail_publishing(self, times: int = 1) -> None:
-        """Let the next writes of entries fail, and with each of them whoever publishes at that time."""
+        """Let the next writes of entries fail, with all messages that each of them contains."""
         self.entries.fail("append", times)
 
     def heal(self) -> None:
-        """Let nothing fail any more."""
+        """Remove all faults."""
         self.entries.heal()
         self.files.heal()
 
     async def restart(self, *, kill: bool = False, power_cut: bool = False) -> None:
-        """End the broker, and begin it anew: ports are closed, counts are forgotten, topics have to be asked for again.
+        """Restart the broker: ports are closed, counts are forgotten, and topics have to be fetched again.
 
-        :param kill: it ends as by kill -9, and writes nothing any more
-        :param power_cut: the machine does, so that of what was not synced any part may be gone
+        :param kill: the process ends as by kill -9, and writes nothing more
+        :param power_cut: the machine ends, so that any unsynced data may be lost
         """
         async with self._changing:
             memory = self.files.inner
             assert isinstance(memory, MemoryFiles)
             found = memory.after_crash() if power_cut else memory.fork() if kill else None
-            await self._close_topics()  # what this writes goes to the files of before
+            await self._close_topics()  # closing writes to the files from before the restart
             self.files = FaultyFiles(memory.after_kill() if found is None else found)
 
     async def aclose(self) -> None:

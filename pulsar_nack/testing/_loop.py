@@ -1,17 +1,18 @@
 """An asyncio loop on virtual time: it starts at 0 and jumps to the next timer when nothing is ready.
 
-Inside one round of the loop there are four cases, looked at in this order:
+In each turn the loop distinguishes four cases, in this order:
 
-1. Something is ready, or has come in from a thread or a socket: it runs, time stands still.
-2. Work is under way outside of the loop (an executor, ``anyio.to_thread``, or a block of :func:`hold_time`): the loop
-   waits really until it reports; time stands still. A job of an executor that ends within a real second counts as if
-   it took a few rounds of the loop: their number is drawn, and is the same in each run.
+1. Something is ready, or has arrived from a thread or a socket: it runs, time stands still.
+2. Work runs outside of the loop (an executor, ``anyio.to_thread``, or a block of :func:`hold_time`): the loop waits in
+   real time until it reports; virtual time stands still. An executor's job that ends within a real second counts as if
+   it took a few turns of the loop: their number is drawn, and is the same in each run.
 3. A timer is set: time jumps to it, exactly.
-4. Nothing at all: with sockets open the loop waits really, else it raises :class:`~pulsar_nack.VirtualDeadlockError`.
+4. Nothing at all: with open sockets the loop waits in real time, else it raises
+   :class:`~pulsar_nack.VirtualDeadlockError`.
 
-A real wait is bounded by ``patience``. While a timer is set, sockets do not hold time back: what talks to a real peer
-belongs in a block of :func:`hold_time`. Time starts at 0 because at the size of a Unix time the clock's resolution is
-lost in the float, and a timer that is due would never be seen as due.
+A real wait is bounded by ``patience``. While a timer is set, sockets do not hold time back: put communication with a
+real peer into a block of :func:`hold_time`. Time starts at 0 because at the size of a Unix time the float loses the
+clock's resolution, so that a timer would never be seen as due.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _Events = list[tuple[selectors.SelectorKey, int]]
 class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     """A real asyncio loop whose :meth:`time` is virtual; use it as a ``loop_factory``.
 
-    With :func:`run` or :func:`virtual_time` nobody needs to name it. For pytest-asyncio (1.4 and later), so that async
-    fixtures run on it too, a ``conftest.py`` says::
+    :func:`run` and :func:`virtual_time` use it for you. For pytest-asyncio (1.4 and later), so that async fixtures run
+    on it too, put this into ``conftest.py``::
 
         def pytest_asyncio_loop_factories(config, item):
             return {"virtual": VirtualClockEventLoop}
@@ -82,7 +83,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Let time stand still inside the block: the loop waits really for what happens outside of it."""
+        """Let virtual time stand still inside the block, while the loop waits in real time for others."""
         self._holds += 1
         try:
             yield
@@ -94,7 +95,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[_T]:
         """Run ``func`` in a thread, as any loop does; time stands still until it is done.
 
-        A job that itself waits for the loop holds it for a real second first.
+        A job that waits for the loop blocks it for a real second first.
         """
         self._check_closed()  # type: ignore[attr-defined]
         if executor is None:
@@ -151,14 +152,14 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where the loop would sleep, it asks here; this decides between jumping, really waiting, and giving up."""
+    """The place where a loop would sleep: decides between jumping, waiting in real time, and giving up."""
 
     def __init__(self, loop: VirtualClockEventLoop) -> None:
         super().__init__()
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> _Events:
-        is_held = timeout != 0 and self._loop._is_held()  # asked first: what a thread posts just after it is seen below
+        is_held = timeout != 0 and self._loop._is_held()  # first: what a thread posts right after this is seen below
         events = super().select(0)
         if events or timeout == 0:
             return events
@@ -195,7 +196,7 @@ def _describe(task: asyncio.Task[Any]) -> str:
 
 @contextmanager
 def hold_time() -> Iterator[None]:
-    """Let virtual time stand still inside the block, for real I/O or threads of your own; call it in the loop.
+    """Let virtual time stand still inside the block, for real I/O or your own threads; call it in the loop.
 
     On a loop that is not virtual it does nothing.
     """
@@ -208,7 +209,7 @@ def hold_time() -> Iterator[None]:
 
 
 def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None, patience: float = 10.0) -> _T:
-    """Run a coroutine to its end on a new virtual loop that starts at 0, as ``asyncio.run`` does on a real one.
+    """Run a coroutine on a new virtual loop that starts at 0, as ``asyncio.run`` does on a real one.
 
     :raises VirtualDeadlockError: it would have waited for ever
     """
@@ -217,7 +218,7 @@ def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None, patience: f
 
 
 def virtual_time(test: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
-    """Make a plain function of a coroutine function; each call of it runs on a virtual loop of its own.
+    """Turn a coroutine function into a plain function; each call runs on a new virtual loop.
 
     For tests, under any runner and with any plugin::
 

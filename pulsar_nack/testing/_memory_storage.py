@@ -1,21 +1,72 @@
-"""A storage of snapshots and a cursor in memory, for tests of the bucket tracker and of what is built on it."""
+"""Snapshots and a cursor in memory, with faults on demand, for tests of the bucket tracker and its users."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from ..errors import SnapshotNotFoundError
+from ..errors import InjectedError, SnapshotNotFoundError
 from ..ids import Position
-from ._storage_faults import StorageFaults
 
 _NO_NAMES = "", ""
+
+
+class StorageFaults:
+    """Fails or delays the calls of a storage or a cursor, by their short names.
+
+    The names of a storage are ``create``, ``metadata``, ``segment``, ``delete`` and ``list``, those of a cursor
+    ``put``, ``remove`` and ``mark``.
+
+    - ``fail["create"] = 2`` lets the next two calls raise :class:`~pulsar_nack.errors.InjectedError` before anything
+      is done; -1: all from now on, 0: none.
+    - ``fail_after["create"] = 1`` lets one call raise after it has taken effect, as if only the answer was lost.
+    - ``calls["create"]`` is how many calls began.
+    """
+
+    def __init__(self) -> None:
+        self.fail: dict[str, int] = defaultdict(int)
+        self.fail_after: dict[str, int] = defaultdict(int)
+        self.calls: Counter[str] = Counter()
+        self._gates: dict[str, asyncio.Event] = {}
+
+    def hold(self, name: str) -> asyncio.Event:
+        """Let calls of this name wait, before anything is done, until the returned event is set."""
+        return self._gates.setdefault(name, asyncio.Event())
+
+    def heal(self) -> None:
+        """Remove all faults, and let waiting calls continue."""
+        self.fail.clear()
+        self.fail_after.clear()
+        for gate in self._gates.values():
+            gate.set()
+        self._gates.clear()
+
+    async def enter(self, name: str) -> None:
+        """Begin a call."""
+        self.calls[name] += 1
+        await asyncio.sleep(0)
+        if name in self._gates:
+            await self._gates[name].wait()
+        _spend(self.fail, name)
+
+    async def leave(self, name: str) -> None:
+        """End a call that has taken effect."""
+        await asyncio.sleep(0)
+        _spend(self.fail_after, name)
+
+
+def _spend(faults: dict[str, int], name: str) -> None:
+    if faults[name]:
+        faults[name] -= faults[name] > 0
+        raise InjectedError(name)
 
 
 class MemorySnapshotStorage:
     """A :class:`~pulsar_nack.BucketSnapshotStorage` in a dict, which outlives the trackers that use it.
 
-    ``snapshots`` has the entries of each, ``keys`` the bucket keys and ``names`` topic and cursor, by id; tests may
-    change them. ``faults`` are a :class:`StorageFaults`. Ids grow and are never used again.
+    By snapshot id, ``snapshots`` has the entries, ``keys`` the bucket keys and ``names`` topic and cursor; tests may
+    change them. ``faults`` is a :class:`StorageFaults`. Ids grow and are never reused.
     """
 
     def __init__(self) -> None:
@@ -26,10 +77,10 @@ class MemorySnapshotStorage:
         self._last_id = 400
 
     async def start(self) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """There is nothing to do."""
+        """Do nothing."""
 
     async def create_bucket_snapshot(
         self, metadata: bytes, segments: Sequence[bytes], bucket_key: str, topic_name: str, cursor_name: str
@@ -55,7 +106,7 @@ class MemorySnapshotStorage:
         return self._entries(snapshot_id)[first : last + 1]
 
     async def get_bucket_snapshot_length(self, snapshot_id: int) -> int:
-        """Return how many bytes a snapshot has."""
+        """Return the size of a snapshot in bytes."""
         return sum(map(len, self._entries(snapshot_id)))
 
     async def delete_bucket_snapshot(self, snapshot_id: int) -> None:
@@ -66,7 +117,7 @@ class MemorySnapshotStorage:
         await self.faults.leave("delete")
 
     async def list_bucket_snapshots(self, topic_name: str, cursor_name: str) -> Sequence[int]:
-        """Return the ids of what was created for a cursor; of unknown origin is what has both names empty."""
+        """Return the ids of a cursor's snapshots; with empty names, those of unknown origin."""
         await self.faults.enter("list")
         wanted = topic_name, cursor_name
         return [each for each in self.snapshots if self.names.get(each, _NO_NAMES) == wanted]
@@ -80,8 +131,9 @@ class MemorySnapshotStorage:
 class MemoryDelayedCursor:
     """A :class:`~pulsar_nack.DelayedCursor` in memory, which outlives the trackers that use it.
 
-    ``held`` are its properties and ``mark_delete_position`` is what is acknowledged; tests may set both. ``faults`` are
-    a :class:`StorageFaults`.
+    ``held`` has its properties and ``mark_delete_position`` its mark-delete position; tests may set both. ``faults`` is
+    a
+    :class:`StorageFaults`.
     """
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
@@ -100,13 +152,13 @@ class MemoryDelayedCursor:
         await self.faults.leave("put")
 
     async def remove_property(self, key: str) -> None:
-        """Remove a property, if it is there."""
+        """Remove a property if it exists."""
         await self.faults.enter("remove")
         self.held.pop(key, None)
         await self.faults.leave("remove")
 
     async def mark_delete(self, position: Position) -> None:
-        """Set the mark-delete position; it does not go back."""
+        """Move the mark-delete position forward."""
         await self.faults.enter("mark")
         self.mark_delete_position = max(self.mark_delete_position, position)
         await self.faults.leave("mark")

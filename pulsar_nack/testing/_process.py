@@ -1,9 +1,9 @@
-"""Child processes that never outlive their owner, and ports for them to listen on.
+"""Child processes that never outlive their owner, and free ports for them.
 
-The child leads a process group of its own, so Ctrl-C in a terminal reaches the owner alone and the owner decides. A
-small watcher in the same group reads a pipe that only the owner holds. When the owner goes away in any manner, kill -9
-included, the pipe ends and the watcher kills the child and removes its folder. A death signal set with ``prctl`` was
-rejected: it fires when the *thread* that started the child ends, and brokers are often started on a worker thread.
+The child leads its own process group, so that Ctrl-C in a terminal reaches only the owner, which decides. A small
+watcher in the same group reads a pipe that only the owner holds. When the owner ends in any manner, even by kill -9,
+the pipe ends, and the watcher kills the child and removes its folder. A death signal set with ``prctl`` was rejected:
+it fires when the *thread* that started the child ends, and brokers are often started on a worker thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PORTS = range(17_000, 32_000)
 
 
 class GuardedProcess:
-    """A running child with its output in a log file; ``folder`` is removed for it if the owner dies."""
+    """A running child with its output in a log file; ``folder`` is removed if the owner dies."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class GuardedProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the child, which is that of its group too."""
+        """Return the process id of the child, which is also that of its group."""
         return self._popen.pid
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, or None while the child runs; minus the signal's number if one ended it."""
+        """Return the exit code, None while the child runs; minus the signal's number if one ended it."""
         return self._popen.poll()
 
     def stop(self, grace: float = 5.0) -> None:
@@ -79,7 +79,7 @@ class GuardedProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the child and its watcher at once, as ``kill -9`` does; again does nothing."""
+        """Kill the child and its watcher at once, as ``kill -9`` does. Idempotent."""
         if self._popen.stdin is None or self._popen.stdin.closed:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -89,7 +89,7 @@ class GuardedProcess:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port on which nobody listens now; another process may still take it before you do."""
+    """Return a TCP port on which nobody listens now; another process may take it before you do."""
     for port in random.SystemRandom().sample(_PORTS, 200):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.bind((host, port))

@@ -18,7 +18,7 @@ from ..cursor import Cursor
 from ..errors import ClosedError, LedgerError
 from ..ids import Position
 from ..ledger import LogStore
-from ..ledger._taking import given_back
+from ..ledger.ownership import close_on_error
 from ._ledgers import TopicLedgers
 
 _PREFIX: Final = "subscription."
@@ -47,7 +47,7 @@ class Cursors:
         """
         found = {match[1] for each in await self._store.names() if (match := _LOG.fullmatch(each))}
         opened: list[Cursor] = []
-        async with given_back(opened):
+        async with close_on_error(opened):
             for quoted in sorted(found):
                 name = unquote(quoted.replace("#", "%"))
                 self._open[name] = await self._open_one(name, None)

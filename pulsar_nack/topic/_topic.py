@@ -20,7 +20,7 @@ from ..cursor import Cursor
 from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
-from ..ledger._taking import given_back, take, within
+from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
 from ._arguments import (
     InitialPosition,
     SubscriptionTypeName,
@@ -105,8 +105,8 @@ class LocalTopic(LoopBound):
         check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
         opened: list[LogStore] = [] if owned is None else [owned]
-        async with given_back(opened):
-            part = await take(home if isinstance(home, LogStore) else opened[0], STATE)
+        async with close_on_error(opened):
+            part = await take_ownership(home if isinstance(home, LogStore) else opened[0], STATE)
             opened.append(part)
             ledgers = await TopicLedgers.open(part, settings.config, settings.clock)
             self = cls(name, part, ledgers, settings)
@@ -146,7 +146,9 @@ class LocalTopic(LoopBound):
         if self._closing is None:
             self._is_closed = True
             self._closing = self._subscriptions.begin_close(self._ledgers.aclose, self._place.aclose)
-        async with within(self._settings.config.cursor.close_timeout.total_seconds(), f"LocalTopic {self.name!r}"):
+        async with storage_timeout(
+            self._settings.config.cursor.close_timeout.total_seconds(), f"LocalTopic {self.name!r}"
+        ):
             await asyncio.shield(self._closing)
 
     def _ensure_open(self) -> None:

@@ -56,10 +56,11 @@ class Told:
         return [*waiting, *[await asyncio.to_thread(self._has_lost, name) for name in self.names]]
 
     def _has_lost(self, name: str) -> bool:
-        """Return whether messages are counted as unacknowledged that no consumer has."""
+        """Return whether messages are counted as unacknowledged that no consumer has, or are forgotten."""
         with suppress(AdminError, KeyError):
             found = self.admin.subscription(name, NAME)
-            return bool(found["unackedMessages"] > sum(each["unackedMessages"] for each in found["consumers"]))
+            held = sum(each["unackedMessages"] for each in found["consumers"])
+            return bool(found["unackedMessages"] > held) or has_forgotten(found)
         return False
 
     async def stored(self, wanted: AbstractSet[MessageId | None]) -> set[MessageId]:
@@ -71,6 +72,16 @@ class Told:
                     while not wanted <= found:
                         found.add((await reader.receive(patience(3))).id)
         return found
+
+
+def has_forgotten(subscription: dict[str, Any]) -> bool:
+    """Return whether a broker has a backlog that it neither sent nor will send, though consumers have permits.
+
+    Seen on 4.0.7 after all consumers of a subscription had lost their connections at once. An unload brings it back.
+    """
+    in_vain = subscription["msgBacklog"] and not subscription["unackedMessages"] and not subscription.get("msgInReplay")
+    consumers = subscription["consumers"]
+    return bool(in_vain and consumers and all(each["availablePermits"] > 0 for each in consumers))
 
 
 def _waits_in_vain(cursor: dict[str, Any]) -> bool:

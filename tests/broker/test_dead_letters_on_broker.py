@@ -17,6 +17,7 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import Consumer, DeadLetterPolicy
+from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.wire._protocol import _entries
 from tests.broker._admin import Admin
 from tests.broker._java_client import JavaClient
@@ -256,7 +257,7 @@ async def test_what_cannot_be_read(ways: Ways, topic: str, monkeypatch: pytest.M
     await Wire(ways.native).produce(topic, [Out(b"readable")])
 
     def damaged(*_: object) -> bytes:
-        raise pulsar_nack.UndecodableMessageError("payload: damaged zlib data")
+        raise UndecodableMessageError("payload: damaged zlib data")
 
     monkeypatch.setattr(_entries, "decompress", damaged)  # before the first message comes
     async with giving_up(ways, "native", topic) as consumer:

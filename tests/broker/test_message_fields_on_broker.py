@@ -13,7 +13,8 @@ import pulsar
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, DeadLetterPolicy, UndecodableMessageError
+from pulsar_nack import Consumer, DeadLetterPolicy
+from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.wire import Client, SchemaInfo
 from tests.broker._admin import Admin
 from tests.broker.test_wire_topics_on_broker import send_encrypted

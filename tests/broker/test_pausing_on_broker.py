@@ -11,7 +11,8 @@ from typing import Any, Final
 import pytest
 
 import pulsar_nack
-from pulsar_nack import BrokerError, Consumer, DeadLetterPolicy, InvalidArgumentError, MissingExtraError
+from pulsar_nack import BrokerError, Consumer, DeadLetterPolicy, InvalidArgumentError
+from pulsar_nack.errors import MissingExtraError
 from pulsar_nack.wire import Client
 from tests.broker._admin import Admin
 from tests.consumer.official import is_over_wire, nothing_comes, numbered, official_client, payloads, take

@@ -13,7 +13,8 @@ import pulsar
 import pytest
 
 import pulsar_nack
-from pulsar_nack import MessageId, SupportsRedeliverNowait
+from pulsar_nack import MessageId
+from pulsar_nack.consumer import SupportsRedeliverNowait
 from tests.consumer import scenarios
 from tests.consumer.official import (
     EXACT,

@@ -14,7 +14,8 @@ import pulsar
 import pytest
 
 import pulsar_nack
-from pulsar_nack import InvalidArgumentError, MessageId, TopicNotFoundError
+from pulsar_nack import InvalidArgumentError, MessageId
+from pulsar_nack.errors import TopicNotFoundError
 from pulsar_nack.wire import KeyShared
 from tests.broker._admin import Admin, AdminError
 from tests.broker._native import port_of

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack import BrokerRefusedError, MessageId
+from pulsar_nack import MessageId
+from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.wire import Client, ClientOptions, Producer
 from tests.broker._admin import Admin, AdminError
 from tests.broker._native import no_task_left, port_of, through

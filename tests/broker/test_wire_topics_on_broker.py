@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack import BrokerError, BrokerRefusedError, Consumer, MessageId, UndecodableMessageError
+from pulsar_nack import BrokerError, Consumer, MessageId
+from pulsar_nack.errors import BrokerRefusedError, UndecodableMessageError
 from pulsar_nack.wire import Client
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.broker._admin import Admin

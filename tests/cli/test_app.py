@@ -50,7 +50,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_has_no_line_breaks_of_the_source(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each paragraph of a command's help is wrapped anew for the terminal's width."""
+    """Each paragraph of a command's help is wrapped for the terminal's width."""
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
     _, out, _ = call(["demo", "--help"], capsys)
     lines = [line.strip() for line in out.splitlines()]

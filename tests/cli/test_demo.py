@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack.cli._demo import _command, _stage
-from pulsar_nack.cli._demo._local import LocalStage
-from pulsar_nack.cli._demo._play_local import parcels
+from pulsar_nack.cli._demo._play import publications
+from pulsar_nack.cli._demo._stage import LocalStage
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import EmbeddedBroker, FakePort, FakeTopic
 from pulsar_nack.testing import run as run_on_virtual_time
@@ -58,7 +58,7 @@ def break_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[FakePort]
 @needs_broker
 @pytest.mark.slow
 def test_small_demo_on_the_embedded_broker(tmp_path: Path) -> None:
-    """All messages come back once, JSON tells of each consumer, the plot is there, and nothing is left behind."""
+    """All messages come back once, JSON has each consumer, the plot is there, and nothing is left behind."""
     plot = tmp_path / "demo.png"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -74,14 +74,14 @@ def test_small_demo_on_the_embedded_broker(tmp_path: Path) -> None:
         env=without_broker(TMPDIR=str(temporary)),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert told["ok"] is True
-    assert told["broker"] == "pulsar-lite, embedded"
-    assert told["plot"] == str(plot)
-    official, over, native = told["consumers"]
+    report = json.loads(done.stdout)
+    assert report["ok"] is True
+    assert report["broker"] == "pulsar-lite, embedded"
+    assert report["plot"] == str(plot)
+    official, over, native = report["consumers"]
     assert [each["name"] for each in (over, native)] == ["pulsar-nack over it", "pulsar-nack native"]
     for ours in (over, native):
-        assert (ours["missing"], ours["shown_twice"]) == (0, 0)
+        assert (ours["missing"], ours["duplicates"]) == (0, 0)
         assert ours["total"]["messages"] == sum(row["messages"] for row in ours["rows"]) == 40
         assert ours["total"]["error_p50_ms"] <= ours["total"]["error_p99_ms"] <= ours["total"]["error_max_ms"]
     assert native["total"]["error_p50_ms"] < over["total"]["error_p99_ms"]
@@ -118,10 +118,10 @@ def test_fake_port_takes_the_place(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0
     assert "No embedded broker: no wheel for this machine." in err
     assert "fake port" in err
-    told = json.loads(out)
-    assert told["broker"] == "fake port, in memory"
-    (ours,) = told["consumers"]
-    assert (ours["missing"], ours["shown_twice"]) == (0, 0)
+    report = json.loads(out)
+    assert report["broker"] == "fake port, in memory"
+    (ours,) = report["consumers"]
+    assert (ours["missing"], ours["duplicates"]) == (0, 0)
     assert ours["total"]["error_max_ms"] <= 2
     assert ours["total"]["due_meanwhile"] == ours["total"]["back_meanwhile"] > 0
     assert "<svg" in plot.read_text()
@@ -137,36 +137,36 @@ def test_local_topic_takes_the_place_on_demand(
     code, out, err = call(["demo", "--local", "--messages", "40", "--json", "--no-plot"], capsys)
     assert code == 0
     assert "local topic" in err
-    told = json.loads(out)
-    assert (told["broker"], told["ok"]) == ("local topic, in a folder", True)
-    ours, delayed = told["consumers"]
-    assert (ours["name"], ours["missing"], ours["shown_twice"], ours["total"]["messages"]) == ("pulsar-nack", 0, 0, 40)
+    report = json.loads(out)
+    assert (report["broker"], report["ok"]) == ("local topic, in a folder", True)
+    ours, delayed = report["consumers"]
+    assert (ours["name"], ours["missing"], ours["duplicates"], ours["total"]["messages"]) == ("pulsar-nack", 0, 0, 40)
     assert (delayed["name"], delayed["missing"], delayed["total"]["messages"]) == ("delayed delivery", 0, 8)
     assert max(ours["total"]["error_max_ms"], delayed["total"]["error_max_ms"]) <= 2
-    assert told["restart"]["at_s"] == 3.0
-    assert told["restart"]["nacked"] > 0
+    assert report["restart"]["at_s"] == 3.0
+    assert report["restart"]["nacked"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_local_topic_publishes_everything_once() -> None:
-    """Every message is in one parcel, three of ten in a batch, two of ten for later, however many there are."""
+    """Every message is published once, three of ten in a batch, two of ten delayed, for any number of messages."""
     for messages in range(1, 41):
-        sent = list(parcels(messages))
-        assert [number for parcel in sent for number in parcel.numbers] == list(range(messages))
-    assert sum(len(parcel.numbers) for parcel in sent if parcel.is_batch) == 12
-    assert sum(len(parcel.numbers) for parcel in sent if parcel.is_delayed) == 8
+        sent = list(publications(messages))
+        assert [number for each in sent for number in each.numbers] == list(range(messages))
+    assert sum(len(each.numbers) for each in sent if each.is_batch) == 12
+    assert sum(len(each.numbers) for each in sent if each.is_delayed) == 8
 
 
 @pytest.mark.parametrize("messages", ["1", "7"])
 def test_small_demo_on_a_local_topic(
     messages: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few messages, hardly one delayed, and half a batch: all come back, and the table tells of the restart."""
+    """Few messages, hardly one delayed, and half a batch: all come back, and the restart is reported."""
     monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code, out, _ = call(["demo", "--local", "--messages", messages, "--seconds", "0.5", "--no-plot"], capsys)
     assert code == 0
-    assert "0 missing, 0 shown twice" in out
+    assert "0 missing, 0 duplicates" in out
     assert "were closed and opened again after 0.2 s" in out or "opened again after 0.3 s" in out
 
 
@@ -185,7 +185,7 @@ def test_local_topic_that_loses_deadlines_fails_it(
     monkeypatch.setattr(LocalStage, "restart", forgetful)
     code, _, err = call(["demo", "--local", "--messages", "40", "--no-plot"], capsys)
     assert code == 1
-    assert "FAILED: 0 messages missing, 2 shown twice." in err
+    assert "FAILED: 0 messages missing, 2 duplicates." in err
 
 
 def test_local_demo_draws_nothing_without_matplotlib(
@@ -198,7 +198,7 @@ def test_local_demo_draws_nothing_without_matplotlib(
     monkeypatch.chdir(tmp_path)
     code, _, err = call(["demo", "--local", "--messages", "5", "--seconds", "0.5"], capsys)
     assert code == 0
-    assert "No picture: that needs matplotlib, of the extra demo." in err
+    assert "No picture: it needs matplotlib, of the extra demo." in err
     code, _, err = call(["demo", "--local", "--messages", "5", "--plot", "mine.png"], capsys)
     assert code == 2
     assert "matplotlib" in err
@@ -208,7 +208,7 @@ def test_local_demo_draws_nothing_without_matplotlib(
 def test_local_topic_and_broker_exclude_each_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who names a broker beside --local is told that it needs none."""
+    """A broker beside --local is refused: it needs none."""
     monkeypatch.delenv("PULSAR_SERVICE_URL", raising=False)
     code, _, err = call(["demo", "--local", "--url", "pulsar://127.0.0.1:1", "--no-plot"], capsys)
     assert code == 2
@@ -239,16 +239,16 @@ def test_missing_messages_fail_it(
     break_port(lambda port: port.fail_next("redeliver", 100_000))
     code, out, err = call(["demo", "--messages", "20", "--no-plot", "--json"], capsys)
     assert code == 1
-    assert "FAILED: 20 messages missing, 0 shown twice." in err
-    told = json.loads(out)
-    assert told["ok"] is False
-    assert told["consumers"][0]["missing"] == 20
-    assert told["consumers"][0]["total"]["error_p50_ms"] is None
+    assert "FAILED: 20 messages missing, 0 duplicates." in err
+    report = json.loads(out)
+    assert report["ok"] is False
+    assert report["consumers"][0]["missing"] == 20
+    assert report["consumers"][0]["total"]["error_p50_ms"] is None
 
 
 @pytest.mark.usefixtures("faked")
-def test_message_shown_twice_fails_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a message is shown once more than it was nacked, the demo counts it and exits with 1."""
+def test_duplicate_fails_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a message is redelivered once more than it was nacked, the demo counts it and exits with 1."""
     publish_once = FakeTopic.publish
 
     def publish(topic: FakeTopic, data: bytes) -> None:
@@ -258,11 +258,11 @@ def test_message_shown_twice_fails_it(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(FakeTopic, "publish", publish)
     code, _, err = call(["demo", "--messages", "20", "--no-plot"], capsys)
     assert code == 1
-    assert "FAILED: 0 messages missing, 1 shown twice." in err
+    assert "FAILED: 0 messages missing, 1 duplicates." in err
 
 
 @pytest.mark.usefixtures("faked")
-def test_broken_transport_is_told(
+def test_broken_transport_is_reported(
     break_port: Callable[[Callable[[FakePort], None]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """When the transport fails for good, the demo says so in a line and exits with 2."""
@@ -272,8 +272,8 @@ def test_broken_transport_is_told(
     assert err.splitlines()[-1] == "pulsar-nack: the cable is out"
 
 
-def test_unreachable_broker_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that does not answer, and an address that is none, end in a line that names it and exit code 2."""
+def test_unreachable_broker_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that does not answer, and an invalid address, end in a line that names it and exit code 2."""
     monkeypatch.setattr(_stage, "_TIMEOUT", 1)
     for url in ("pulsar://127.0.0.1:1", "nonsense"):
         code, out, err = call(["demo", "--no-plot", "--url", url], capsys)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_nack.cli._demo._columns import class_of, columns, milliseconds, span
 from pulsar_nack.cli._demo._figures import figures_of, percentile
 from pulsar_nack.cli._demo._journal import LONGEST, SHORTEST, Journal, delays
+from pulsar_nack.cli._demo._report import class_of, comparison, milliseconds, span
 
 
 def journal_of(*failures: tuple[float, float, float | None], expected: int | None = None) -> Journal:
@@ -19,9 +19,11 @@ def journal_of(*failures: tuple[float, float, float | None], expected: int | Non
     return journal
 
 
-def test_columns_compare_consumers() -> None:
+def test_table_compares_consumers() -> None:
     """Each consumer has a column; a range of delays that only one of them had is empty in the other's."""
-    table = columns([figures_of(journal_of((1.0, 0.0, 3.5))), figures_of(journal_of((0.2, 0.0, 0.201), (2.5, 0, 2.6)))])
+    table = comparison(
+        [figures_of(journal_of((1.0, 0.0, 3.5))), figures_of(journal_of((0.2, 0.0, 0.201), (2.5, 0, 2.6)))]
+    )
     cells = {
         str(label).strip(): (str(one), str(other))
         for label, one, other in zip(*(column.cells for column in table.columns), strict=True)
@@ -36,14 +38,14 @@ def test_columns_compare_consumers() -> None:
     assert "0.3 to 1 s" not in cells
 
 
-def test_columns_of_nothing() -> None:
+def test_table_of_nothing() -> None:
     """Before anything came back there are dashes, not faults."""
-    table = columns([figures_of(journal_of((1.0, 0.0, None)))])
+    table = comparison([figures_of(journal_of((1.0, 0.0, None)))])
     assert "-" in list(table.columns[1].cells)
 
 
 def test_short_times_have_tenths() -> None:
-    """Times below 10 ms are told to a tenth, others whole; a range of one value is that value."""
+    """Times below 10 ms have tenths, others are whole; a range of one value is that value."""
     assert [milliseconds(ms) for ms in (None, 0.25, 9.94, 10, 1234.5)] == ["-", "0.2", "9.9", "10", "1,234"]
     assert (span(100, 2_920), span(1_000, 1_000), span(1_000, None)) == ("0.10 - 2.92", "1.00", "1.00")
     assert [class_of(asked) for asked in (0.05, 0.1, 0.3, 1.999, 3.0)] == [0.1, 0.1, 0.3, 1.0, 2.0]
@@ -69,12 +71,12 @@ def test_delays_are_seeded_and_in_range() -> None:
     ],
 )
 def test_percentile_is_a_value_of_the_list(values: list[float], share: float, expected: float | None) -> None:
-    """A percentile is the smallest value that so many do not exceed."""
+    """A percentile is the smallest value that this share of them does not exceed."""
     assert percentile(values, share) == expected
 
 
 def test_errors_count_either_way() -> None:
-    """Early and late count alike; asked and actual are told as they were."""
+    """Early and late count alike; asked and actual delays are shown unchanged."""
     total = figures_of(journal_of((1.0, 0.0, 0.9), (1.0, 0.0, 1.3))).total
     assert (total.error_p50_ms, total.error_max_ms) == (100.0, 300.0)
     assert (total.actual_min_ms, total.actual_max_ms) == (900.0, 1300.0)
@@ -103,7 +105,7 @@ def test_back_while_nacks_came() -> None:
         )
     )
     assert (figures.total.due_meanwhile, figures.total.back_meanwhile) == (3, 1)
-    assert (figures.missing, figures.shown_twice, figures.is_good) == (1, 0, False)
+    assert (figures.missing, figures.duplicates, figures.is_good) == (1, 0, False)
 
 
 def test_what_never_arrived_is_missing() -> None:
@@ -112,12 +114,12 @@ def test_what_never_arrived_is_missing() -> None:
     assert figures.missing == 2
 
 
-def test_shown_twice() -> None:
-    """A message shown three times for one nack counts once, and its first return is the one that is measured."""
+def test_duplicates() -> None:
+    """A message delivered three times for one nack counts once, and its first redelivery is measured."""
     journal = journal_of((1.0, 0.0, 1.0))
     journal.came_back(0, 5.0)
     journal.came_back(0, 6.0)
     figures = figures_of(journal)
-    assert (figures.missing, figures.shown_twice, figures.is_good) == (0, 1, False)
+    assert (figures.missing, figures.duplicates, figures.is_good) == (0, 1, False)
     assert figures.total.actual_max_ms == 1000.0
     assert journal.all_back.is_set()

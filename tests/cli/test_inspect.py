@@ -9,8 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from pulsar_nack import Cursor, MissingExtraError
+from pulsar_nack import Cursor
 from pulsar_nack.cli import main
+from pulsar_nack.errors import MissingExtraError
 from pulsar_nack.inspection import _cursors
 from tests.cli.test_app import call_without
 from tests.inspection.folders import everything, segments, write_buckets, write_nacks, write_plain
@@ -54,7 +55,7 @@ async def test_cursor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 async def test_not_everything_was_read(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without protobuf the exit code is 2, and nothing claims that all is well; damage that is found is told first."""
+    """Without protobuf the exit code is 2, and nothing claims that all is well; damage comes first."""
     await write_plain(tmp_path)
     async with await Cursor.open_local(tmp_path, {5: 100}) as cursor:
         await cursor.acknowledge([(5, 0)])
@@ -140,7 +141,7 @@ async def test_a_name_that_looks_like_markup(capsys: pytest.CaptureFixture[str],
 
 
 def test_unknown_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A folder that is not there, or is none of ours, is an error of one line, and exit code 2."""
+    """A folder that does not exist, or holds nothing of ours, is an error of one line, and exit code 2."""
     for path in (tmp_path / "missing", tmp_path):
         code, out, err = run(capsys, str(path))
         assert (code, out) == (2, "")

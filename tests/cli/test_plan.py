@@ -95,7 +95,7 @@ def test_names_the_missing_extra(
 
 
 def test_json_needs_typer_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rich the table says what to install, and JSON is printed all the same."""
+    """Without rich the table says what to install, and JSON is still printed."""
     monkeypatch.setitem(sys.modules, "rich", None)
     assert run(capsys, "--json")[0] == 0
     code, out, err = run(capsys)

@@ -8,10 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pulsar_nack import Consumer, LoopClock, NackConfig
+from pulsar_nack import Consumer, NackConfig
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._fault import FaultyFiles
-from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger.faults import FaultyFiles
+from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import FakePort, FakeTopic
 from tests.consumer.ports import FAKE, Ports
 

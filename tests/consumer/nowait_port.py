@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pulsar_nack import ClosedError, Delivery, MessageId
 from pulsar_nack.consumer import AcksDone
 from pulsar_nack.testing import FakePort, FakeTopic
-from pulsar_nack.testing._fake_faults import NO_FAULT
+from pulsar_nack.testing._call_faults import NO_FAULT
 
 T = TypeVar("T")
 

@@ -22,9 +22,8 @@ from pulsar_nack import (
     Message,
     MessageId,
     NackConfig,
-    NotOpenError,
-    WrongLoopError,
 )
+from pulsar_nack.errors import NotOpenError, WrongLoopError
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.ports import Ports
 from tests.tiers import examples

@@ -20,10 +20,9 @@ from pulsar_nack import (
     InvalidArgumentError,
     Message,
     NackConfig,
-    NoDeadLetterError,
-    UndecodableMessageError,
 )
 from pulsar_nack.consumer import _dead_letters
+from pulsar_nack.errors import NoDeadLetterError, UndecodableMessageError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports

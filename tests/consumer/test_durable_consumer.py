@@ -10,19 +10,9 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import (
-    AlreadySettledError,
-    Consumer,
-    InvalidArgumentError,
-    LogCorruptedError,
-    LogFencedError,
-    LogLockedError,
-    LogStorageError,
-    LoopClock,
-    Message,
-    MessageId,
-    NotDurableError,
-)
+from pulsar_nack import AlreadySettledError, Consumer, InvalidArgumentError, Message, MessageId
+from pulsar_nack.clock import LoopClock
+from pulsar_nack.errors import LogCorruptedError, LogFencedError, LogLockedError, LogStorageError, NotDurableError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.testing import FakePort, ManualClock, virtual_time
 from tests.consumer.durable import EXACT, Machine

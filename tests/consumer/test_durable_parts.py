@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import LogCorruptedError, LogStorageError, LogVersionError, MessageId
+from pulsar_nack import MessageId
 from pulsar_nack.consumer._batches import is_same_topic
 from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.consumer.durable import _generations as generations
@@ -25,8 +25,9 @@ from pulsar_nack.consumer.durable._journal import MonotonicWallClock
 from pulsar_nack.consumer.durable._pending import PendingMessage, PendingMessages
 from pulsar_nack.consumer.durable._records import BatchAcks, Change, PendingPage, RangeAcks, RecordKind
 from pulsar_nack.consumer.durable._state import DurableState
+from pulsar_nack.errors import LogCorruptedError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import ManualClock
 from tests.consumer.durable_runs import entries_of
 from tests.tiers import examples, size
@@ -449,7 +450,7 @@ async def test_a_base_without_its_log_is_told() -> None:
     async with await LocalLogStore.open(FOLDER, files=MemoryFiles()) as store:
         async with await store.create(generations.base_name(1)) as base:
             await base.seal()
-        part = await store.take(generations.STATE)
+        part = await store.take_ownership(generations.STATE)
         with pytest.raises(LogCorruptedError, match="nacks-0000000002"):
             await generations.recover(part, DurableState(1, 1))
         await part.aclose()

@@ -15,11 +15,12 @@ import pulsar.asyncio
 import pytest
 
 import pulsar_nack
-from pulsar_nack import BrokerError, InvalidArgumentError, MessageId, TopicNotFoundError
+from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
 from pulsar_nack._topic_pattern import for_official_client
 from pulsar_nack.consumer import _official as official
 from pulsar_nack.consumer._native_ids import NativeMessageIds, delivery_of
 from pulsar_nack.consumer._official import OfficialPort, broker_error
+from pulsar_nack.errors import TopicNotFoundError
 from pulsar_nack.testing import virtual_time
 from tests.for_each import for_each
 

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from pulsar_nack import ClosedError, Consumer, NackConfig, NotOpenError
+from pulsar_nack import ClosedError, Consumer, NackConfig
 from pulsar_nack.consumer import SupportsPause
+from pulsar_nack.errors import NotOpenError
 from pulsar_nack.testing import FakePort, virtual_time
 
 from .ports import Ports

@@ -13,7 +13,7 @@ from pulsar_nack.consumer._message_state import MessageState
 from pulsar_nack.consumer._message_table import MessageTable
 from pulsar_nack.consumer._requests import PAUSES_MS, REQUEST_MEMORY_MS, RetrySchedule
 from pulsar_nack.testing import FakePort, virtual_time
-from pulsar_nack.testing._fake_faults import Fault
+from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.ports import Ports
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy, WrongLoopError
+from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy
+from pulsar_nack.errors import WrongLoopError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
-from pulsar_nack.testing._fake_faults import Fault
+from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 

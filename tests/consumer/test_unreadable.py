@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import pulsar_nack
-from pulsar_nack import Consumer, Delivery, MessageId, UndecodableMessageError
+from pulsar_nack import Consumer, Delivery, MessageId
+from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.testing import FakePort, FakeTopic, virtual_time
 
 
@@ -31,7 +31,7 @@ async def test_its_data_raises_and_all_else_works() -> None:
         for attempt in (1, 2):
             message = await consumer.receive(timeout=10)
             assert message.attempt == attempt
-            assert isinstance(message.error, pulsar_nack.UndecodableMessageError)
+            assert isinstance(message.error, UndecodableMessageError)
             for _ in range(2):
                 with pytest.raises(UndecodableMessageError, match="encrypted"):
                     _ = message.data

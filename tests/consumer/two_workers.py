@@ -20,14 +20,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from pulsar_nack import (
-    BrokerError,
-    Consumer,
-    DeadLetterPolicy,
-    LoopClock,
-    MessageId,
-    NackConfig,
-)
+from pulsar_nack import BrokerError, Consumer, DeadLetterPolicy, MessageId, NackConfig
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
 from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from pulsar_nack import LoopClock, MessageId
+from pulsar_nack import MessageId
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
 from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup

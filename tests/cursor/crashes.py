@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager, suppress
 from itertools import product
 from random import Random
 
-from pulsar_nack import LedgerError, Position
+from pulsar_nack import Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor
+from pulsar_nack.errors import LedgerError
 from tests.crash_homes import AnyHome
 
 LEDGERS = {3: 9, 4: 12, 7: 1, 8: 14, 20: 7}

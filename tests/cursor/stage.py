@@ -15,7 +15,7 @@ from pulsar_nack.cursor import Cursor
 from pulsar_nack.cursor.format._chain import is_legacy, is_marker, needs_marker
 from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore, SalvagingStore
-from pulsar_nack.ledger._files import Files
+from pulsar_nack.ledger.files import Files
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 
 FOLDER = Path("/some/cursor")
@@ -145,10 +145,10 @@ class DamagedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def take(self, name: str) -> DamagedStore:
+    async def take_ownership(self, name: str) -> DamagedStore:
         """Take a part of it, with the same damage."""
         assert isinstance(self._inner, LocalLogStore)
-        return DamagedStore(await self._inner.take(name), self._name, self._damage)
+        return DamagedStore(await self._inner.take_ownership(name), self._name, self._damage)
 
     async def open_log(self, name: str, *, read_only: bool = False) -> Any:
         """Open a log; one that is wholly damaged cannot be opened."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsar_nack import CursorFormatError, InvalidArgumentError
+from pulsar_nack import InvalidArgumentError
 from pulsar_nack.cursor._acks import AckState
 from pulsar_nack.cursor.format._batch_set import BatchSet
 from pulsar_nack.cursor.format._entries import Form, entries_size, smallest_form
@@ -22,6 +22,7 @@ from pulsar_nack.cursor.format._ledger_record import (
     ledger_size,
 )
 from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
+from pulsar_nack.errors import CursorFormatError
 from pulsar_nack.index import EntryRanges, sections_of
 from tests.for_each import for_each
 from tests.tiers import sample

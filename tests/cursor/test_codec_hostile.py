@@ -11,13 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pulsar_nack import CursorFormatError, Position
+from pulsar_nack import Position
 from pulsar_nack.cursor.format._batch_set import BatchSet
 from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
 from pulsar_nack.cursor.format._ledger_record import decode_ledger, encode_ledger
 from pulsar_nack.cursor.format._legacy import LegacyRecord, decode_legacy, encode_legacy
 from pulsar_nack.cursor.format._marker import Marker, decode_marker, encode_marker, marker_parts
 from pulsar_nack.cursor.format._protobuf import kind_of
+from pulsar_nack.errors import CursorFormatError
 from pulsar_nack.index import EntryRanges
 
 from .wire_bytes import block, ledger_record, long_property, number, packed, position

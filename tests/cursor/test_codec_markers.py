@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import CursorFormatError, InvalidArgumentError, Position
+from pulsar_nack import InvalidArgumentError, Position
 from pulsar_nack.cursor.format._ledger_record import MAX_RECORD_BYTES
 from pulsar_nack.cursor.format._marker import Marker, decode_marker, encode_marker, marker_parts
 from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
+from pulsar_nack.errors import CursorFormatError
 from tests.for_each import for_each
 
 from .wire_bytes import block, long_property, marker_record, number, packed, position, varint

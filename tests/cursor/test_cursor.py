@@ -19,22 +19,18 @@ from pulsar_nack import (
     BucketConfig,
     BucketDelayedDeliveryTracker,
     ClosedError,
-    DelayedCursor,
     InvalidArgumentError,
-    LogFencedError,
-    LogLockedError,
-    LogStorageError,
     MessageId,
-    MissingExtraError,
     Position,
-    SupportsForgetting,
     WouldBlockError,
 )
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor, _opening
 from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
 from pulsar_nack.cursor.format._records import RECORD_OVERHEAD
-from pulsar_nack.ledger._shell import LogShell
+from pulsar_nack.delayed import DelayedCursor, SupportsForgetting
+from pulsar_nack.errors import LogFencedError, LogLockedError, LogStorageError, MissingExtraError
+from pulsar_nack.ledger._log import AsyncLog
 from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
 from tests.for_each import for_each
 
@@ -776,16 +772,16 @@ async def test_close_that_cannot_write() -> None:
 async def test_close_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that does not end holds closing up for ``close_timeout``, and not longer."""
     home, is_free = memory_home(), asyncio.Event()
-    append = LogShell.append_many
+    append = AsyncLog.append_many
 
-    async def hang(log: LogShell, records: Sequence[bytes]) -> int:
+    async def hang(log: AsyncLog, records: Sequence[bytes]) -> int:
         await is_free.wait()
         return await append(log, records)
 
     async with await home.open() as store:
         cursor = await Cursor.open(store, TWENTY, config_of(close_timeout=7))
         await cursor.acknowledge([Position(1, 3)])
-        monkeypatch.setattr(LogShell, "append_many", hang)
+        monkeypatch.setattr(AsyncLog, "append_many", hang)
         begun = asyncio.get_running_loop().time()
         with pytest.raises(TimeoutError):
             await cursor.aclose()

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from pulsar_nack import LogLockedError, Position
+from pulsar_nack import Position
 from pulsar_nack.cursor import Cursor
 from pulsar_nack.cursor.format._marker import decode_marker
+from pulsar_nack.errors import LogLockedError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
-from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 from tests.tiers import sample
 

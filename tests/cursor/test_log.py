@@ -7,13 +7,14 @@ import logging
 
 import pytest
 
-from pulsar_nack import LogStorageError, LogVersionError, Position
+from pulsar_nack import Position
 from pulsar_nack.cursor import BatchSet, Cursor
 from pulsar_nack.cursor._log import CursorLog
 from pulsar_nack.cursor.format._chain import MarkerContents, encode_full_marker
 from pulsar_nack.cursor.format._ledger_record import encode_ledger
 from pulsar_nack.cursor.format._marker import decode_marker
 from pulsar_nack.cursor.format._protobuf import messages, read_record
+from pulsar_nack.errors import LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 from tests.tiers import sample, size

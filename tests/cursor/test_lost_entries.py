@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import LogDelayedCursor, LogStorageError, Position
+from pulsar_nack import Position
 from pulsar_nack.cursor import BatchSet, Cursor
+from pulsar_nack.delayed import LogDelayedCursor
+from pulsar_nack.errors import LogStorageError
 
 from .stage import Home, acked, config_of, faulty_home, local_home, memory_home, object_home, positions
 from .test_codec_legacy import message_range

@@ -8,11 +8,12 @@ from contextlib import suppress
 import pytest
 from obstore.store import MemoryStore
 
-from pulsar_nack import Fixed, LedgerError, Position
+from pulsar_nack import Fixed, Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
+from pulsar_nack.errors import LedgerError
 from pulsar_nack.ledger import ObjectLogStore
-from pulsar_nack.ledger._object_fault import FaultyObjects
+from pulsar_nack.ledger.faults import FaultyObjects
 from tests.tiers import sample
 
 from .stage import LONG, acked

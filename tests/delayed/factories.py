@@ -10,11 +10,13 @@ from pulsar_nack import (
     BucketConfig,
     BucketDelayedDeliveryTracker,
     BucketSnapshotStorage,
-    DelayedCursor,
     DelayedDeliveryTracker,
+    Position,
+)
+from pulsar_nack.delayed import (
+    DelayedCursor,
     DelayedDeliveryTrackerFactory,
     DisabledDelayedDeliveryTracker,
-    Position,
     TrackerFallback,
 )
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage

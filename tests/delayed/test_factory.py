@@ -15,19 +15,19 @@ from pulsar_nack import (
     BucketDelayedDeliveryTracker,
     ClosedError,
     DelayedDeliveryTracker,
-    DelayedDeliveryTrackerFactory,
-    DisabledDelayedDeliveryTracker,
-    InjectedError,
     InMemoryDelayedDeliveryTracker,
     InvalidArgumentError,
-    LoopClock,
-    NotOpenError,
-    OpenTracker,
     Position,
+)
+from pulsar_nack.clock import LoopClock
+from pulsar_nack.delayed import (
+    DelayedDeliveryTrackerFactory,
+    DisabledDelayedDeliveryTracker,
+    OpenTracker,
     SharedSubscription,
-    SnapshotError,
 )
 from pulsar_nack.delayed.bucket._recovery import Recovery
+from pulsar_nack.errors import InjectedError, NotOpenError, SnapshotError
 from pulsar_nack.testing import MemoryDelayedCursor, virtual_time
 from tests.for_each import for_each
 

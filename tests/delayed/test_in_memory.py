@@ -15,8 +15,8 @@ from pulsar_nack import (
     InMemoryDelayedDeliveryTracker,
     InvalidArgumentError,
     Position,
-    WallClock,
 )
+from pulsar_nack.clock import WallClock
 from pulsar_nack.testing import ManualClock
 from tests.for_each import for_each
 from tests.tiers import sample, size

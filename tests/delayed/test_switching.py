@@ -8,14 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import (
-    BucketDelayedDeliveryTracker,
-    DisabledDelayedDeliveryTracker,
-    InMemoryDelayedDeliveryTracker,
-    LogDelayedCursor,
-    LogFencedError,
-    LogSnapshotStorage,
-)
+from pulsar_nack import BucketDelayedDeliveryTracker, InMemoryDelayedDeliveryTracker
+from pulsar_nack.delayed import DisabledDelayedDeliveryTracker, LogDelayedCursor, LogSnapshotStorage
+from pulsar_nack.errors import LogFencedError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 
 from .factories import NAMES, TOPIC, Subscription

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
-from pulsar_nack import (
-    BucketDelayedDeliveryTracker,
-    DelayedDeliveryTracker,
-    DisabledDelayedDeliveryTracker,
-)
+from pulsar_nack import BucketDelayedDeliveryTracker, DelayedDeliveryTracker
+from pulsar_nack.delayed import DisabledDelayedDeliveryTracker
 from tests.for_each import for_each
 from tests.tiers import sample
 

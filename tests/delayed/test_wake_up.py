@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pulsar_nack import Clock, DelayedDeliveryConfig, InMemoryDelayedDeliveryTracker, LoopClock, Position
+from pulsar_nack import Clock, DelayedDeliveryConfig, InMemoryDelayedDeliveryTracker, Position
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import virtual_time
 
 

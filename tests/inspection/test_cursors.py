@@ -62,7 +62,7 @@ async def test_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pattern", ["every second", "random", "batches", "many ledgers"])
 async def test_size_is_what_was_written(pattern: str, tmp_path: Path) -> None:
-    """K47: the size that a cursor tells is within 1 % of what lies on storage once it wrote all of it."""
+    """K47: the size that a cursor reports is within 1 % of its size on storage once all of it is written."""
     ledgers = dict.fromkeys(range(1, 400), 5_000)
     rnd = random.Random(pattern)
     async with await Cursor.open_local(tmp_path, ledgers, QUIET) as cursor:
@@ -99,7 +99,7 @@ async def test_empty_cursor(tmp_path: Path) -> None:
 
 
 async def test_old_form(tmp_path: Path) -> None:
-    """A cursor in the old form is told as such, with its ledgers."""
+    """A cursor in the old form is reported as such, with its ledgers."""
     config = QUIET.model_copy(update={"enable_lru_cache_max_unacked_ranges": False})
     await write(tmp_path, [(1, 3), (2, 5)], [(2, 7)], config=config)
     report = only(tmp_path)
@@ -108,7 +108,7 @@ async def test_old_form(tmp_path: Path) -> None:
 
 
 async def test_several_cursors(tmp_path: Path) -> None:
-    """Cursors of one store are told apart by their names."""
+    """Cursors of one store are distinguished by their names."""
     async with await LocalLogStore.open(tmp_path) as store:
         for name in ("billing", "audit-2"):
             async with await Cursor.open(store, LEDGERS, QUIET, name=name) as cursor:
@@ -118,7 +118,7 @@ async def test_several_cursors(tmp_path: Path) -> None:
 
 
 async def test_damaged_marker(tmp_path: Path) -> None:
-    """Where the last write is torn the marker before it is told, and that something is wrong."""
+    """If the last write is torn, the marker before it is reported, with the damage."""
     await write(tmp_path, [(1, 1)], [(1, 3)], [(1, 5)])
     file = segments(tmp_path, "cursor-0000000001")[-1]
     whole = only(tmp_path)
@@ -130,7 +130,7 @@ async def test_damaged_marker(tmp_path: Path) -> None:
 
 
 async def test_no_usable_marker(tmp_path: Path) -> None:
-    """Without any marker that can be used the last snapshot's position is told."""
+    """Without a usable marker the last snapshot's position is reported."""
     await write(tmp_path, [(1, 0), (1, 1), (1, 5)])
     for file in segments(tmp_path, "cursor-0000000001"):
         data = bytearray(file.read_bytes())

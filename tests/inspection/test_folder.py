@@ -14,19 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import (
-    BucketDelayedDeliveryTracker,
-    Cursor,
-    CursorConfig,
-    InvalidArgumentError,
-    LocalTopic,
-    LogStorageError,
-)
-from pulsar_nack.errors import LedgerError
+from pulsar_nack import BucketDelayedDeliveryTracker, Cursor, CursorConfig, InvalidArgumentError, LocalTopic
+from pulsar_nack.errors import LedgerError, LogStorageError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
 from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import ManualClock
 from tests.patience import patience
 
@@ -208,7 +201,7 @@ def watched(folder: Path) -> Iterator[list[FolderReport]]:
 
 
 async def test_beside_a_cursor(tmp_path: Path) -> None:
-    """While a cursor writes, and goes on in new logs, what is told of it is sound, and its position only goes on."""
+    """While a cursor writes and continues in new logs, its reports are sound, and its position only grows."""
     config = CursorConfig(flush_interval=3_600, rollover_bytes=2_000, max_entry_bytes=1_024)
     async with await Cursor.open_local(tmp_path, {1: 10_000, 2: 10_000}, config) as cursor:
         await cursor.acknowledge([(1, 0)])
@@ -260,7 +253,7 @@ async def test_beside_a_writer(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read anything")
 async def test_without_rights(tmp_path: Path) -> None:
-    """A file that may not be read is told of, and the rest is shown."""
+    """A file without read permission is reported, and the rest is inspected."""
     await write_plain(tmp_path)
     segments(tmp_path, "events")[0].chmod(0)
     assert kinds(inspect_folder(tmp_path)) == ["unreadable"]
@@ -279,7 +272,7 @@ async def opened(folder: Path, name: str) -> int | None:
 
 
 async def test_every_torn_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A last file that ends anywhere is told as the library takes it: as many records, torn but at a write's end."""
+    """A last file that ends anywhere is reported as the library reads it: its records, torn except at a write's end."""
     monkeypatch.setattr("pulsar_nack.inspection._scan._PAUSE_S", 0)  # nobody writes here
     await write_plain(tmp_path, 3)
     (file,) = segments(tmp_path, "events")
@@ -313,7 +306,7 @@ async def test_every_flipped_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_damage_in_the_middle(tmp_path: Path) -> None:
-    """Damage in one file ends that file; the records of the others are counted all the same, with where it is."""
+    """Damage in one file ends that file and is located; the records of the other files are still counted."""
     await write_plain(tmp_path, 40)
     first, second, *_ = segments(tmp_path, "events")
     data = bytearray(second.read_bytes())
@@ -379,7 +372,7 @@ async def test_logs_without_files(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
 async def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
-    """O39: a FIFO, or a socket, among the files is told, and nobody waits for it; nor does an opening."""
+    """O39: a FIFO or a socket among the files is reported, and neither the inspection nor an opening waits for it."""
     await write_plain(tmp_path)
     (file,) = segments(tmp_path, "events")[1:2]
     for fifo in (file, tmp_path / "manifest.json", tmp_path / "other", tmp_path / "x.lock", tmp_path / "y.log"):
@@ -396,7 +389,7 @@ async def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
 
 
 async def test_later_version(tmp_path: Path) -> None:
-    """A file of a later release is told as such."""
+    """A file of a later release is reported as such."""
     from zlib import crc32
 
     await write_plain(tmp_path, 1)
@@ -418,7 +411,7 @@ async def test_a_log_without_files(tmp_path: Path) -> None:
 
 
 async def test_missing_snapshot(tmp_path: Path) -> None:
-    """A snapshot that the cursor names and that is not there is told, and its bucket is shown as missing."""
+    """A snapshot that the cursor names but that does not exist is reported, and its bucket is missing."""
     await write_buckets(tmp_path)
     gone = next(each for each in sorted(tmp_path.glob("snapshot-*.log")))
     shutil.rmtree(gone)
@@ -444,7 +437,7 @@ async def test_snapshots_that_nothing_names(tmp_path: Path) -> None:
 
 
 async def test_snapshot_that_was_cut(tmp_path: Path) -> None:
-    """A named snapshot without its end is told; its bucket is shown without counts."""
+    """A named snapshot without its end is reported; its bucket has no counts."""
     await write_buckets(tmp_path)
     log = next(each for each in sorted(tmp_path.glob("snapshot-*.log")))
     (file,) = log.iterdir()
@@ -467,7 +460,7 @@ async def test_cursor_that_leads_nowhere(tmp_path: Path) -> None:
 
 
 async def test_nacks_with_a_missing_log(tmp_path: Path) -> None:
-    """A log that is missing in the middle, one without a seal before others, and nonsense in one are told."""
+    """A log that is missing in the middle, one without a seal before others, and nonsense in one are reported."""
     await write_nacks(tmp_path)
     async with await LocalLogStore.open(tmp_path) as store:
         for name in ("nacks-0000000003", "nacks-0000000004"):
@@ -478,7 +471,7 @@ async def test_nacks_with_a_missing_log(tmp_path: Path) -> None:
     )
 
 
-# -- what is none of ours --------------------------------------------------------------------------------------------
+# -- foreign files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["", "s3://bucket/path", 5, None])

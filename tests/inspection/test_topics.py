@@ -48,7 +48,7 @@ async def test_topic(tmp_path: Path) -> None:
 
 
 async def test_missing_ledger(tmp_path: Path) -> None:
-    """A ledger that is missing in the middle is told; at the beginning it was trimmed."""
+    """A ledger that is missing in the middle is reported; at the beginning it was trimmed."""
     await write(tmp_path)
     shutil.rmtree(tmp_path / "ledger-00000000000000000001.log")
     assert not inspect_folder(tmp_path).is_damaged

@@ -9,7 +9,7 @@ from obstore.store import LocalStore, MemoryStore
 
 from pulsar_nack.backoff import Fixed
 from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore
-from pulsar_nack.ledger._object_requests import Objects
+from pulsar_nack.ledger._object_requests import ObjectStoreClient
 
 Opener = Callable[[], Awaitable[LogStore]]
 KINDS = ("local", "memory objects", "local objects")
@@ -25,7 +25,9 @@ def opener(kind: str, path: Path) -> Opener:
     return lambda: ObjectLogStore.open(objects, max_object_bytes=2048, max_small_objects=5)
 
 
-async def open_objects(objects: Objects | MemoryStore, *, threads: int = 4, attempts: int = 3) -> ObjectLogStore:
+async def open_objects(
+    objects: ObjectStoreClient | MemoryStore, *, threads: int = 4, attempts: int = 3
+) -> ObjectLogStore:
     """Open a store of logs with small parts on these objects."""
     return await ObjectLogStore.open(
         objects, max_object_bytes=2048, max_small_objects=4, threads=threads, attempts=attempts, backoff=Fixed(0)

@@ -18,7 +18,7 @@ from pulsar_nack.errors import (
     LogStorageError,
 )
 from pulsar_nack.ledger import Log, LogStore, Record
-from pulsar_nack.ledger._record import MAX_BODY
+from pulsar_nack.ledger.format._record import MAX_BODY
 from tests.for_each import for_each
 
 from .homes import KINDS, Opener, content, opener, reopened
@@ -74,7 +74,7 @@ async def test_many_parts(store: LogStore) -> None:
 
 
 async def test_a_record_larger_than_a_part(store: LogStore) -> None:
-    """What does not fit into a part of the usual size gets one of its own."""
+    """A record that does not fit into a part of the usual size gets a part for itself."""
     log = await store.create("a")
     records = [b"small", b"x" * 5000, b"small again", b"y" * 400_000, b"z" * 3_000_000, b""]
     for record in records:

@@ -1,4 +1,4 @@
-"""Damaged local logs: what is whole of them can be read, what is lost is told, and nothing of them is changed."""
+"""Damaged local logs: whole records can be read, lost records are reported, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from zlib import crc32
 
 import pytest
 
-from pulsar_nack import (
-    ClosedError,
-    InvalidArgumentError,
-    LogCorruptedError,
-    LogLockedError,
-    LogNotFoundError,
-    LogStorageError,
-    LogVersionError,
-)
-from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore, _segment
-from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
+from pulsar_nack import ClosedError, InvalidArgumentError
+from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogNotFoundError, LogStorageError, LogVersionError
+from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore
+from pulsar_nack.ledger.format import _segment
+from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
 
 GROUPS = ((b"zero", b"one"), (b"two",), (b"three" * 9, b"four", b""), (b"six",), (b"seven", b"eight"))
 RECORDS = [record for group in GROUPS for record in group]
@@ -44,7 +38,7 @@ async def write(store: LocalLogStore, groups: Sequence[Sequence[bytes]] = GROUPS
 
 def segments(store: LocalLogStore) -> list[Path]:
     """Return the files of the log."""
-    return sorted((store._home._folder / "a.log").glob("*.segment"))
+    return sorted((store._directory._folder / "a.log").glob("*.segment"))
 
 
 def begins(groups: Sequence[Sequence[bytes]] = GROUPS) -> list[int]:
@@ -62,7 +56,7 @@ def numbers(frame: int) -> range:
 
 
 async def readable(log: DamagedLog) -> dict[int, bytes]:
-    """Return each record that can be read by itself; the others must raise damage."""
+    """Return each record that can be read alone; reading the others must raise LogCorruptedError."""
     found = {}
     for number in range(log.length):
         try:
@@ -155,7 +149,7 @@ async def test_torn_end_is_no_damage(store: LocalLogStore) -> None:
 
 @pytest.mark.parametrize("at", range(SEGMENT_HEADER_SIZE))
 async def test_header(at: int, store: LocalLogStore) -> None:
-    """A damaged header of a segment costs no record: the seed is told by what else is there."""
+    """A damaged segment header loses no record: the seed is recovered from the rest of the file."""
     (file,) = await write(store, seal=True)
     data = bytearray(file.read_bytes())
     data[at] ^= 0x81
@@ -183,7 +177,7 @@ async def test_header_and_first_frame(store: LocalLogStore) -> None:
 
 
 async def test_missing_files(store: LocalLogStore) -> None:
-    """Files that are missing, at the begin, in the middle or all of them, are told, and the others can be read."""
+    """Missing files, at the beginning, in the middle or all of them, are reported, and the others can be read."""
     files = await write(store, [[b"%03d" % number * 100] for number in range(12)])
     firsts = [int(file.name[:20]) for file in files]
     kept = [file.read_bytes() for file in files]
@@ -206,7 +200,7 @@ async def test_missing_files(store: LocalLogStore) -> None:
 
 
 async def test_all_segments_are_looked_through(store: LocalLogStore) -> None:
-    """Damage in any file is told, also in those that opening as usual does not look into."""
+    """Damage in any file is reported, even in files that a normal opening does not read."""
     files = await write(store, [[b"%03d" % number * 100] for number in range(12)])
     for file in (files[0], files[-1]):
         data = bytearray(file.read_bytes())
@@ -259,7 +253,7 @@ async def test_is_owned_and_not_changed(store: LocalLogStore, tmp_path: Path) ->
 
 
 async def test_whole_log(store: LocalLogStore) -> None:
-    """A log that is not damaged can be opened so too: nothing is told, and nothing can be added."""
+    """An undamaged log can be opened in this way too: no damage is reported, and nothing can be appended."""
     await write(store, seal=True)
     async with await store.open_damaged("a") as log:
         assert not log.damage
@@ -269,7 +263,7 @@ async def test_whole_log(store: LocalLogStore) -> None:
 
 
 async def test_refused(store: LocalLogStore) -> None:
-    """No log of this name, no name, and a log of a later release are told as with any opening."""
+    """A missing log, a wrong name, and a log of a later release raise the same errors as a normal opening."""
     with pytest.raises(LogNotFoundError):
         await store.open_damaged("a")
     with pytest.raises(InvalidArgumentError, match="name"):
@@ -284,7 +278,7 @@ async def test_refused(store: LocalLogStore) -> None:
 
 
 async def test_bytes_after_the_seal(store: LocalLogStore) -> None:
-    """What follows the seal is told as damage, and no record is lost by it."""
+    """Bytes behind the seal are reported as damage that loses no record."""
     (file,) = await write(store, seal=True)
     file.write_bytes(file.read_bytes() + b"x")
     async with await store.open_damaged("a") as log:
@@ -319,14 +313,14 @@ async def test_at_random(seed: int, store: LocalLogStore) -> None:
 
 
 def test_seed_cannot_be_told() -> None:
-    """The seed of a segment of which next to nothing is left is not told."""
+    """The seed of a segment that lost nearly all its bytes cannot be recovered."""
     zeros = b"???" + bytes(SEGMENT_HEADER_SIZE - 7) + b"????" + bytes(100)
     for data in (b"", b"PNLG", bytes(SEGMENT_HEADER_SIZE), bytes(100), zeros, b"?" * 100):
         assert find_seed(data, 0, "a") is None
 
 
 async def test_large_damage_takes_bounded_time(store: LocalLogStore) -> None:
-    """Many lost records in a large damaged frame are each told at once, and what follows is found."""
+    """Reading each of many lost records in a large damaged frame raises at once, and later records are found."""
     async with await store.create("a") as log:
         await log.append_many([b"%05d" % number * 20 for number in range(20_000)])
         await log.append(b"behind")

@@ -17,12 +17,13 @@ import anyio
 import pytest
 
 from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
-from pulsar_nack.ledger import LocalLog, LocalLogStore, _files
-from pulsar_nack.ledger._commit import GroupCommit
-from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
-from pulsar_nack.ledger._files import OsFiles
-from pulsar_nack.ledger._home import Home
-from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger import LocalLog, LocalLogStore
+from pulsar_nack.ledger import files as file_operations
+from pulsar_nack.ledger._directory import LogDirectory
+from pulsar_nack.ledger._group_commit import GroupCommit
+from pulsar_nack.ledger.faults import FaultyFiles, SimulatedCrash
+from pulsar_nack.ledger.files import OsFiles
+from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import run
 
 FULL = "No space left on device"
@@ -44,7 +45,7 @@ class SlowFiles(FaultyFiles):
         super().sync(descriptor)
 
     async def until_syncing(self, count: int) -> None:
-        """Wait until so many syncs have begun."""
+        """Wait until ``count`` syncs have begun."""
         while self.syncs < count:
             await asyncio.sleep(0.001)
 
@@ -191,10 +192,10 @@ class BlindFiles(FaultyFiles):
 
 
 async def test_place_without_rights(tmp_path: Path) -> None:
-    """Where it may not even be looked whether a log is there, that is the error, not that there is none."""
+    """If the folder must not even be read, the error says that, not that the log does not exist."""
     (tmp_path / "a.log").mkdir()
     files = BlindFiles(OsFiles())
-    store = LocalLogStore(Home(files, tmp_path, 4096), ThreadPoolExecutor(1))
+    store = LocalLogStore(LogDirectory(files, tmp_path, 4096), ThreadPoolExecutor(1))
     for refused in (store.create("a"), store.open_log("a"), store.delete("a"), store.names()):
         with pytest.raises(LogStorageError, match="Permission denied"):
             await refused
@@ -250,7 +251,7 @@ async def test_deletion_that_may_not_be_durable(seed: int) -> None:
 def test_lock_file_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock is held on the file that is there: one that its last owner removed before it was locked does not count."""
     path = tmp_path / "a.lock"
-    lock = _files._lock
+    lock = file_operations._lock
     removed: list[int] = []
 
     def lock_after_removal(descriptor: int) -> None:
@@ -259,7 +260,7 @@ def test_lock_file_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest
             removed.append(descriptor)
         lock(descriptor)
 
-    monkeypatch.setattr(_files, "_lock", lock_after_removal)
+    monkeypatch.setattr(file_operations, "_lock", lock_after_removal)
     descriptor = OsFiles().lock(path)
     assert removed
     with pytest.raises(BlockingIOError):
@@ -374,15 +375,15 @@ async def test_creation_that_is_cancelled_as_the_store_closes(tmp_path: Path) ->
 
 
 async def test_what_ends_after_the_store_is_told() -> None:
-    """Without its threads a log is closed where it is, appends are refused, and an error goes to whoever waits."""
+    """Without threads a log is closed in the loop's thread, appends are refused, and the caller gets errors."""
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
     commit = GroupCommit(lambda _: 0, lambda error: error, executor)
-    assert await commit.finish(lambda: 7) == 7
+    assert await commit.run_after_pending(lambda: 7) == 7
     with pytest.raises(RuntimeError, match="shutdown"):
         await commit.append([b"x"])
     with pytest.raises(ZeroDivisionError):
-        await commit.finish(lambda: 1 // 0)
+        await commit.run_after_pending(lambda: 1 // 0)
 
 
 async def test_many_cancellations(store: LocalLogStore) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from pulsar_nack import BucketConfig, Consumer, Cursor, LocalTopic, MessageId, NackConfig, Position, TopicConfig
-from pulsar_nack.config import CursorConfig
+from pulsar_nack import BucketConfig, Consumer, Cursor, LocalTopic, MessageId, NackConfig, Position
+from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.delayed.bucket import LogBucketTracker, LogDelayedCursor
 from pulsar_nack.errors import ClosedError, LedgerError, NotDurableError
 from pulsar_nack.ledger import LogStore
@@ -40,7 +40,7 @@ class OfConsumer:
     """A durable consumer."""
 
     async def open(self, store: LogStore) -> Any:
-        """Open it on a port of its own."""
+        """Open it on a new port."""
         return await Consumer(FakePort(), durable=store, config=NackConfig(close_timeout=TIMEOUT_S)).open()
 
     async def change(self, opened: Any, number: int) -> None:
@@ -227,7 +227,7 @@ async def test_a_cancelled_opening_ends_at_once(kind: Kind, storage: str) -> Non
 
 @virtual_time
 async def test_closing_while_opening_hangs() -> None:
-    """O48: a consumer that is closed by another task while its opening hangs ends too; who opens it is told."""
+    """O48: a consumer that another task closes while its opening hangs ends too; its opener gets an error."""
     store, threads = Storage("objects").store()
     port = FakePort()
     consumer = Consumer(port, durable=store)

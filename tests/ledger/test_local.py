@@ -21,7 +21,7 @@ from pulsar_nack.errors import (
     LogVersionError,
 )
 from pulsar_nack.ledger import LocalLog, LocalLogStore
-from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ async def test_read_only(store: LocalLogStore) -> None:
 
 
 async def test_folder_without_rights(store: LocalLogStore, tmp_path: Path) -> None:
-    """A folder without rights gives an error that says so, and its logs can be read all the same."""
+    """A folder without write permission raises an error that says so, and its logs can still be read."""
     log = await store.create("a")
     await log.append(b"x")
     await log.aclose()
@@ -285,7 +285,7 @@ async def test_damage_in_an_earlier_segment(store: LocalLogStore, tmp_path: Path
 
 
 async def test_wrong_segments(store: LocalLogStore, tmp_path: Path) -> None:
-    """A segment under another's name, one of another log's records, and one of a later version are told."""
+    """A segment under another's name, one of another log, and one of a later version raise errors."""
     log = await store.create("a")
     await log.append(b"x")
     await log.aclose()

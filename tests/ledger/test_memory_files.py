@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
-from pulsar_nack.ledger._files import Files, OsFiles
-from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger.faults import FaultyFiles, SimulatedCrash
+from pulsar_nack.ledger.files import Files, OsFiles
+from pulsar_nack.ledger.memory import MemoryFiles
 
 SYNCED, LATER = b"s" * 40, b"l" * 40
 

@@ -22,10 +22,9 @@ from pulsar_nack.errors import (
     LogVersionError,
 )
 from pulsar_nack.ledger import Log, ObjectLogStore
-from pulsar_nack.ledger._fault import SimulatedCrash
-from pulsar_nack.ledger._object_fault import FaultyObjects
-from pulsar_nack.ledger._object_requests import ObstoreObjects
-from pulsar_nack.ledger._record import SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger._object_requests import ObstoreClient
+from pulsar_nack.ledger.faults import FaultyObjects, SimulatedCrash
+from pulsar_nack.ledger.format._record import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import run
 from tests.tiers import sample
 
@@ -57,7 +56,7 @@ def keys(memory: MemoryStore) -> list[str]:
 
 
 def since(objects: FaultyObjects, begin: int) -> str:
-    """Return the first letters of the requests since there were so many."""
+    """Return the first letters of the requests from number ``begin`` on."""
     return "".join(sorted(request[0] for request in objects.history[begin:]))
 
 
@@ -138,7 +137,7 @@ async def test_large_objects_are_read_in_parts(memory: MemoryStore) -> None:
     """Of a large object only the parts that are needed are read."""
     read: list[int] = []
 
-    class Counting(ObstoreObjects):
+    class Counting(ObstoreClient):
         def get(self, key: str, start: int, length: int) -> bytes:
             data = super().get(key, start, length)
             read.append(len(data))
@@ -197,7 +196,7 @@ async def test_missing_objects(memory: MemoryStore) -> None:
 
 
 async def test_newer_and_wrong_objects(memory: MemoryStore) -> None:
-    """An object of a later version, one under another's name, and one of another kind are told."""
+    """An object of a later version, one under another's name, and one of another kind raise errors."""
     async with await open_objects(memory, threads=1) as store:
         await (await filled(store, 2)).aclose()
         first, second, third = (key for key in keys(memory) if key.startswith("logs/"))
@@ -245,7 +244,7 @@ def newer(data: bytes) -> bytes:
 
 
 async def test_foreign_objects_are_left_alone(memory: MemoryStore) -> None:
-    """Objects of others are neither listed nor deleted."""
+    """ObjectStoreClient of others are neither listed nor deleted."""
     mine = ["logs/notes.txt", "logs/a/notes.txt", "catalog/notes", "other/x", "logs/x.0123456789abcdef/notes", "x"]
     for key in mine:
         memory.put(key, b"mine")
@@ -314,7 +313,7 @@ async def test_a_put_that_arrives_late(memory: MemoryStore) -> None:
 
 
 class Late(FaultyObjects):
-    """Objects whose creates fail while they are held, and arrive later."""
+    """ObjectStoreClient whose creates fail while they are held, and arrive later."""
 
     is_held = False
 
@@ -452,7 +451,7 @@ async def test_failed_opening(store: ObjectLogStore, objects: FaultyObjects) -> 
 
 
 async def test_cancelled_while_being_put(memory: MemoryStore) -> None:
-    """An append that is cancelled while its put is under way is carried out all the same."""
+    """An append that is cancelled during its put is still carried out."""
     may_go = threading.Event()
     objects = FaultyObjects(memory)
     async with await open_objects(objects) as store:
@@ -478,7 +477,7 @@ async def test_cancelled_while_being_put(memory: MemoryStore) -> None:
 
 
 async def test_cancelled_creation(memory: MemoryStore) -> None:
-    """A log whose creation is cancelled is made all the same, and closed."""
+    """A log whose creation is cancelled is still made, and closed."""
     may_go = threading.Event()
     objects = FaultyObjects(memory)
     async with await open_objects(objects) as store:
@@ -517,7 +516,7 @@ def test_on_a_virtual_clock() -> None:
 
 async def test_folder_without_rights(tmp_path: Path) -> None:
     """A folder without rights is a clear error."""
-    async with await open_objects(ObstoreObjects(LocalStore(tmp_path))) as store:
+    async with await open_objects(ObstoreClient(LocalStore(tmp_path))) as store:
         log = await filled(store, 2)
         for path in [*tmp_path.rglob("*"), tmp_path]:
             if path.is_dir():

@@ -1,4 +1,4 @@
-"""Several machines on one object store: whoever opens a log last writes to it, and the others are fenced."""
+"""Several machines on one object store: the last opener of a log writes to it, and the others are fenced."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from obstore.store import MemoryStore
 
 from pulsar_nack.errors import ClosedError, LedgerError, LogExistsError, LogFencedError, LogNotFoundError
 from pulsar_nack.ledger import Log, ObjectLogStore
-from pulsar_nack.ledger._fault import SimulatedCrash
-from pulsar_nack.ledger._object_fault import FaultyObjects
-from pulsar_nack.ledger._object_format import encode
-from pulsar_nack.ledger._object_names import slot_name
+from pulsar_nack.ledger._object_format import encode, slot_name
+from pulsar_nack.ledger.faults import FaultyObjects, SimulatedCrash
 from tests.for_each import for_each
 from tests.tiers import sample, seeds
 
@@ -40,7 +38,7 @@ class Shared:
         self._numbers = count()
 
     async def append(self, log: Log, records: int = 1) -> bool:
-        """Append records of a size of its own; return whether that was done."""
+        """Append records of this machine's size; return whether that succeeded."""
         data = [b"%d " % next(self._numbers) * (1 + each * 40) for each in range(records)]
         try:
             first = await log.append_many(data)
@@ -496,7 +494,7 @@ async def test_making_while_others_do() -> None:
 
 
 async def try_to_make(shared: Shared) -> None:
-    """Make the log, if there is none."""
+    """Make the log unless it exists."""
     try:
         await make(shared)
     except LogExistsError:
@@ -597,10 +595,10 @@ async def test_a_part_has_one_owner() -> None:
     """O47: once another one took the name, nothing is made, opened for writing or deleted through an older part."""
     shared = MemoryStore()
     async with await open_objects(shared) as one, await open_objects(shared) as two:
-        old = await one.take("state")
+        old = await one.take_ownership("state")
         first = await old.create("a")
         await first.append(b"x")
-        new = await two.take("state")
+        new = await two.take_ownership("state")
         calls = (old.create("b"), old.open_log("a"), old.delete("a"), first.delete())
         for call in calls:
             with pytest.raises(LogFencedError):
@@ -609,9 +607,9 @@ async def test_a_part_has_one_owner() -> None:
         assert await content(await old.open_log("a", read_only=True)) == [b"x"]
         taken = await new.open_log("a")
         assert await taken.append(b"y") == 1
-        other = await one.take("other")  # who owns something else is not disturbed
+        other = await one.take_ownership("other")  # who owns something else is not disturbed
         await (await other.create("b")).append(b"z")
-        nested = await new.take("state")  # a part of what is owned is owned
+        nested = await new.take_ownership("state")  # a part of what is owned is owned
         await nested.create("c")
         assert await new.names() == ["a", "b", "c"]
 
@@ -619,7 +617,7 @@ async def test_a_part_has_one_owner() -> None:
 async def test_a_part_closes_what_was_opened_through_it() -> None:
     """Closing a part closes its logs, and leaves the store and what others opened of it open."""
     async with await open_objects(MemoryStore()) as store:
-        part, log = await store.take("state"), await store.create("a")
+        part, log = await store.take_ownership("state"), await store.create("a")
         mine = await part.create("b")
         await part.aclose()
         with pytest.raises(ClosedError):
@@ -634,13 +632,13 @@ async def test_a_catalog_without_owners() -> None:
     """What an earlier release wrote is read; who owned something under a later one has lost it."""
     shared = MemoryStore()
     async with await open_objects(shared) as store:
-        part = await store.take("state")
+        part = await store.take_ownership("state")
         await part.create("a")
-        version = store._home._catalog._load()
+        version = store._directory._catalog._load()
         logs = {name: list(entry) for name, entry in version.logs.items()}
         older = encode("catalog", version.number + 1, {"logs": logs, "recent": version.recent})
         shared.put(f"catalog/{slot_name(version.number + 1)}", older)
         with pytest.raises(LogFencedError):
             await part.create("b")
-        await (await store.take("state")).create("b")
+        await (await store.take_ownership("state")).create("b")
         assert await store.names() == ["a", "b"]

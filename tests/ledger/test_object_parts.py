@@ -13,29 +13,39 @@ from obstore.store import MemoryStore
 
 from pulsar_nack.backoff import Steps
 from pulsar_nack.errors import LogCorruptedError, LogVersionError
-from pulsar_nack.ledger._object_fault import FaultyObjects
-from pulsar_nack.ledger._object_format import Frames, Head, Place, decode_head, decode_records, decode_whole, encode
-from pulsar_nack.ledger._object_manifest import NOTHING, Manifest, Piece, as_manifest, plan_merge, small_pieces
-from pulsar_nack.ledger._object_names import (
+from pulsar_nack.ledger._object_format import (
+    EMPTY_MANIFEST,
+    Frames,
+    Head,
+    Manifest,
+    ObjectLocation,
+    ObjectRef,
+    as_manifest,
+    decode_head,
+    decode_records,
+    decode_whole,
+    encode,
     folder_name,
-    is_folder,
+    is_log_folder,
+    new_segment_name,
+    new_token,
     segment_epoch,
-    segment_name,
     slot_name,
     slot_number,
-    token,
 )
-from pulsar_nack.ledger._object_retry import Requests
-from pulsar_nack.ledger._record import Incomplete, encode_frame, encode_segment_header, seed_of
+from pulsar_nack.ledger._object_requests import RetryingClient
+from pulsar_nack.ledger._object_writer import count_small, plan_merge
+from pulsar_nack.ledger.faults import FaultyObjects
+from pulsar_nack.ledger.format._record import Incomplete, encode_frame, encode_segment_header, seed_of
 
-PLACE = Place("a", "logs/a/1")
+PLACE = ObjectLocation("a", "logs/a/1")
 MOST = 1024
 sizes = st.lists(st.integers(60, 700), max_size=60)
 
 
-def pieces_of(lengths: list[int]) -> list[Piece]:
-    """Return pieces with one record each and these sizes."""
-    return [Piece(slot_name(at), at, 1, size, at) for at, size in enumerate(lengths)]
+def refs_of(lengths: list[int]) -> list[ObjectRef]:
+    """Return objects with one record each and these sizes."""
+    return [ObjectRef(slot_name(at), at, 1, size, at) for at, size in enumerate(lengths)]
 
 
 @given(st.lists(st.binary(max_size=300_000), max_size=5) | st.lists(st.binary(max_size=20), max_size=300), st.data())
@@ -79,7 +89,7 @@ def test_any_flipped_bit_is_found() -> None:
 
 
 def test_heads_that_are_told() -> None:
-    """A head of another kind, one that is no JSON of ours, and one that is cut are told apart."""
+    """A head of another kind, one with other JSON, and one that is cut raise different errors."""
     whole = encode("data", 7, {"writer": "w" * 5000})
     with pytest.raises(LogCorruptedError, match="of the kind 'data', not 'manifest'"):
         decode_whole(whole, PLACE, 7, "manifest")
@@ -94,37 +104,37 @@ def test_heads_that_are_told() -> None:
 
 @given(sizes)
 def test_what_is_merged(lengths: list[int]) -> None:
-    """Runs of trailing small pieces that follow each other are merged, each into what a segment may hold."""
-    pieces = pieces_of(lengths)
-    small = small_pieces(pieces, MOST)
-    assert all(piece.size < MOST // 2 for piece in pieces[len(pieces) - small :])
-    runs = plan_merge(pieces, MOST)
+    """Runs of trailing small objects that follow each other are merged, each into what a segment may hold."""
+    objects = refs_of(lengths)
+    small = count_small(objects, MOST)
+    assert all(each.size < MOST // 2 for each in objects[len(objects) - small :])
+    runs = plan_merge(objects, MOST)
     for begin, end in runs:
-        assert len(pieces) - small <= begin < end - 1 < len(pieces)
-        assert sum(piece.size for piece in pieces[begin:end]) <= MOST
+        assert len(objects) - small <= begin < end - 1 < len(objects)
+        assert sum(each.size for each in objects[begin:end]) <= MOST
     assert all(end <= begin for (_, end), (begin, _) in pairwise(runs))
 
 
 def test_merging_pays() -> None:
-    """Over many small appends pieces stay few, and bytes are copied as often as the logarithm of their number."""
-    pieces: list[Piece] = []
+    """Over many small appends objects stay few, and bytes are copied as often as the logarithm of their number."""
+    objects: list[ObjectRef] = []
     copied, most, count = 0, 1 << 20, 20_000
     for number in range(count):
-        pieces.append(Piece(slot_name(number), number, 1, 100, number))
-        if small_pieces(pieces, most) >= 32:
-            for begin, end in reversed(plan_merge(pieces, most)):
-                run = pieces[begin:end]
-                size = sum(piece.size for piece in run)
+        objects.append(ObjectRef(slot_name(number), number, 1, 100, number))
+        if count_small(objects, most) >= 32:
+            for begin, end in reversed(plan_merge(objects, most)):
+                run = objects[begin:end]
+                size = sum(each.size for each in run)
                 copied += size
-                pieces[begin:end] = [Piece(f"s{number}", run[0].first, sum(each.records for each in run), size, 0)]
-        assert len(pieces) < 32 + 4 * count * 100 // most + 8
+                objects[begin:end] = [ObjectRef(f"s{number}", run[0].first, sum(each.records for each in run), size, 0)]
+        assert len(objects) < 32 + 4 * count * 100 // most + 8
     assert copied < 14 * count * 100
-    assert pieces[-1].end == count
+    assert objects[-1].end == count
 
 
 def manifest_of(change: Callable[[dict[str, object]], object]) -> Manifest:
     """Return a manifest that was encoded, changed and decoded."""
-    manifest = NOTHING.with_pieces(pieces_of([100, 200])).taken_over(3, "w", 5)
+    manifest = EMPTY_MANIFEST.with_objects(refs_of([100, 200])).taken_over(3, "w", 5)
     fields = manifest.fields()
     change(fields)
     return as_manifest(decode_whole(encode("manifest", 5, fields), PLACE, 5, "manifest"), PLACE)
@@ -133,7 +143,7 @@ def manifest_of(change: Callable[[dict[str, object]], object]) -> Manifest:
 def test_manifests() -> None:
     """A manifest comes back as it was; one with holes, or without a field, is damage."""
     manifest = manifest_of(lambda fields: None)
-    assert manifest == NOTHING.with_pieces(pieces_of([100, 200])).taken_over(3, "w", 5)
+    assert manifest == EMPTY_MANIFEST.with_objects(refs_of([100, 200])).taken_over(3, "w", 5)
     assert manifest.length == 2
     for change in (
         lambda fields: fields.pop("epoch"),
@@ -143,15 +153,15 @@ def test_manifests() -> None:
     ):
         with pytest.raises(LogCorruptedError, match="cannot be read"):
             manifest_of(change)
-    holes = pieces_of([1, 2, 3])
-    for pieces in (holes[1:], [holes[0], holes[2]]):
+    holes = refs_of([1, 2, 3])
+    for refs in (holes[1:], [holes[0], holes[2]]):
         with pytest.raises(LogCorruptedError, match="do not follow each other"):
-            manifest_of(lambda fields, pieces=pieces: fields.update(pieces=pieces))  # type: ignore[misc]
+            manifest_of(lambda fields, refs=refs: fields.update(pieces=refs))  # type: ignore[misc]
 
 
 def test_who_fenced_whom() -> None:
     """A writer finds the takeover behind its own, unless that was so long ago that it is forgotten."""
-    manifest = NOTHING
+    manifest = EMPTY_MANIFEST
     for epoch in range(1, 400):
         manifest = manifest.taken_over(epoch, "w", 10 * epoch)
     assert manifest.fence_after(399, 3990) is None
@@ -163,21 +173,21 @@ def test_who_fenced_whom() -> None:
 
 
 def test_names() -> None:
-    """Names of slots, segments and folders are told from those of others."""
+    """Names of slots, segments and folders are distinguished from foreign names."""
     assert slot_number(slot_name(42)) == 42
     assert [slot_number(name) for name in ("42", "x" * 20, slot_name(1) + "x", "")] == [None] * 4
-    assert segment_epoch(segment_name(7, 12)) == 12
+    assert segment_epoch(new_segment_name(7, 12)) == 12
     assert [segment_epoch(name) for name in (slot_name(1), "x.segment", "7-1-x.segment")] == [None] * 3
-    assert is_folder(folder_name("#a.b", token()))
-    assert not any(map(is_folder, ("a", "a.b", "a.0123", "", ".0123456789abcdef")))
-    assert segment_name(1, 1) != segment_name(1, 1)
+    assert is_log_folder(folder_name("#a.b", new_token()))
+    assert not any(map(is_log_folder, ("a", "a.b", "a.0123", "", ".0123456789abcdef")))
+    assert new_segment_name(1, 1) != new_segment_name(1, 1)
 
 
 def test_requests_are_made_again() -> None:
     """A request that fails is made again after the delays of the backoff, and no more often than was said."""
     slept: list[float] = []
     objects = FaultyObjects(MemoryStore())
-    requests = Requests(objects, "p", attempts=4, backoff=Steps([1.0, 2.0, 4.0]), sleep=slept.append)
+    requests = RetryingClient(objects, "p", attempts=4, backoff=Steps([1.0, 2.0, 4.0]), sleep=slept.append)
     objects.fail(errno.EIO, "create", times=3)
     assert requests.create("k", b"x")
     assert slept == [1.0, 2.0, 4.0]
@@ -198,7 +208,7 @@ def test_creates_are_told_apart() -> None:
     """A create says whether the object that is there is the one that it was to write."""
     memory = MemoryStore()
     objects = FaultyObjects(memory)
-    requests = Requests(objects, attempts=2, sleep=lambda _: None)
+    requests = RetryingClient(objects, attempts=2, sleep=lambda _: None)
     objects.fail(errno.EIO, "create", is_done=True)
     assert requests.create("k", b"mine")
     assert not requests.create("k", b"other")

@@ -15,7 +15,7 @@ from obstore.store import MemoryStore
 
 from pulsar_nack.errors import LedgerError, LogFencedError, LogSealedError, LogStorageError
 from pulsar_nack.ledger import Log, ObjectLogStore
-from pulsar_nack.ledger._object_fault import FaultyObjects
+from pulsar_nack.ledger.faults import FaultyObjects
 from tests.for_each import for_each
 from tests.tiers import sample
 
@@ -112,7 +112,7 @@ class Race:
 
 def instance_of(log: Log) -> str:
     """Return which of the logs of this name this is."""
-    return str(log._backend._opened.entry.instance)  # type: ignore[attr-defined]
+    return str(log._opened.entry.instance)  # type: ignore[attr-defined]
 
 
 @for_each("seed", sample(range(10)))

@@ -14,7 +14,7 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, LocalStore, MemorySto
 from pulsar_nack.backoff import Fixed
 from pulsar_nack.errors import InvalidArgumentError, LogFencedError, LogStorageError
 from pulsar_nack.ledger import ObjectLogStore
-from pulsar_nack.ledger._object_requests import as_objects, describe, plain, without_secrets
+from pulsar_nack.ledger._object_requests import as_client, describe, plain, without_secrets
 from tests.for_each import for_each
 
 from .homes import content
@@ -220,8 +220,8 @@ def test_texts_without_secrets() -> None:
 
 def test_objects_of_objects() -> None:
     """What makes requests itself is taken as it is."""
-    objects = as_objects(MemoryStore())
-    assert as_objects(objects) is objects
+    objects = as_client(MemoryStore())
+    assert as_client(objects) is objects
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from pulsar_nack import BucketConfig, Cursor, LocalTopic, MessageId, Position, TopicConfig
-from pulsar_nack.config import CursorConfig
+from pulsar_nack import BucketConfig, Cursor, LocalTopic, MessageId, Position
+from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.delayed.bucket import LogBucketTracker, LogDelayedCursor
 from pulsar_nack.errors import LogSealedError, LogStorageError
@@ -178,7 +178,7 @@ def chosen_state(name: str) -> tuple[State, int]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", STATES)
 def test_in_every_order(name: str) -> None:
-    """O47: whoever is paused at any request and comes back, what was confirmed is there, and its owner goes on."""
+    """O47: whichever machine is paused at any request, confirmed data survives, and its owner continues."""
     state, share = chosen_state(name)
     begin = begun(state)
     every = orders(state, begin, share=share)

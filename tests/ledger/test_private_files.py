@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import Cursor, LocalTopic, LogLockedError, LogStorageError, TraceConfig
+from pulsar_nack import Cursor, LocalTopic
+from pulsar_nack.config import TraceConfig
+from pulsar_nack.errors import LogLockedError, LogStorageError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
-from pulsar_nack.ledger._home import Home
+from pulsar_nack.ledger._directory import LogDirectory
 from pulsar_nack.observe._trace_files import TraceFiles
 from pulsar_nack.testing import FaultyFiles, MemoryFiles, OsFiles
 from tests.inspection.folders import write_buckets, write_nacks, write_plain
@@ -88,7 +90,7 @@ def test_a_built_index_is_private(tmp_path: Path) -> None:
 
 
 async def test_a_lock_file_that_is_removed(tmp_path: Path) -> None:
-    """O38: whoever removes files that look unused takes no log away from its owner."""
+    """O38: a cleanup job that removes seemingly unused files takes no log away from its owner."""
     async with await LocalLogStore.open(tmp_path) as store, await LocalLogStore.open(tmp_path) as other:
         made = await store.create("a")
         for owned in (made, None):
@@ -108,7 +110,7 @@ async def test_a_lock_file_that_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.smoke
 async def test_a_process_and_its_child(tmp_path: Path) -> None:
-    """O38: who is locked out is told by whom, and a child that outlives a killed owner keeps no lock."""
+    """O38: the error names the process that holds the lock, and a child that outlives a killed owner keeps no lock."""
     with started_python("-c", OWNER, tmp_path) as process:
         assert process.stdout is not None
         child = int(await asyncio.to_thread(process.stdout.readline))
@@ -131,7 +133,7 @@ async def test_a_lock_that_is_given_up_after_a_fork(tmp_path: Path) -> None:
     """O38: closing gives a lock up though a child has a copy of the descriptor."""
     async with await LocalLogStore.open(tmp_path) as store:
         log = await store.create("a")
-        lock = log._local._opened.lock
+        lock = log._opened.lock
         assert lock is not None
         copies = [os.dup(each) for each in lock if each is not None]  # what a child has that does not know of it
         await log.aclose()
@@ -143,9 +145,9 @@ async def test_a_lock_that_is_given_up_after_a_fork(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_locked() -> None:
-    """O38: where the file system locks no folders, the file beside it has to do; other errors are told."""
+    """O38: if the file system locks no folders, the lock file suffices; other errors are raised."""
     files = FaultyFiles(MemoryFiles())
-    home = Home(files, Path("/logs"), 1 << 20)
+    home = LogDirectory(files, Path("/logs"), 1 << 20)
     home.open()
     files.fail(9, "lock", skip=1)  # EBADF, as NFS says it
     opened = home.create("a")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack.ledger._record import (
+from pulsar_nack.ledger.format._record import (
     FOREIGN,
     FRAME_HEADER_SIZE,
     MAX_BODY,
@@ -36,7 +36,7 @@ SALTS = st.integers(0, 2**32 - 1)
 
 @given(NUMBERS, RECORDS, SALTS, st.binary(max_size=20), st.binary(max_size=20))
 def test_frame_round_trip(first: int, records: list[bytes], salt: int, before: bytes, after: bytes) -> None:
-    """A frame is read back wherever it lies in a buffer, and tells where it ends; without records it is the seal."""
+    """A frame is read back wherever it lies in a buffer, and has its end; without records it is the seal."""
     data = encode_frame(first, records, salt)
     assert len(data) == frame_size(records) == FRAME_HEADER_SIZE + body_size(records)
     found = decode_frame(before + data + after, len(before), first, salt)
@@ -57,7 +57,7 @@ def test_segment_header_round_trip(first: int, salt: int) -> None:
 
 
 def test_a_segment_knows_its_log() -> None:
-    """O26: a header, and a frame, of another log are told from damage, and nothing is read of them."""
+    """O26: a header and a frame of another log are distinguished from damage, and are not read."""
     salt, record = 5, [b"x"]
     data = encode_segment_header(7, salt, "a") + encode_frame(7, record, seed_of(salt, "a"))
     assert decode_segment_header(data, "b") == FOREIGN
@@ -68,7 +68,7 @@ def test_a_segment_knows_its_log() -> None:
 
 @given(RECORDS, SALTS)
 def test_cut_at_every_byte(records: list[bytes], salt: int) -> None:
-    """A frame that is cut at any byte is incomplete, and once its header is there it tells its size."""
+    """A frame that is cut at any byte is incomplete, and its header, once whole, gives its size."""
     data = encode_frame(7, records, salt)
     for size in range(len(data)):
         expected = FRAME_HEADER_SIZE if size < FRAME_HEADER_SIZE else len(data)
@@ -137,7 +137,7 @@ def test_largest_frame() -> None:
 
 @pytest.mark.parametrize(("version", "flags"), [(2, 0), (1, 1), (65535, 0)])
 def test_newer_version(version: int, flags: int) -> None:
-    """A segment of a later format is told from damage."""
+    """A segment of a later format is distinguished from damage."""
     data = encode_segment_header(7, 5, "a")
     data = data[:4] + version.to_bytes(2, "big") + flags.to_bytes(2, "big") + data[8:-4]
     assert decode_segment_header(data + crc32(data).to_bytes(4, "big"), "a") == NewerVersion(version)

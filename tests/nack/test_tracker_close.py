@@ -12,7 +12,8 @@ from functools import partial
 import anyio
 import pytest
 
-from pulsar_nack import ClosedError, MessageId, NackConfig, NegativeAcksTracker, NotOpenError
+from pulsar_nack import ClosedError, MessageId, NackConfig, NegativeAcksTracker
+from pulsar_nack.errors import NotOpenError
 from pulsar_nack.nack import Closed, NackEvent
 from pulsar_nack.testing import run, virtual_time
 from tests.nack._harness import Recorder, RecordingClock, loop_ms, mid, settle

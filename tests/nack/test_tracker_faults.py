@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pulsar_nack import (
-    InvalidArgumentError,
-    MessageId,
-    NackConfig,
-    NegativeAcksTracker,
-    NotOpenError,
-    WouldBlockError,
-)
+from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NegativeAcksTracker, WouldBlockError
+from pulsar_nack.errors import NotOpenError
 from pulsar_nack.nack import NackEvent
 from pulsar_nack.testing import virtual_time
 

@@ -14,18 +14,12 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import (
-    BucketConfig,
-    BucketDelayedDeliveryTracker,
-    DelayedDeliveryTrackerFactory,
-    InjectedError,
-    InMemoryDelayedDeliveryTracker,
-    InvalidArgumentError,
-    MissingExtraError,
-)
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, InMemoryDelayedDeliveryTracker, InvalidArgumentError
+from pulsar_nack.delayed import DelayedDeliveryTrackerFactory
 from pulsar_nack.delayed.bucket._statistics import OperationCounters
+from pulsar_nack.errors import InjectedError, MissingExtraError
 from pulsar_nack.observe import DelayedMetrics
-from pulsar_nack.observe._delayed_figures import full_name, namespace_of
+from pulsar_nack.observe._delayed_totals import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 from tests.patience import patience
@@ -80,7 +74,7 @@ def exposed(registry: Any) -> Exposed:
 
 
 class Scene:
-    """A storage and a clock, a factory, and metrics over it in a registry of their own."""
+    """A storage and a clock, a factory, and metrics over it in a separate registry."""
 
     def __init__(self, config: BucketConfig = CONFIG, **options: Any) -> None:
         self.clock = ManualClock(0)
@@ -217,7 +211,7 @@ async def test_sizes_are_known_after_a_restart() -> None:
 
 
 async def test_a_size_that_cannot_be_had() -> None:
-    """A storage that does not tell sizes holds recovery up in nothing; the bytes of that snapshot are not told."""
+    """A storage without sizes does not hold recovery up; the bytes of that snapshot are not exported."""
     scene, cursor = Scene(), MemoryDelayedCursor()
     async with scene.factory:
         await filled(await scene.tracker(cursor=cursor), 16)
@@ -256,7 +250,7 @@ async def test_sizes_follow_what_is_stored(call: str) -> None:
 
 
 async def test_topics_are_the_sum_of_their_subscriptions() -> None:
-    """Two subscriptions of a topic are told apart, and added up for the topic."""
+    """Two subscriptions of a topic have separate samples, and are added up for the topic."""
     scene = Scene()
     async with scene.factory:
         await filled(await scene.tracker("a"), 16)
@@ -272,7 +266,7 @@ async def test_topics_are_the_sum_of_their_subscriptions() -> None:
 
 
 async def test_a_shared_index_counts_once() -> None:
-    """The buckets of an index that two subscriptions share are told for their topic, and not twice."""
+    """The buckets of an index that two subscriptions share are exported for their topic, and not twice."""
     scene = Scene(CONFIG.model_copy(update={"delayed_delivery_shared_index_enabled": True}))
     topic_cursor = MemoryDelayedCursor()
     async with scene.factory:
@@ -387,7 +381,7 @@ async def test_a_thousand_trackers_leave_nothing() -> None:
 
 
 async def test_nothing_is_told_twice() -> None:
-    """A tracker that was added and is a factory's too is told once; two of one name are added up."""
+    """A tracker that was added and is also a factory's counts once; two of one name are added up."""
     scene = Scene()
     async with scene.factory, InMemoryDelayedDeliveryTracker(clock=scene.clock) as other:
         tracker = await scene.tracker()
@@ -478,7 +472,7 @@ async def test_scraped_while_the_loop_works() -> None:
         while not is_over.is_set():
             try:
                 exposed(scene.registry)
-            except Exception as error:  # noqa: BLE001 - told below
+            except Exception as error:  # noqa: BLE001 - checked below
                 errors.append(error)
             scrapes += 1
 
@@ -503,11 +497,11 @@ async def test_scraped_while_the_loop_works() -> None:
     assert errors == []
 
 
-@pytest.mark.parametrize(("failures", "is_told"), [(3, True), (1_000, False)])
+@pytest.mark.parametrize(("failures", "is_exported"), [(3, True), (1_000, False)])
 async def test_a_table_that_changes_meanwhile_is_read_again(
-    failures: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
+    failures: int, is_exported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tracker that changes while its figures are read is read again, some times; the others are told in any case."""
+    """A tracker that changes while its figures are read is read again, some times; the others are always exported."""
     scene = Scene()
     left = failures
     statistics = BucketDelayedDeliveryTracker.statistics
@@ -525,7 +519,7 @@ async def test_a_table_that_changes_meanwhile_is_read_again(
             patch.setattr(BucketDelayedDeliveryTracker, "statistics", changing)
             seen = exposed(scene.registry)
     assert seen.get("pulsar_subscription_delayed", topic=TOPIC, subscription="billing") == 7
-    assert bool(seen.labels(INDEX + "bucket_total")) == is_told
+    assert bool(seen.labels(INDEX + "bucket_total")) == is_exported
 
 
 def test_registering() -> None:
@@ -569,7 +563,7 @@ def test_prometheus_client_is_imported_late() -> None:
     )
     done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
-    told = done.stdout.splitlines()
-    assert len(told) == 2
-    assert all(line.startswith("metrics ") and "pip install 'pulsar-nack[metrics]'" in line for line in told)
+    err_lines = done.stdout.splitlines()
+    assert len(err_lines) == 2
+    assert all(line.startswith("metrics ") and "pip install 'pulsar-nack[metrics]'" in line for line in err_lines)
     assert issubclass(MissingExtraError, ImportError)

@@ -22,12 +22,12 @@ from pulsar_nack import (
     ClosedError,
     Consumer,
     InvalidArgumentError,
-    LoopClock,
     MessageId,
     NackConfig,
     NegativeAcksTracker,
-    TraceConfig,
 )
+from pulsar_nack.clock import LoopClock
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import FakePort, ManualClock, virtual_time
 from tests.consumer.local_stand_in import LocalStandIn
@@ -54,7 +54,8 @@ KEYS = [
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 WRITER = """
 import asyncio, sys
-from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack import MessageId
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 
 async def main():
@@ -183,7 +184,7 @@ async def test_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
 
 
 async def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Events that a full disk does not take are counted, told of once, and leave no part of a line; then it goes on."""
+    """Events that a full disk does not take are counted, logged once, and leave no part of a line; then it goes on."""
     fail_writes(monkeypatch, times=3)
     with caplog.at_level(logging.ERROR, "pulsar_nack.trace"):
         async with TraceWriter(TraceConfig(folder=tmp_path, flush_seconds=3_600)) as writer:
@@ -236,7 +237,7 @@ def test_kill(tmp_path: Path) -> None:
 async def test_all_events_of_a_consumer(tmp_path: Path, is_local: bool) -> None:
     """Nack, redeliver, arrive, ack, cancel, hold and error of a consumer, in order, with exact times."""
     async with traced(tmp_path, is_local=is_local) as (port, consumer):
-        message, mate = await consumer.receive(), await consumer.receive()
+        message, other = await consumer.receive(), await consumer.receive()
         await message.nack(delay=2)
         message = await consumer.receive()
         port.fail_next("acknowledge", error=BrokerError("no"))
@@ -244,7 +245,7 @@ async def test_all_events_of_a_consumer(tmp_path: Path, is_local: bool) -> None:
             await message.ack()
         await message.nack(delay=5)
         await message.ack()
-        await mate.nack(delay=1)
+        await other.nack(delay=1)
     found = lines(tmp_path)
     assert [
         (each["event"], each["batch_index"], each["attempt"], each["time_ms"], each["reason"]) for each in found
@@ -291,7 +292,7 @@ async def test_redelivery_through_the_broker(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_asking_again(tmp_path: Path) -> None:
-    """A request that brought nothing is told anew each time that it is made again, also when that fails."""
+    """A request that brought nothing is traced again each time that it is repeated, also if that fails."""
     port = FakePort()
     port.topic.publish(b"one")
     async with (
@@ -321,7 +322,7 @@ async def test_asking_again(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_seek_cancels(tmp_path: Path) -> None:
-    """What is held when the subscription is moved is told as cancelled by the seek."""
+    """A message that is held during a seek is traced as cancelled by the seek."""
     port = FakePort()
     port.topic.publish(b"one")
     async with TraceWriter(tmp_path) as writer, Consumer(port, config=EXACT, trace=writer) as consumer:
@@ -332,7 +333,7 @@ async def test_seek_cancels(tmp_path: Path) -> None:
 
 
 async def test_a_tracker(tmp_path: Path) -> None:
-    """The hook of a tracker without consumer tells nack, redeliver with its deadline, and cancel."""
+    """The hook of a tracker without consumer traces nack, redeliver with its deadline, and cancel."""
 
     async def redeliver(ids: Any) -> None:
         done.set()
@@ -357,7 +358,7 @@ async def test_a_tracker(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_a_tracker_whose_callback_fails(tmp_path: Path) -> None:
-    """A redelivery that fails twice is told once, when it was taken, after an error for each failure."""
+    """A redelivery that fails twice is traced once, when it was taken, after an error for each failure."""
     failures = [BrokerError("one"), BrokerError("two")]
 
     async def redeliver(ids: Any) -> None:

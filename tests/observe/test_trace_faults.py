@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack import MessageId
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceStatistics, TraceWriter
 from tests.patience import patience
 from tests.processes import run_python
@@ -25,7 +26,8 @@ from .test_trace import lines
 FILES = "pulsar_nack.observe._trace_files"
 LIMITED = """
 import asyncio, resource, sys
-from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack import MessageId
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 
 async def main():
@@ -43,8 +45,8 @@ async def main():
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for entry in range(entry, entry + 100):
             note("ack", MessageId(1, entry), 0, reason="ack")
-    told = writer.statistics()
-    print(entry + 1, told.written, told.failed, told.dropped, told.last_error, sep="|")
+    statistics = writer.statistics()
+    print(entry + 1, statistics.written, statistics.failed, statistics.dropped, statistics.last_error, sep="|")
 
 asyncio.run(main())
 """
@@ -57,9 +59,9 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def is_counted(told: TraceStatistics, events: int) -> bool:
+def is_counted(statistics: TraceStatistics, events: int) -> bool:
     """Return whether every event is written, lost for a full buffer, or lost for the storage."""
-    return told.written + told.failed + told.dropped + told.buffered == events
+    return statistics.written + statistics.failed + statistics.dropped + statistics.buffered == events
 
 
 async def test_full_disk(tmp_path: Path) -> None:
@@ -75,21 +77,21 @@ async def test_full_disk(tmp_path: Path) -> None:
                         note("ack", MessageId(1, count), 0)
                         count += 1
                     await asyncio.sleep(0.01)
-            told = writer.statistics()
-            assert told.last_error is not None
-            assert "No space left on device" in told.last_error
-            assert 0 < told.written < 300
+            statistics = writer.statistics()
+            assert statistics.last_error is not None
+            assert "No space left on device" in statistics.last_error
+            assert 0 < statistics.written < 300
             (disk.folder / "other").unlink()
             await until(lambda: not writer.statistics().buffered)
             first = count
             for _ in range(50):
                 note("ack", MessageId(1, count), 0)
                 count += 1
-        told = writer.statistics()
-        assert is_counted(told, count)
-        assert told.dropped == 0
+        statistics = writer.statistics()
+        assert is_counted(statistics, count)
+        assert statistics.dropped == 0
         found = [each["entry"] for each in lines(disk.folder)]
-        assert len(found) == told.written
+        assert len(found) == statistics.written
         assert found == sorted(found)
         assert found[-50:] == list(range(first, count))
 
@@ -129,16 +131,16 @@ async def test_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0.001)
         for entry in range(count, count + 500):
             note("ack", MessageId(1, entry))  # would not end if it waited
-        told = writer.statistics()
-        assert (told.buffered, told.failures) == (100, 0)
-        assert told.dropped >= 400
+        statistics = writer.statistics()
+        assert (statistics.buffered, statistics.failures) == (100, 0)
+        assert statistics.dropped >= 400
         may_go.set()
         await until(lambda: not writer.statistics().buffered)
         note("ack", MessageId(2, 0))
     monkeypatch.undo()
-    told = writer.statistics()
-    assert is_counted(told, count + 501)
-    assert len(lines(tmp_path)) == told.written
+    statistics = writer.statistics()
+    assert is_counted(statistics, count + 501)
+    assert len(lines(tmp_path)) == statistics.written
     assert lines(tmp_path)[-1]["ledger"] == 2
 
 
@@ -169,20 +171,20 @@ async def test_a_file_that_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.
         for entry in range(1_000):
             note("ack", MessageId(1, entry))
     monkeypatch.undo()
-    told = writer.statistics()
-    assert (told.written, told.failed, told.dropped, told.failures) == (1_000, 0, 0, 1)
-    assert told.last_error == "OSError(5, 'Input/output error')"
+    statistics = writer.statistics()
+    assert (statistics.written, statistics.failed, statistics.dropped, statistics.failures) == (1_000, 0, 0, 1)
+    assert statistics.last_error == "OSError(5, 'Input/output error')"
     is_left = where != "sync of the folder"
     left = [path for path in tmp_path.iterdir() if path.suffix == ".open"]
     assert len(left) == is_left
-    assert told.files_closed == len(list(tmp_path.glob("*.jsonl"))) == 2 - is_left
+    assert statistics.files_closed == len(list(tmp_path.glob("*.jsonl"))) == 2 - is_left
     assert [each["entry"] for each in lines(tmp_path, "*.jsonl*")] == list(range(1_000))
     for path in left:
         assert all(json.loads(line)["v"] == 1 for line in path.read_text().splitlines())
 
 
 async def test_a_folder_that_goes_away(tmp_path: Path) -> None:
-    """A folder that was removed between two files is made anew."""
+    """A folder that was removed between two files is created again."""
     folder = tmp_path / "traces"
     config = TraceConfig(folder=folder, max_file_seconds=0.01, flush_seconds=0.005)
     async with TraceWriter(config) as writer:

@@ -1,4 +1,4 @@
-"""What a trace tells of messages that are held, and of a cumulative acknowledgement; on virtual time."""
+"""The trace of held messages, and of a cumulative acknowledgement; on virtual time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from pulsar_nack import Consumer, LoopClock, NackConfig
+from pulsar_nack import Consumer, NackConfig
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.durable import Machine
@@ -15,14 +16,14 @@ from tests.consumer.test_durable_acks import LIMIT, fill, publish_batches
 from .test_trace import EXACT, lines
 
 
-def told(folder: Path, *names: str) -> list[tuple[Any, ...]]:
+def events(folder: Path, *names: str) -> list[tuple[Any, ...]]:
     """Return columns of the events in a folder."""
     return [tuple(each[name] for name in names) for each in lines(folder)]
 
 
 @virtual_time
 async def test_no_room(tmp_path: Path) -> None:
-    """A nack that waits since as many are held as may be is told as a hold, and as a nack when there is room."""
+    """A nack that waits for room among held messages is traced as a hold, and as a nack when there is room."""
     port = FakePort()
     port.topic.publish(b"one")
     port.topic.publish(b"two")
@@ -36,7 +37,7 @@ async def test_no_room(tmp_path: Path) -> None:
         await two.nack(delay=3)
         for _ in range(2):
             await (await consumer.receive()).ack()
-    assert told(tmp_path, "event", "entry", "time_ms", "delay_ms", "deadline_ms", "reason") == [
+    assert events(tmp_path, "event", "entry", "time_ms", "delay_ms", "deadline_ms", "reason") == [
         ("arrive", 0, 0, None, None, None),
         ("arrive", 1, 0, None, None, None),
         ("nack", 0, 0, 2_000, 2_000, None),
@@ -90,7 +91,7 @@ async def test_not_due(tmp_path: Path) -> None:
         machine.consuming(trace=writer, redelivery="local") as consumer,
     ):
         await (await consumer.receive()).ack()
-    assert told(tmp_path, "event", "time_ms", "attempt", "deadline_ms", "reason") == [
+    assert events(tmp_path, "event", "time_ms", "attempt", "deadline_ms", "reason") == [
         ("hold", 20_000, 0, None, "not due"),
         ("redeliver", 60_000, 0, 60_000, None),
         ("arrive", 60_000, 1, 60_000, None),
@@ -100,7 +101,7 @@ async def test_not_due(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_cumulative_acknowledgement(tmp_path: Path) -> None:
-    """Each message up to it is told as acknowledged, one that was nacked as cancelled first; those after it are not."""
+    """Each message up to it is traced as acknowledged, a nacked one first as cancelled; later messages are not."""
     port = FakePort(subscription_type="exclusive")
     for number in range(4):
         port.topic.publish(bytes([number]))
@@ -114,7 +115,7 @@ async def test_cumulative_acknowledgement(tmp_path: Path) -> None:
         await asyncio.sleep(0.5)
         await consumer.acknowledge_cumulative(messages[2])
         await (await consumer.receive()).ack()
-    assert [each for each in told(tmp_path, "event", "entry", "time_ms", "reason") if each[0] != "arrive"] == [
+    assert [each for each in events(tmp_path, "event", "entry", "time_ms", "reason") if each[0] != "arrive"] == [
         ("nack", 0, 0, None),
         ("nack", 3, 0, None),
         ("cancel", 0, 500, "ack"),

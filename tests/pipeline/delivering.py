@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, LogBucketTracker, Position
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, Position
+from pulsar_nack.delayed import LogBucketTracker
 from pulsar_nack.testing import ManualClock
 
 Row = tuple[int, int, int]
@@ -25,7 +26,7 @@ async def take_all(tracker: LogBucketTracker) -> list[Position]:
 async def deliveries(
     folder: Path, config: BucketConfig, times: Iterable[int], by_hand: Sequence[Row] = ()
 ) -> list[tuple[int, list[Position]]]:
-    """Open a tracker at time 0, add some rows, and tell what comes at each time."""
+    """Open a tracker at time 0, add some rows, and return the messages that come at each time."""
     clock = ManualClock(0)
     found = []
     async with await BucketDelayedDeliveryTracker.open_local(folder, config, clock=clock) as tracker:

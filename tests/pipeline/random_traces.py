@@ -39,7 +39,7 @@ class RandomTrace:
         self._entry = 0
 
     def events(self, count: int) -> list[dict[str, Any]]:
-        """Return so many events, in no order."""
+        """Return some events, in no order."""
         found = [self._event() for _ in range(count)]
         twice = self._random.sample(found, count // 50)
         return found + twice

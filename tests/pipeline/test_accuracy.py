@@ -56,7 +56,7 @@ EVENTS: list[dict[str, Any]] = [
     *arrived(2, 0, 5_000, 6_501, topic="bounds"),
     *arrived(3, 0, 5_000, 4_500, topic="bounds"),
     *arrived(4, 0, 5_000, 4_499, topic="bounds"),
-    # a timer that each nack starts anew, and one that is not waited for so long
+    # a timer that each nack restarts, and one that is not awaited for that long
     *(each for k in range(10) for each in arrived(k, 1_000 + 200 * k, 1_000, 15_200 + k, topic="timer")),
     *(each for k in range(10) for each in arrived(k, 1_000 + 90 * k, 1_000, 3_900 + k, topic="short")),
     # redeliveries that go on; a time with nothing due; and what was due was acknowledged before
@@ -125,7 +125,7 @@ def found(spark: SparkSession) -> Tables:
 
 @pytest.mark.smoke
 def test_lateness_by_group(found: Tables) -> None:
-    """Lateness is told for each topic, subscription, class of delays and attempt; first deliveries are not arrivals."""
+    """Lateness has a row for each topic, subscription, delay class and attempt; first deliveries are not arrivals."""
     assert found["lateness"][0].__fields__ == [
         *("topic", "subscription", "delay_class", "attempt", "arrivals", "invalid", "early", "late"),
         *("min_ms", "mean_ms", "p50_ms", "p100_ms", "max_ms"),
@@ -158,7 +158,7 @@ def test_no_starvation_while_messages_come(found: Tables) -> None:
 
 
 def test_starvation_up_to_the_end(found: Tables) -> None:
-    """What was due and never came is a span up to the last event of the subscription; what is not due yet is none."""
+    """A message that was due and never came makes a span up to the last event of its subscription."""
     assert of_topics(found["starvation"], "end", "just due") == [("end", "s", 2_000, 9_000, 7_000, 1, False, None)]
 
 
@@ -208,7 +208,7 @@ def test_what_comes_twice(found: Tables) -> None:
 def test_requests_stand_for_arrivals(spark: SparkSession) -> None:
     """In traces without arrivals the lateness is that of the requests, not of those that are made again.
 
-    These only tell that their consumer goes on.
+    These only show that their consumer goes on.
     """
     df = events(
         spark,

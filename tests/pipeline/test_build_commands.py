@@ -27,25 +27,25 @@ def metadata(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 def test_build_index(metadata: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command makes the folder and tells what is in it; a folder that exists and bad rows are refused."""
+    """The command makes the folder and prints what is in it; a folder that exists and invalid rows are refused."""
     out = str(tmp_path / "index")
-    code, _, told = run(capsys, "build-index", metadata, "--out", out)
+    code, _, err = run(capsys, "build-index", metadata, "--out", out)
     assert code == 2
-    assert "ledger_id 3, entry_id 100, got -1" in told
+    assert "ledger_id 3, entry_id 100, got -1" in err
     assert not Path(out).exists()
     code, said, _ = run(capsys, "build-index", metadata, "--out", out, "--delayed-only", "--least", "30", "--json")
     assert code == 0
     built = json.loads(said)
     assert (built["path"], built["rows"], built["buckets"]) == (out, 100, 2)
-    code, _, told = run(capsys, "build-index", metadata, "--out", out, "--delayed-only")
+    code, _, err = run(capsys, "build-index", metadata, "--out", out, "--delayed-only")
     assert code == 2
-    assert "overwrite" in told
+    assert "overwrite" in err
     code, said, _ = run(capsys, "build-index", metadata, "--out", out, "--delayed-only", "--overwrite")
     assert (code, said.partition(" in ")[0]) == (0, "100 messages")
 
 
 def test_plan(metadata: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command tells what each width takes, and which one is best."""
+    """The command prints the size of each width, and the best one."""
     code, said, _ = run(capsys, "plan", metadata, "--delayed", "--max-bits", "6", "--json")
     assert code == 0
     found = json.loads(said)

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pulsar_nack import BucketConfig, InvalidArgumentError, LogStorageError, pipeline
+from pulsar_nack import BucketConfig, InvalidArgumentError, pipeline
+from pulsar_nack.errors import LogStorageError
 from pulsar_nack.pipeline import _build_folder
 from pulsar_nack.pipeline._build_units import Block, make_units
 from tests.small_disk import small_disk
@@ -37,7 +38,7 @@ def frame(spark: SparkSession, rows: list[Any], partitions: int = 3) -> DataFram
 
 @settings(deadline=None, max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ROWS.filter(len), st.integers(5, 30), st.booleans())
-@example([(5, 39, 376), (0, 9, 464), (4, 39, 164)], 18, True)  # noqa: FBT003 - in one part all the same
+@example([(5, 39, 376), (0, 9, 464), (4, 39, 164)], 18, True)  # noqa: FBT003 - still in one part
 async def test_delivers_what_a_tracker_fed_by_hand_does(
     spark: SparkSession, rows: list[Row], unit_rows: int, is_far: bool
 ) -> None:
@@ -65,7 +66,7 @@ _APART = 1_000
 @settings(deadline=None, max_examples=2, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.one_of(ROWS, WIDE_ROWS).filter(len), min_size=10, max_size=25), st.integers(1, 60))
 async def test_many_sets_in_one_job(spark: SparkSession, sets: list[list[Row]], unit_rows: int) -> None:
-    """Of many sets at ledgers of their own, built by one job, each comes as from a tracker that was fed it alone.
+    """Of many sets in separate ledgers, built by one job, each comes as from a tracker that was fed it alone.
 
     So neither the neighbours of a message nor how rows are dealt out matter; the bytes are those of the other way.
     """
@@ -125,7 +126,7 @@ def test_bad_row_is_named(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_missing_column_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """What is wanted and what was found is told before any work."""
+    """The required and the found columns are named before any work."""
     with pytest.raises(
         InvalidArgumentError,
         match=r"type: deliver_at.*, got the columns ledger_id bigint, entry_id bigint",
@@ -165,7 +166,7 @@ def test_rows_that_change_are_refused(spark: SparkSession, tmp_path: Path) -> No
             yield batch.slice(visit)
 
     changing = frame(spark, [(1, entry, 5) for entry in range(50)], 1).mapInArrow(lose_one, SCHEMA)
-    with pytest.raises(InvalidArgumentError, match="stay the same"):
+    with pytest.raises(InvalidArgumentError, match="do not change"):
         pipeline.build_index(spark, changing, tmp_path / "index")
     assert list(tmp_path.iterdir()) == [visits]
 

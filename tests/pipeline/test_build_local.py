@@ -12,23 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import (
-    BucketConfig,
-    BucketDelayedDeliveryTracker,
-    InvalidArgumentError,
-    LogLockedError,
-    LogStorageError,
-    Position,
-)
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, InvalidArgumentError, Position
 from pulsar_nack.cli import main
+from pulsar_nack.errors import LogLockedError, LogStorageError
 from pulsar_nack.inspection import BuiltReport, inspect_folder
-from pulsar_nack.ledger._files import OsFiles
+from pulsar_nack.ledger.files import OsFiles
 from pulsar_nack.pipeline import _build_folder
-from pulsar_nack.pipeline._build_local import build_local
 from pulsar_nack.testing import ManualClock
 from tests.tiers import examples
 
 from .delivering import Row, contents, deliveries, moments, take_all
+from .local_build import build_local
 
 SMALL = BucketConfig(
     delayed_delivery_min_index_count_per_bucket=5,

@@ -11,9 +11,11 @@ from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._index import BucketIndex
 from pulsar_nack.delayed.bucket._snapshot_builder import SnapshotBuilder
 from pulsar_nack.delayed.format import decode_metadata
-from pulsar_nack.pipeline._build_cut import Cutter, DuplicatePositionError, Rows, rows_of
-from pulsar_nack.pipeline._build_encode import encode_bucket, varint
+from pulsar_nack.pipeline._build_encoding import encode_bucket, varint
+from pulsar_nack.pipeline._build_rows import Cutter, DuplicatePositionError, Rows
 from pulsar_nack.pipeline._build_units import Block, Unit, make_units, split_evenly
+
+from .local_build import rows_of
 
 LATEST = 1 << 56
 NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1))
@@ -76,7 +78,7 @@ def test_position_that_comes_twice_is_refused(batch: int) -> None:
 
 
 def test_units_begin_where_buckets_do() -> None:
-    """Counts of blocks alone tell where buckets end, which ids they have and how many of a ledger's come before."""
+    """Counts of blocks alone determine where buckets end, their ids and how many of a ledger's buckets come before."""
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=10, max_indexes_per_bucket=20)
     blocks = [Block(1, 0, 9), Block(2, 0, 3), Block(3, 0, 45), Block(3, 1, 16), Block(3, 2, 12), Block(9, 5, 4)]
     assert make_units(blocks, config, 10) == [

@@ -113,7 +113,7 @@ def test_spark_submit(trace: str, tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=patience(60), env=environment, cwd=root, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    told, _, text = done.stdout.partition("{")
-    assert told == LEFT_OUT  # spark-submit joins what its program writes to stderr to its stdout
+    err, _, text = done.stdout.partition("{")
+    assert err == LEFT_OUT  # spark-submit joins what its program writes to stderr to its stdout
     (row,) = json.loads("{" + text)["lateness"]
     assert (row["delay_class"], row["max_ms"]) == ("0-1 s", 20)

@@ -13,14 +13,14 @@ pytest.importorskip("google.protobuf")
 
 from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
 from pulsar_nack.cursor.format._legacy import LegacyRecord, encode_legacy
-from pulsar_nack.pipeline._hole_figures import Fact, figures_of
+from pulsar_nack.pipeline._hole_figures import SnapshotRow, figures_of
 
-LEDGERS: list[Fact] = [("ledger", 1, 0, 9, 100), ("ledger", 2, 0, 9, 200), ("ledger", 3, 0, 9, 400)]
+LEDGERS: list[SnapshotRow] = [("ledger", 1, 0, 9, 100), ("ledger", 2, 0, 9, 200), ("ledger", 3, 0, 9, 400)]
 
 
 def test_holes_are_counted() -> None:
     """Ranges above the mark-delete position are counted, and what lies between them, with the oldest of it."""
-    stored: list[Fact] = [("cursor", 1, 1, 1, 20), ("state", 1, None, None, 9)]
+    stored: list[SnapshotRow] = [("cursor", 1, 1, 1, 20), ("state", 1, None, None, 9)]
     found = figures_of([*stored, ("acked", 1, 4, 5, None), ("acked", 3, 0, 2, None), *LEDGERS])
     assert (found.mark_delete_ledger, found.mark_delete_entry) == (1, 1)
     assert (found.ledgers, found.ranges, found.acked) == (2, 2, 5)
@@ -41,7 +41,7 @@ def test_nothing_is_known_of_ledgers() -> None:
 
 def test_ledgers_that_are_done_are_pinned_by_an_older_one() -> None:
     """A ledger of which all is acknowledged stays while one before it is not, unless it is the last."""
-    acked: list[Fact] = [("acked", 2, 0, 9, None), ("acked", 3, 0, 9, None)]
+    acked: list[SnapshotRow] = [("acked", 2, 0, 9, None), ("acked", 3, 0, 9, None)]
     found = figures_of([("cursor", 1, 8, 8, None), *acked, *LEDGERS])
     assert (found.pinned_ledgers, found.pinned_bytes, found.pinned_done) == (2, 300, 1)
     assert (found.oldest_ledger, found.oldest_entry) == (1, 9)
@@ -55,8 +55,8 @@ def test_nothing_is_left() -> None:
 
 def test_overlaps_and_what_is_passed() -> None:
     """Ranges that overlap count once; what lies at or before the mark-delete position does not count."""
-    acked: list[Fact] = [("acked", 1, 3, 6, None), ("acked", 1, 5, 8, None), ("acked", 1, 5, 8, None)]
-    batches: list[Fact] = [("batch", 1, 2, 2, None), ("batch", 1, 12, 12, None), ("batch", 1, 7, 7, None)]
+    acked: list[SnapshotRow] = [("acked", 1, 3, 6, None), ("acked", 1, 5, 8, None), ("acked", 1, 5, 8, None)]
+    batches: list[SnapshotRow] = [("batch", 1, 2, 2, None), ("batch", 1, 12, 12, None), ("batch", 1, 7, 7, None)]
     found = figures_of([*acked, ("cursor", 1, 4, 4, None), *batches, ("acked", 0, 0, 9, None)])
     assert (found.ranges, found.acked, found.batches) == (1, 4, 1)
 
@@ -74,9 +74,9 @@ def test_overlaps_and_what_is_passed() -> None:
         ("ledger", 1, 0, -2, None),
     ],
 )
-def test_rows_that_make_no_sense_are_counted(fact: Fact) -> None:
+def test_rows_that_make_no_sense_are_counted(fact: SnapshotRow) -> None:
     """A row that can mean nothing changes no figure, and is counted."""
-    good: list[Fact] = [("cursor", 1, 1, 1, None), ("acked", 1, 3, 3, None)]
+    good: list[SnapshotRow] = [("cursor", 1, 1, 1, None), ("acked", 1, 3, 3, None)]
     assert figures_of([*good, fact]) == figures_of(good)._replace(ignored_rows=1)
 
 

@@ -74,7 +74,7 @@ def test_figures(found: list[Any]) -> None:
 
 
 def test_growth_and_risk(found: list[Any]) -> None:
-    """Two times of a subscription tell how it grows, and when it will be at the limit at this rate."""
+    """Two times of a subscription give its growth, and when it will reach the limit at this rate."""
     names = "subscription at_ms bytes_per_s ranges_per_s oldest_since_ms limit_share risk limit_at_ms is_latest"
     assert of_topics(found, "orders", columns=names) == [
         ("idle", 11_000, None, None, None, 20 / 1_024, "none", None, True),
@@ -95,7 +95,7 @@ def test_no_limit(spark: SparkSession) -> None:
 
 
 def test_oldest_goes_on(found: list[Any]) -> None:
-    """How long the oldest entry has been it begins anew when another one is."""
+    """The age of the oldest entry restarts when another entry is the oldest."""
     expected = [(1, 1, None), (2, 1, None), (3, 3, None), (4, 4, None), (5, 4, None)]
     assert of_topics(found, "oldest", columns="at_ms oldest_since_ms limit_at_ms") == expected
 
@@ -119,7 +119,7 @@ async def test_cursor_folder(spark: SparkSession, tmp_path: Path) -> None:
         await cursor.acknowledge([(1, entry) for entry in (0, 1, 2, 5, 6, 9)])
         await cursor.acknowledge([(3, 7)], batch_sets={Position(3, 7): BatchSet.acked(10, [1, 2])})
         await cursor.flush()
-        told = cursor.metadata_size_bytes
+        size = cursor.metadata_size_bytes
     read = pipeline.read_cursors(spark, tmp_path)
     assert read.quarantine.count() == 0
     rows = [
@@ -133,7 +133,7 @@ async def test_cursor_folder(spark: SparkSession, tmp_path: Path) -> None:
     ]
     (row,) = pipeline.holes(read.holes).collect()
     assert (row.ranges, row.batches, row.backlog, row.is_stored) == (2, 1, None, True)
-    assert abs(row.bytes - told) <= 16
+    assert abs(row.bytes - size) <= 16
     (segment,) = folder.glob("cursor-??????????.log/*.segment")
     assert row.at_ms == segment.stat().st_mtime_ns // 1_000_000
 
@@ -155,7 +155,7 @@ async def test_bytes_are_those_of_storage(spark: SparkSession, tmp_path: Path) -
 
 
 async def test_local_topic_and_its_growth(spark: SparkSession, tmp_path: Path) -> None:
-    """Copies of a local topic at two times tell the backlog, the ledgers that are kept, and the growth."""
+    """Copies of a local topic at two times give the backlog, the pinned ledgers, and the growth."""
     async with await LocalTopic.open(tmp_path / "live") as topic:
         port = await topic.subscribe("work/1")
         for number in range(20):
@@ -183,7 +183,7 @@ async def test_local_topic_and_its_growth(spark: SparkSession, tmp_path: Path) -
 
 
 async def test_damaged_folder(spark: SparkSession, tmp_path: Path) -> None:
-    """A damaged file goes to the quarantine with the reason; other folders are read all the same."""
+    """A damaged file goes to the quarantine with the reason; other folders are still read."""
     for name in ("good", "bad"):
         async with await Cursor.open_local(tmp_path / name, LEDGERS, QUIET) as cursor:
             for entry in (1, 3):
@@ -226,8 +226,8 @@ def test_internal_stats(spark: SparkSession, tmp_path: Path) -> None:
     read = pipeline.read_internal_stats(spark, tmp_path)
     refused = {Path(row.path).name: row.reason for row in read.quarantine.collect()}
     assert refused.keys() == {"broken.json", "latin.json"}
-    assert refused["broken.json"].startswith("it is no JSON: ")
-    assert refused["latin.json"] == "it is no UTF-8: byte 5 is 0xe9"
+    assert refused["broken.json"].startswith("not JSON: ")
+    assert refused["latin.json"] == "not UTF-8: byte 5 is 0xe9"
     check_rows(
         pipeline.holes(read.holes).selectExpr(
             "topic", "at_ms", "ranges", "holes", "backlog", "ranges_per_s", "is_stored"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack.pipeline._hole_rows import HoleRow, RefusedRow
+from pulsar_nack.pipeline._hole_figures import HoleRow, RefusedRow
 from pulsar_nack.pipeline._internal_stats import read_stats
 
 STATS: dict[str, Any] = {
@@ -76,12 +76,12 @@ def test_name_without_a_time() -> None:
 
 
 def test_wrapped_one_a_line() -> None:
-    """Objects that name topic and time may be one a line; a broken line is refused, and its number told."""
+    """Objects that name topic and time may be one per line; a broken line is refused with its number."""
     lines = [json.dumps({"topic": TOPIC, "time_ms": at_ms, "stats": STATS}) for at_ms in (1, 2)]
     found = list(read_stats("a.jsonl", "\n".join([lines[0], lines[1][:-5], lines[1]]), 0))
     (refused,) = [each for each in found if isinstance(each, RefusedRow)]
     assert refused.path == "a.jsonl"
-    assert refused.reason.startswith("line 2: it is no JSON: ")
+    assert refused.reason.startswith("line 2: not JSON: ")
     assert [each for each in found if each is not refused] == rows_of(TOPIC, 1) + rows_of(TOPIC, 2)
 
 
@@ -117,28 +117,28 @@ def test_ranges(text: str, expected: list[tuple[int, int, int]]) -> None:
     [
         (
             with_deleted("[(3:1..3:5]"),
-            "cursors.work.individuallyDeletedMessages: a range is expected, and not '(3:1..3:5'",
+            "cursors.work.individuallyDeletedMessages: expected a range, got '(3:1..3:5'",
         ),
-        (with_deleted("[(3:1..3:5],]"), "cursors.work.individuallyDeletedMessages: a range is expected, and not ''"),
-        (with_deleted("[(3:5..3:1]]"), "cursors.work.individuallyDeletedMessages: (3:5..3:1] is no range"),
-        (with_deleted("[(3:1..3:5],x]"), "cursors.work.individuallyDeletedMessages: a range is expected, and not 'x'"),
+        (with_deleted("[(3:1..3:5],]"), "cursors.work.individuallyDeletedMessages: expected a range, got ''"),
+        (with_deleted("[(3:5..3:1]]"), "cursors.work.individuallyDeletedMessages: expected a range, got (3:5..3:1]"),
+        (with_deleted("[(3:1..3:5],x]"), "cursors.work.individuallyDeletedMessages: expected a range, got 'x'"),
         (
             with_deleted("none"),
-            "cursors.work.individuallyDeletedMessages: ranges in brackets are expected, and not 'none'",
+            "cursors.work.individuallyDeletedMessages: expected ranges in brackets, got 'none'",
         ),
-        (with_deleted(5), "cursors.work.individuallyDeletedMessages: a str is expected, and not 5"),
-        ({**STATS, "ledgers": {}}, "ledgers: a list is expected, and not {}"),
+        (with_deleted(5), "cursors.work.individuallyDeletedMessages: expected a str, got 5"),
+        ({**STATS, "ledgers": {}}, "ledgers: expected a list, got {}"),
         (
             {**STATS, "ledgers": [{"ledgerId": -3}]},
-            "ledgers[0].ledgerId: a whole number from 0 on is expected, and not -3",
+            "ledgers[0].ledgerId: expected a whole number from 0 on, got -3",
         ),
-        ({**STATS, "cursors": {"a": {}}}, "cursors.a.markDeletePosition: a str is expected, and not None"),
+        ({**STATS, "cursors": {"a": {}}}, "cursors.a.markDeletePosition: expected a str, got None"),
         (
             {**STATS, "cursors": {"a": {"markDeletePosition": "3"}}},
-            "cursors.a.markDeletePosition: LEDGER:ENTRY is expected, and not '3'",
+            "cursors.a.markDeletePosition: expected LEDGER:ENTRY, got '3'",
         ),
-        ({"status": 404}, "cursors and ledgers are expected, and there are status"),
-        ([], "it: a dict is expected, and not []"),
+        ({"status": 404}, "expected cursors and ledgers, got status"),
+        ([], "statistics: expected a dict, got []"),
     ],
 )
 def test_what_is_wrong_is_named(stats: object, reason: str) -> None:
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_named(stats: object, reason: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "not JSON\nat all", "[" * 100_000])
 def test_no_json(text: str) -> None:
-    """What is no JSON is refused once."""
+    """Text that is not JSON is refused once."""
     (found,) = read_stats("x.json", text, 0)
     assert isinstance(found, RefusedRow)
-    assert found.reason.startswith("it is no JSON: ")
+    assert found.reason.startswith("not JSON: ")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule, pipeline
-from pulsar_nack.pipeline._plan_measure import Measuring, make_planned
+from pulsar_nack.pipeline._plan_measure import IndexBuilder, plan_rows
 from pulsar_nack.planning import Kind
 
 from .rows import events
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def nacks(spark: SparkSession, rows: list[tuple[str, str, int, int, int, int]]) -> DataFrame:
-    """Return a trace of nacks: topic, subscription, time, delay, ledger, entry; and an event that is none."""
+    """Return a trace of nacks: topic, subscription, time, delay, ledger, entry; and an event that is not a nack."""
     found: list[dict[str, Any]] = [
         {"topic": topic, "subscription": subscription, "time_ms": time, "delay_ms": delay, "deadline_ms": time + delay}
         | {"partition": 0, "ledger": ledger, "entry": entry}
@@ -37,7 +37,7 @@ def by_stream(df: DataFrame) -> dict[tuple[Any, ...], list[Any]]:
 def test_measures_what_the_schedule_takes() -> None:
     """The figures are those of a schedule that holds the same."""
     for bits in (0, 8, 12):
-        measuring = Measuring(Kind.NACK, bits, 10_000)
+        measuring = IndexBuilder(Kind.NACK, bits, 10_000)
         schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=bits))
         arrivals = [(time, 60_000 + time % 7, time // 500, time % 500, 0, -1) for time in range(10_000)]
         measuring.add(arrivals[:3_000])
@@ -57,10 +57,10 @@ def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind, every: in
     """A steady stream in order with one delay gets about the bytes that are predicted, and one recommendation."""
     measured = []
     for bits in range(15):
-        measuring = Measuring(kind, bits, 60_000)
+        measuring = IndexBuilder(kind, bits, 60_000)
         measuring.add((time, 60_000, time // 5_000, time % 5_000 // every, -1, -1) for time in range(0, 60_000, every))
         measured.append(measuring.finish())
-    planned = make_planned(kind, measured)
+    planned = plan_rows(kind, measured)
     assert [each.row.bits for each in planned] == list(range(15))
     (best,) = [each for each in planned if each.is_recommended]
     assert best.reason is not None

@@ -260,9 +260,9 @@ def test_what_only_spark_reaches(spark: SparkSession, tmp_path: Path, monkeypatc
 
 @pytest.mark.slow  # it imports PySpark
 def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line beyond the limit is refused, whatever its length, and those after it are read, in each piece of a file."""
+    """A line beyond the limit is refused, whatever its length, and those after it are read, in each split of a file."""
     from pulsar_nack.pipeline import _lines
-    from pulsar_nack.pipeline._files import Piece
+    from pulsar_nack.pipeline._files import InputSplit
     from pulsar_nack.pipeline.schemas import TOO_LONG
 
     monkeypatch.setattr(_lines, "MAX_LINE_BYTES", 400)
@@ -270,8 +270,8 @@ def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
     path = write(tmp_path / "a.jsonl", *lines)
     size = path.stat().st_size
     for cuts in ((0, size), (0, 1, 300, 1_000, 1_500, size)):
-        pieces = [Piece(str(path), start, stop) for start, stop in itertools.pairwise(cuts)]
-        found = [row for batch in _lines.read_pieces(pieces) for row in batch.to_pylist()]
+        splits = [InputSplit(str(path), start, stop) for start, stop in itertools.pairwise(cuts)]
+        found = [row for batch in _lines.read_splits(splits) for row in batch.to_pylist()]
         assert sorted(row["entry"] for row in found if row["fault"] is None) == [0, 2]
         assert [(row["line"][:20], row["fault"]) for row in found if row["fault"]] == 2 * [(lines[0][:20], TOO_LONG)]
 

@@ -111,7 +111,7 @@ def test_no_events(spark: SparkSession) -> None:
 
 
 def test_file_that_exists(tmp_path: Path) -> None:
-    """A file that exists is kept, unless told; one that cannot be written is named."""
+    """A file that exists is only replaced on demand; one that cannot be written is named."""
     file = tmp_path / "a.html"
     pipeline.write_report("1", file)
     with pytest.raises(InvalidArgumentError, match="out: expected a file that does not exist yet"):

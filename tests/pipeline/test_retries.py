@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def tried(entry: int, nacks: int, end: str | None, *, reason: str | None = None) -> list[dict[str, Any]]:
-    """Return a message that arrives, is nacked so many times a second apart, and then ends."""
+    """Return a message that arrives, is nacked some times a second apart, and then ends."""
     rows: list[dict[str, Any]] = []
     for attempt in range(nacks + 1):
         at = 1_000 * attempt
@@ -125,7 +125,7 @@ def found(spark: SparkSession) -> Tables:
 
 
 def test_chains_and_what_came_of_them(found: Tables) -> None:
-    """Each nacked message has a chain with its outcome; attempts are counted by it, and wasted deliveries told."""
+    """Each nacked message has a chain with its outcome; attempts are counted by outcome, wasted ones too."""
     columns = "entry outcome nacks arrivals held after_ack asked_ms last_ms"
     assert of_topics(found["chains"], "t", columns=columns) == [
         (2, "acked", 2, 4, 1, 1, 1_980, 9_001),
@@ -194,7 +194,7 @@ def test_no_outcome_is_listed_before_it_is_written(found: Tables) -> None:
 
 
 def test_storms_against_a_moving_baseline(found: Tables) -> None:
-    """Windows far above the mean of those before are joined to a storm; the same rate is none where it is usual."""
+    """Windows far above the mean of those before form a storm; the same rate is not one if it is usual."""
     assert of_topics(found["storms"], "usual", "storm") == [
         ("storm", "s", 20_000, 21_000, 30, 30, 0.0, False),
         ("storm", "s", 3_000, 5_000, 130, 90, 4.0, False),
@@ -202,7 +202,7 @@ def test_storms_against_a_moving_baseline(found: Tables) -> None:
 
 
 def test_a_trace_that_begins_in_a_storm(found: Tables) -> None:
-    """S14: It is told as one that began before the trace, without a baseline; with what follows at once."""
+    """S14: The storm is marked as one that began before the trace, without a baseline; adjacent windows join it."""
     assert of_topics(found["storms"], "first", "fading") == [
         ("fading", "s", 30_000, 31_000, 90, 90, 0.0, False),
         ("fading", "s", 7_000, 9_000, 150, 90, None, True),

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pulsar_nack.pipeline._session import _collector
+from pulsar_nack.pipeline._source import _collector
 
 
 def test_one_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:

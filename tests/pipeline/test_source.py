@@ -30,7 +30,7 @@ def write(folder: Path, writer: str, number: int, entries: range, *more: str, su
 
 
 def test_a_folder_is_a_table(spark: SparkSession, tmp_path: Path) -> None:
-    """The source gives the same events and the same quarantine as the reader, however files are cut into pieces."""
+    """The source gives the same events and the same quarantine as the reader, however files are cut into splits."""
     write(tmp_path, "aa", 0, range(50), *BROKEN)
     write(tmp_path / "more", "bb", 3, range(50, 60))
     write(tmp_path, "aa", 1, range(100, 200), suffix=".open")
@@ -66,20 +66,20 @@ def test_a_stream_gives_each_line_once(spark: SparkSession, tmp_path: Path) -> N
 
 
 @pytest.mark.slow  # it imports PySpark
-def test_pieces_are_dealt_out(tmp_path: Path) -> None:
-    """Small files share a task, large ones are cut, and every byte is in just one piece."""
-    from pulsar_nack.pipeline._files import deal, trace_files
+def test_files_are_split_for_tasks(tmp_path: Path) -> None:
+    """Small files share a task, large ones are cut, and every byte is in just one split."""
+    from pulsar_nack.pipeline._files import assign_splits, trace_files
 
     for number in range(5):
         write(tmp_path, "aa", number, range(2))
     large = write(tmp_path, "bb", 0, range(100))
     files = trace_files([str(tmp_path)])
-    tasks = deal(files, 2_000)
-    sizes = [sum(piece.stop - piece.start for piece in task) for task in tasks]
+    tasks = assign_splits(files, 2_000)
+    sizes = [sum(split.stop - split.start for split in task) for task in tasks]
     assert sum(sizes) == sum(file.size for file in files)
     assert max(sizes) <= 2_000
     assert len(tasks) < len(files) + large.stat().st_size // 2_000
-    assert deal([], 10) == []
+    assert assign_splits([], 10) == []
 
 
 @pytest.mark.slow  # it imports PySpark
@@ -92,7 +92,7 @@ def test_late_files_are_read_once(tmp_path: Path) -> None:
 
     def read(start: dict[str, str]) -> tuple[dict[str, str], list[str]]:
         end = stream.latestOffset(start)
-        return end, [Path(piece.path).name for task in stream.partitions(start, end) for piece in task.pieces]
+        return end, [Path(split.path).name for task in stream.partitions(start, end) for split in task.splits]
 
     assert stream.initialOffset() == {}
     second = write(tmp_path, "ab", 1, range(1))
@@ -111,7 +111,7 @@ def test_late_files_are_read_once(tmp_path: Path) -> None:
 
 
 def test_a_stream_goes_on_after_what_is_broken(spark: SparkSession, tmp_path: Path) -> None:
-    """S10: Half of a surrogate pair, a packed file that is cut off and Parquet that is none never end a stream."""
+    """S10: Half of a surrogate pair, a packed file that is cut off and an invalid Parquet file never end a stream."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -158,7 +158,7 @@ def test_wall_clock(folder: Folder) -> None:
 
 
 def test_rates(folder: Folder) -> None:
-    """Events are counted in windows of time, each window told once it is over."""
+    """Events are counted in windows of time, each emitted once it is over."""
     folder.add(nack(1_000, 1, 2_000), nack(2_000, 2, 3_000), line("redeliver", 9_999, 1, actual_ms=9_999))
     folder.add(line("arrive", 10_000, 1, deadline_ms=2_000, actual_ms=10_000), line("ack", 10_001, 1, reason="ack"))
     folder.add(nack(90_000, 3, 99_000))

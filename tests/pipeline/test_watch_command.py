@@ -82,7 +82,7 @@ def test_options_reach_the_rules(folder: Folder, capsys: pytest.CaptureFixture[s
 
 
 def test_rates(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    """With ``--rates`` windows are told, not alerts."""
+    """With ``--rates`` windows are reported, not alerts."""
     fill(folder)
     out = folder.root / "rates"
     options = ("--rates", "--window", "5", "--lateness", "1", "--sink", "parquet", "--out", str(out))
@@ -103,10 +103,10 @@ WRONG = {
 
 def test_wrong_options(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong option is one line that names it; a folder that is missing is an error before a query starts."""
-    for options, told in WRONG.items():
+    for options, message in WRONG.items():
         code, out, err = run(capsys, *watched(folder, *options))
         assert (code, out) == (2, "")
-        assert told in err
+        assert message in err
         assert not (folder.root / "checkpoint").exists()
     code, _, err = run(capsys, "watch", str(folder.root / "none"), "--checkpoint", str(folder.root / "c"), "--once")
     assert code == 2
@@ -114,7 +114,7 @@ def test_wrong_options(folder: Folder, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_console(folder: Folder) -> None:
-    """In a process of its own the command prints alerts and refused lines as tables, and ends with code 0."""
+    """In a separate process the command prints alerts and refused lines as tables, and ends with code 0."""
     fill(folder)
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root), "JDK_JAVA_OPTIONS": QUICK_JAVA}
@@ -132,7 +132,7 @@ def test_console(folder: Folder) -> None:
 
 @pytest.mark.parametrize("wrapper", ["true", "false"])
 def test_ends_with_what_time_brought(folder: Folder, wrapper: str) -> None:
-    """A run that ends by itself tells what is due by the newest event in it, in a session of any settings."""
+    """A run with ``--once`` reports messages that are due by the newest event, in a session with any settings."""
     name = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
     before = folder.spark.conf.get(name)
     folder.spark.conf.set(name, wrapper)

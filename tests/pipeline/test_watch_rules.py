@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack.pipeline._watch_rules import Alert, Event, Pending, Rules
+from pulsar_nack.pipeline._watch_rules import Alert, Event, OverdueRules, Pending
 from tests.tiers import examples
 
-RULES = Rules(bound_ms=100)
+RULES = OverdueRules(bound_ms=100)
 NACK = Event("nack", 1_000, consumer="c", attempt=0, delay_ms=500, deadline_ms=1_500, reason="busy")
 PENDING = Pending(1_000, 1_500, 500, 0, "c", "busy")
 
 
-def alerts_of(*events: Event, rules: Rules = RULES) -> list[Alert]:
+def alerts_of(*events: Event, rules: OverdueRules = RULES) -> list[Alert]:
     """Return the alerts that events raise, and then time without end."""
     pending, alerts = rules.follow(None, events)
     last = rules.expire(pending, 10**15)
@@ -46,7 +46,7 @@ def test_what_comes_back(event: str, actual_ms: int, expected: list[Alert]) -> N
 def test_until_it_arrives() -> None:
     """Where arrivals count, asking for a redelivery is not enough."""
     asked = Event("redeliver", 1_500, actual_ms=1_500)
-    rules = Rules(100, "arrive")
+    rules = OverdueRules(100, "arrive")
     assert alerts_of(NACK, asked) == []
     assert alerts_of(NACK, asked, rules=rules) == [Alert("missing", PENDING, None)]
     assert alerts_of(NACK, asked, Event("arrive", 1_590, actual_ms=1_590), rules=rules) == []
@@ -60,13 +60,13 @@ def test_what_is_settled(event: str) -> None:
 
 
 def test_what_held_it() -> None:
-    """An alert tells what the last hold or error said."""
+    """An alert has the reason of the last hold or error."""
     found = alerts_of(NACK, Event("hold", 1_500, reason="paused"), Event("error", 1_550, reason="no connection"))
     assert found == [Alert("missing", PENDING._replace(reason="no connection"), None)]
 
 
 def test_chains() -> None:
-    """Each nack of a chain is looked at by itself, also where two events have the same time."""
+    """Each nack of a chain is judged separately, also if two events have the same time."""
     again = Event("nack", 1_550, attempt=1, delay_ms=500, deadline_ms=2_050)
     back = Event("arrive", 1_550, attempt=1, actual_ms=1_550)
     assert alerts_of(again, back, NACK) == [Alert("missing", Pending(1_550, 2_050, 500, 1, None, None), None)]
@@ -83,7 +83,7 @@ def test_nacked_twice() -> None:
 
 
 def test_nacked_anew_by_another_consumer() -> None:
-    """A nack of a later delivery shows that the message came back before, whoever saw that."""
+    """A nack of a later delivery shows that the message came back before."""
     other = NACK._replace(time_ms=1_580, attempt=1, deadline_ms=3_000, consumer="d")
     assert [each.pending.consumer for each in alerts_of(NACK, other)] == ["d"]
     too_late = other._replace(time_ms=1_601)
@@ -110,7 +110,7 @@ EVENTS = st.builds(
 @given(st.lists(EVENTS, max_size=12, unique_by=lambda each: each.time_ms), st.randoms())
 def test_batches_do_not_matter(events: list[Event], rnd: random.Random) -> None:
     """However the events are cut into batches, with time running up to each cut, the same nacks raise alerts."""
-    rules = Rules(5)
+    rules = OverdueRules(5)
     events = sorted(events, key=lambda each: each.time_ms)
     whole = [each.pending.nacked_ms for each in alerts_of(*events, rules=rules)]
     found, pending, at = [], None, 0

@@ -1,4 +1,4 @@
-"""Makes the stored trace anew: a run of some seconds on a broker, with nacks, cancels, failures and a close.
+"""Makes the stored trace: a run of some seconds on a broker, with nacks, cancels, failures and a close.
 
 ``python -m tests.broker.standalone run -- python -m tests.pipeline.trace_sample FOLDER``
 """
@@ -15,7 +15,8 @@ import pulsar
 import pulsar.asyncio
 
 import pulsar_nack
-from pulsar_nack import Message, TraceConfig
+from pulsar_nack import Message
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceWriter
 
 TOPICS = ("orders", "invoices")

@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 
-from pulsar_nack import BucketConfig, LedgerError, MessageId
+from pulsar_nack import BucketConfig, MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
+from pulsar_nack.errors import LedgerError
 from pulsar_nack.testing import ManualClock
 from pulsar_nack.topic import LocalPort, LocalTopic
 from tests.crash_homes import CHANGING, AnyHome, Home, crash_everywhere, play

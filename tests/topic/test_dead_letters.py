@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import DeadLetterPolicy, InvalidArgumentError, LocalTopic, Publisher
+from pulsar_nack import DeadLetterPolicy, InvalidArgumentError, LocalTopic
+from pulsar_nack.consumer import Publisher
 from pulsar_nack.testing import virtual_time
 
 pytest.importorskip("google.protobuf")

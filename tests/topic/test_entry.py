@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import LogLockedError, TopicFormatError, open_local
+from pulsar_nack.errors import LogLockedError, TopicFormatError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
-from pulsar_nack.topic import LocalTopic
+from pulsar_nack.topic import LocalTopic, open_local
 from pulsar_nack.topic._entry import Entry, EntryMessage, decode_entry, encode_entry, hash_of
 from tests.topic.test_local_topic import nothing_comes, numbered, payloads, take
 

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import pytest
 
-from pulsar_nack import LedgerError, MessageId
+from pulsar_nack import MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
+from pulsar_nack.errors import LedgerError
 from pulsar_nack.testing import LocalBroker, virtual_time
 from tests.tiers import sample, seeds
 from tests.topic.test_delayed import IN_BUCKETS

@@ -11,20 +11,12 @@ from typing import Literal
 
 import pytest
 
-from pulsar_nack import (
-    BrokerError,
-    ClosedError,
-    Consumer,
-    InvalidArgumentError,
-    LocalTopic,
-    LoopClock,
-    Message,
-    NackConfig,
-)
+from pulsar_nack import BrokerError, ClosedError, Consumer, InvalidArgumentError, LocalTopic, Message, NackConfig
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import Delivery, PortTraits
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import FakePort, FaultyPort, LocalBroker, virtual_time
-from pulsar_nack.testing._fake_faults import CallName
+from pulsar_nack.testing._call_faults import CallName
 from tests.tiers import seeds
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
@@ -211,7 +203,7 @@ async def test_durable_consumers_survive_restarts(how: dict[str, bool], tmp_path
 
 @virtual_time
 async def test_any_port_can_be_faulty() -> None:
-    """Around another port than a local topic's: calls reach it, faults do not, and it is closed and made again."""
+    """Around a port of another kind: calls reach it, faults do not, and it is closed and replaced."""
     fake = FakePort()
     sent = fake.topic.publish(b"order")
     port = FaultyPort(fake, lambda: asyncio.sleep(0, FakePort(fake.topic)))

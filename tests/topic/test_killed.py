@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import open_local
+from pulsar_nack.topic import open_local
 from tests.victims import victims
 
 from .victim import CONFIG

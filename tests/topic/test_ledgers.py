@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from pulsar_nack import LogStorageError
 from pulsar_nack.config import TopicConfig
+from pulsar_nack.errors import LogStorageError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 from pulsar_nack.topic import LocalTopic

@@ -11,12 +11,12 @@ from random import Random
 
 import pytest
 
-from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, MessageId, open_local
+from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.consumer import ConsumerPort
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, MemoryFiles, virtual_time
-from pulsar_nack.topic import LocalTopic, SubscriptionType
+from pulsar_nack.topic import LocalTopic, SubscriptionType, open_local
 from tests.topic.test_local_topic import nothing_comes, numbered, payloads, take
 
 SMALL = TopicConfig(max_entries_per_ledger=7)

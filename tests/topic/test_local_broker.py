@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, LogStorageError, NackConfig
+from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, NackConfig
 from pulsar_nack.config import TopicConfig
 from pulsar_nack.consumer import ConsumerPort
+from pulsar_nack.errors import LogStorageError
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
@@ -21,7 +22,7 @@ def now() -> float:
 
 
 async def take(port: FaultyPort, count: int) -> list[Delivery]:
-    """Receive this many messages."""
+    """Receive ``count`` messages."""
     return [await asyncio.wait_for(port.receive(), 60) for _ in range(count)]
 
 
@@ -36,7 +37,7 @@ async def is_quiet(port: FaultyPort) -> bool:
 
 @virtual_time
 async def test_is_a_port_that_consumers_take() -> None:
-    """A consumer runs on it, on virtual time, exactly in time, and the calls on its port are recorded."""
+    """A consumer runs on it, on virtual time, exactly in time, and its port records the calls."""
     async with LocalBroker() as broker, broker.consumer("s", config=EXACT, redelivery="broker") as consumer:
         topic = await broker.topic()
         sent = await topic.publish(b"order", key="k")
@@ -115,7 +116,7 @@ async def test_connections_that_are_lost() -> None:
 
 @virtual_time
 async def test_storage_that_fails_and_is_slow() -> None:
-    """Reads that fail are tried again, slow ones are awaited, and a write that fails raises where it is published."""
+    """Failed reads are retried, slow ones are awaited, and a failed write raises in the publisher."""
     async with LocalBroker(UNCACHED) as broker:
         topic = await broker.topic()
         port: FaultyPort = await broker.subscribe("s")

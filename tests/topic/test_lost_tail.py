@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import BucketConfig, DelayedDeliveryConfig, LocalTopic, LogCorruptedError, TopicConfig
+from pulsar_nack import BucketConfig, DelayedDeliveryConfig, LocalTopic
+from pulsar_nack.config import TopicConfig
+from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.testing import ManualClock
 from pulsar_nack.topic._arguments import SubscriptionTypeName
 from tests.topic.test_local_topic import numbered, payloads, take

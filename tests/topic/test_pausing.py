@@ -12,6 +12,7 @@ import pytest
 from pulsar_nack import BrokerError, ClosedError, Consumer, DeadLetterPolicy, InvalidArgumentError
 from pulsar_nack.topic import LocalTopic
 from tests.for_each import for_each
+from tests.patience import patience
 
 
 @pytest.fixture
@@ -21,12 +22,12 @@ async def topic(tmp_path: Path) -> AsyncIterator[LocalTopic]:
         yield opened
 
 
-async def shown(consumer: Consumer, seconds: float = 0.05) -> list[Any]:
+async def shown(consumer: Consumer) -> list[Any]:
     """Return what is shown until nothing comes for a moment, with the attempt."""
     found = []
     try:
         while True:
-            message = await consumer.receive(timeout=seconds)
+            message = await consumer.receive(timeout=patience(0.1))
             found.append((message.data, message.attempt))
             await message.ack()
     except TimeoutError:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, BucketConfig, LogStorageError, MessageId, open_local
+from pulsar_nack import BrokerError, BucketConfig, MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
+from pulsar_nack.errors import LogStorageError
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
-from pulsar_nack.topic import LocalTopic
+from pulsar_nack.topic import LocalTopic, open_local
 from pulsar_nack.topic._inbox import BatchMembers
 from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY
 from tests.topic.test_local_topic import numbered, payloads, take

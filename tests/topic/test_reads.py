@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import DelayedDeliveryConfig, open_local
+from pulsar_nack import DelayedDeliveryConfig
 from pulsar_nack.observe import CursorMetrics
 from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, virtual_time
+from pulsar_nack.topic import open_local
 from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY, SHARED_INDEX, UNCACHED, arrivals, until_quiet
 
 UNSEALED = 100

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BucketDelayedDeliveryTracker, InvalidArgumentError, LogLockedError, NackConfig
+from pulsar_nack import BucketDelayedDeliveryTracker, InvalidArgumentError, NackConfig
 from pulsar_nack.cursor import Cursor
+from pulsar_nack.errors import LogLockedError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic

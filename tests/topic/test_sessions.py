@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, LoopClock, MessageId, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, MessageId, NackConfig
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import FakePublisher, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
 from tests.for_each import for_each

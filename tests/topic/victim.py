@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pulsar_nack import open_local
 from pulsar_nack.config import CursorConfig, TopicConfig
+from pulsar_nack.topic import open_local
 
 CONFIG = TopicConfig(max_entries_per_ledger=7, cursor=CursorConfig(flush_interval=0.001, rollover_bytes=2_000))
 

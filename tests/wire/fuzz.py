@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pulsar_nack import BrokerError, BrokerRefusedError, ConnectionLostError, Consumer
+from pulsar_nack import BrokerError, Consumer
+from pulsar_nack.errors import BrokerRefusedError, ConnectionLostError
 from pulsar_nack.testing import run
 from pulsar_nack.wire import Client, ClientOptions, Producer
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb

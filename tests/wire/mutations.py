@@ -14,7 +14,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from pulsar_nack import ProtocolError, UndecodableMessageError
+from pulsar_nack.errors import ProtocolError, UndecodableMessageError
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._entries import Entry, decode_entry
 from pulsar_nack.wire._protocol._frames import FrameDecoder

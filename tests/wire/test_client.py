@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError
+from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError
 from pulsar_nack.consumer._settings import ConsumerOptions, ConsumerSettings
+from pulsar_nack.errors import AlreadyEnteredError, WrongLoopError
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
 from pulsar_nack.wire._consumer._settings import SubscribeSettings, split_settings
@@ -218,7 +219,7 @@ async def test_the_client_is_of_one_loop() -> None:
 
 
 async def _used_elsewhere(client: Client) -> None:
-    with pytest.raises(pulsar_nack.WrongLoopError, match="client"):
+    with pytest.raises(WrongLoopError, match="client"):
         await client.subscribe("orders", "billing")
 
 
@@ -231,7 +232,7 @@ def test_protobuf_is_not_imported_before_it_is_needed() -> None:
         "sys.modules['google'] = None\n"
         "try:\n"
         "    pulsar_nack.connect('pulsar://localhost:6650')\n"
-        "except pulsar_nack.MissingExtraError as error:\n"
+        "except MissingExtraError as error:\n"
         "    assert error.extra == 'wire', error.extra\n"
         "else:\n"
         "    sys.exit('it connected')\n"

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import InvalidArgumentError, MissingExtraError, UndecodableMessageError
+from pulsar_nack import InvalidArgumentError
+from pulsar_nack.errors import MissingExtraError, UndecodableMessageError
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._compression import check_zstd, compress, decompress, require_compression
 from tests.tiers import seeds

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack import BrokerRefusedError, Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SchemaInfo
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb

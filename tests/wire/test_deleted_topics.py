@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import RequestTimeoutError, TopicNotFoundError
+from pulsar_nack.errors import RequestTimeoutError, TopicNotFoundError
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, ClientOptions
 from tests.for_each import for_each

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import UndecodableMessageError
+from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._compression import compress

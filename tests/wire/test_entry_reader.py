@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from pulsar_nack import MessageId, MissingExtraError, ProtocolError, UndecodableMessageError
+from pulsar_nack import MessageId
 from pulsar_nack.consumer import Delivery
+from pulsar_nack.errors import MissingExtraError, ProtocolError, UndecodableMessageError
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, words_of
 from pulsar_nack.wire._consumer._deliveries import PlainBatchMember, PlainDelivery

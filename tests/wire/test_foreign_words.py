@@ -12,8 +12,9 @@ from typing import Any, Final
 import pytest
 
 import pulsar_nack
-from pulsar_nack import BrokerError, UndecodableMessageError
+from pulsar_nack import BrokerError
 from pulsar_nack._foreign import quoted, shown, without_credentials
+from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import BasicAuthentication, ClientOptions, TokenAuthentication
 from pulsar_nack.wire._connection._broker_errors import broker_error

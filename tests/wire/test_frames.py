@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import ProtocolError
+from pulsar_nack.errors import ProtocolError
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import (
     PING,

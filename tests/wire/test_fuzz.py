@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import ProtocolError
+from pulsar_nack.errors import ProtocolError
 from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder
 from tests.patience import patience, processor_slowness
 from tests.tiers import seeds, size

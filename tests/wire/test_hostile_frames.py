@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-import pulsar_nack
-from pulsar_nack import BrokerError, Position, UndecodableMessageError
+from pulsar_nack import BrokerError, Position
+from pulsar_nack.errors import ConnectionLostError, UndecodableMessageError
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire._protocol._chunks import Chunk, ChunkAssembler, short_uuid
 from tests.for_each import for_each
@@ -222,7 +222,7 @@ def test_partitions_without_end(count: int) -> None:
                 began_at = asyncio.get_running_loop().time()
                 with pytest.raises(BrokerError, match=rf"orders has {count} partitions, .*max_partitions") as caught:
                     await way()
-                assert not isinstance(caught.value, pulsar_nack.ConnectionLostError)
+                assert not isinstance(caught.value, ConnectionLostError)
                 assert asyncio.get_running_loop().time() - began_at < 1
 
     run(test())

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, MissingExtraError, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, NackConfig
+from pulsar_nack.errors import MissingExtraError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb

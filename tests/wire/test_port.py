@@ -10,18 +10,9 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import (
-    BrokerError,
-    ClosedError,
-    ConsumerPort,
-    Delivery,
-    LoopClock,
-    MessageId,
-    SupportsConnectionState,
-    SupportsCumulativeAck,
-    SupportsSeek,
-)
-from pulsar_nack.consumer import SupportsNowait
+from pulsar_nack import BrokerError, ClosedError, ConsumerPort, Delivery, MessageId
+from pulsar_nack.clock import LoopClock
+from pulsar_nack.consumer import SupportsConnectionState, SupportsCumulativeAck, SupportsNowait, SupportsSeek
 from pulsar_nack.testing import run
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
 from pulsar_nack.wire._connection._context import ClientContext

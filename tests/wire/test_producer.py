@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import (
-    BrokerError,
-    BrokerRefusedError,
-    ClosedError,
-    InvalidArgumentError,
-    MessageId,
-    RequestTimeoutError,
-    WouldBlockError,
-)
+from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, MessageId, WouldBlockError
+from pulsar_nack.errors import BrokerRefusedError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol._entries import decode_entry, unpack

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, ClosedError, DeadLetterPolicy, InvalidArgumentError, ProtocolError
+from pulsar_nack import BrokerError, ClosedError, DeadLetterPolicy, InvalidArgumentError
+from pulsar_nack.errors import ProtocolError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, ClientOptions
 from pulsar_nack.wire._connection._authentication import TokenAuthentication

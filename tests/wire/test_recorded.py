@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_nack import MessageId, UndecodableMessageError
+from pulsar_nack import MessageId
+from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.wire._consumer import _commands as commands
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._ack_sets import remaining_of

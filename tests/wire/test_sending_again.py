@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, BrokerRefusedError, InvalidArgumentError, MessageId, RequestTimeoutError
+from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
+from pulsar_nack.errors import BrokerRefusedError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol._entries import decode_entry

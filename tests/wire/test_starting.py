@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, BrokerRefusedError, ConnectionLostError, InvalidArgumentError, RequestTimeoutError
+from pulsar_nack import BrokerError, InvalidArgumentError
+from pulsar_nack.errors import BrokerRefusedError, ConnectionLostError, RequestTimeoutError
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, ClientOptions, TokenAuthentication
 from tests.for_each import for_each

@@ -1,4 +1,4 @@
-"""``pulsar-nack demo``: messages of a real broker come back at their own times while nacks keep coming."""
+"""``pulsar-nack demo``: failed messages come back on time while nacks keep coming."""
 
 from ._command import demo
 

@@ -1,11 +1,9 @@
-"""The command: checks its options first, plays, then tells. Its exit code says whether our messages came back."""
+"""The command ``demo``: checks its options, runs, and prints figures; the exit code says whether messages came back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
-import json
 import os
 import platform
 import signal
@@ -20,14 +18,12 @@ import typer
 from ... import NackConfig, __version__
 from ...errors import MissingExtraError, PulsarNackError
 from ...testing import EmbeddedBroker
+from .._terminal import print_json, require
 from ._figures import Figures, figures_of
 from ._journal import Journal
-from ._local import BROKER as LOCAL
-from ._local import open_local_stage
-from ._play import OFFICIAL, Script, Watch, play
-from ._play_local import LocalPlay, Restart
+from ._play import OFFICIAL, Load, LocalPlay, Restart, Watch, play
 from ._plot import SUFFIXES, save
-from ._stage import OFFICIAL_DELAY, OURS, open_stage
+from ._stage import LOCAL_BROKER, OFFICIAL_DELAY, OURS, open_local_stage, open_stage
 
 _URL: Final = "PULSAR_SERVICE_URL"
 _DEFAULT_PLOT: Final = Path("demo-plot.png")
@@ -36,11 +32,11 @@ _DEFAULT_PLOT: Final = Path("demo-plot.png")
 def demo(
     *,
     messages: Annotated[int, typer.Option(min=1, max=20_000, help="How many messages; each fails once.")] = 300,
-    seconds: Annotated[float, typer.Option(min=0.1, max=30.0, help="For how long they, and nacks, keep coming.")] = 6.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=30.0, help="For how long they keep coming.")] = 6.0,
     seed: Annotated[int, typer.Option(help="Chooses the delays.")] = 1,
-    url: Annotated[str | None, typer.Option(envvar=_URL, help="A broker of yours instead of the embedded one.")] = None,
+    url: Annotated[str | None, typer.Option(envvar=_URL, help="Your own broker instead of the embedded one.")] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="A local topic in a temporary folder; no broker, and no official client.")
+        bool, typer.Option("--local", help="Use a local topic in a temporary folder: no broker, no official client.")
     ] = False,
     precision_bits: Annotated[
         int, typer.Option(min=0, max=62, help="Deadlines are rounded down to 2^bits ms (library default: 8).")
@@ -51,63 +47,63 @@ def demo(
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Draw no picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
-    """See failed messages come back at their own times while nacks keep coming.
+    """Watch failed messages come back on time while nacks keep coming.
 
     An embedded broker is started on a free local port and stopped at the end. Three subscriptions get the same messages
-    and fail each of them once: the official client alone, with its single delay of 1 s, and pulsar-nack, with delays of
-    its own from 100 ms to 3 s, over the official client and natively. Exits with 1 if a message of ours does not come
-    back, or is shown twice for one nack.
+    and fail each once: the official client alone, with its single delay of 1 s, and pulsar-nack, with delays from
+    100 ms to 3 s, over the official client and natively. Exits with 1 if pulsar-nack loses a message, or redelivers one
+    twice for one nack.
 
-    With --local there is no broker and no other subscription: a local topic, durable in a temporary folder, takes its
-    place. There are batches and delayed messages too, and in the middle all is closed and opened again.
+    With --local, a local topic in a temporary folder takes the place of the broker, with a single subscription. It has
+    batches and delayed messages too, and in the middle of the run everything is closed and opened again.
     """
     if local and url is not None and url != os.environ.get(_URL):
         raise typer.BadParameter("--local needs no broker: leave --url out", param_hint="--local")
     picture = None if no_plot else _picture(plot, may_be_missing=local)
-    _require("rich", "the demo", "cli")
+    require("rich", "the demo", "cli")
     if local:
         _say("This runs on a local topic, durable in a temporary folder, without the official client.")
     elif url is None and (reason := EmbeddedBroker.unavailable_reason()) is not None:
         _say(f"No embedded broker: {reason}.")
-        _say("This runs on the fake port, in memory, instead, and without the official client, which needs a broker.")
-    _say(f"{messages} messages in {seconds:g} s, each fails once; about {seconds + (8 if local else 5):.0f} s in all.")
-    script = Script(messages, seconds, seed)
+        _say("This runs on the fake port, in memory, and without the official client, which needs a broker.")
+    _say(f"{messages} messages in {seconds:g} s, each fails once; {seconds + (8 if local else 5):.0f} s in total.")
+    load = Load(messages, seconds, seed)
     config = NackConfig(negative_ack_precision_bit_cnt=precision_bits)
-    run = _run(script, url or None, config, is_local=local)
+    run = _run(load, url or None, config, is_local=local)
     figures = [figures_of(journal) for journal in run.journals]
-    _tell(figures, run, script, picture, as_json=as_json)
+    _print(figures, run, load, picture, as_json=as_json)
     if picture is not None:
         _draw(run.journals, run.broker, picture)
     bad = [each for each in figures if each.name != OFFICIAL and not each.is_good]
     for each in bad:
         whose = "" if each.name == OURS else f" with {each.name}"
-        _say(f"FAILED: {each.missing} messages missing, {each.shown_twice} shown twice{whose}.")
+        _say(f"FAILED: {each.missing} messages missing, {each.duplicates} duplicates{whose}.")
     if bad:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What was played where, and what became of it."""
+    """A finished run: where it was, and the journals of its consumers."""
 
     broker: str
     journals: list[Journal]
     restart: Restart | None = None
 
 
-def _run(script: Script, url: str | None, config: NackConfig, *, is_local: bool) -> _Run:
+def _run(load: Load, url: str | None, config: NackConfig, *, is_local: bool) -> _Run:
     from ._report import progress
 
     async def run(watch: Watch) -> _Run:
         _cancel_on_sigterm()
         if is_local:
             async with open_local_stage(config) as local:
-                played = LocalPlay(local, script, watch)
-                return _Run(LOCAL, await played.run(), played.restart)
+                played = LocalPlay(local, load, watch)
+                return _Run(LOCAL_BROKER, await played.run(), played.restart)
         async with open_stage(url, config) as stage:
-            return _Run(stage.broker, await play(stage, script, watch))
+            return _Run(stage.broker, await play(stage, load, watch))
 
-    with progress(script.messages) as watch:
+    with progress(load.messages) as watch:
         try:
             return asyncio.run(run(watch))
         except BaseExceptionGroup as group:
@@ -117,7 +113,7 @@ def _run(script: Script, url: str | None, config: NackConfig, *, is_local: bool)
 
 
 def _cancel_on_sigterm() -> None:
-    """Have SIGTERM end the demo as Ctrl-C does, with everything cleared away."""
+    """Let SIGTERM end the demo as Ctrl-C does, with everything removed."""
     task = asyncio.current_task()
     if task is not None:
         with contextlib.suppress(NotImplementedError):  # on Windows
@@ -125,7 +121,7 @@ def _cancel_on_sigterm() -> None:
 
 
 def _cause(group: BaseExceptionGroup[Any]) -> BaseException:
-    """Return what to tell the user: an error of ours if there is one, else the first."""
+    """Return the error to show to the user: the first one of this library, else the first."""
     ours = group.subgroup(PulsarNackError)
     error: BaseException = group if ours is None else ours
     while isinstance(error, BaseExceptionGroup):
@@ -133,13 +129,13 @@ def _cause(group: BaseExceptionGroup[Any]) -> BaseException:
     return error
 
 
-def _tell(figures: Sequence[Figures], run: _Run, script: Script, picture: Path | None, *, as_json: bool) -> None:
+def _print(figures: Sequence[Figures], run: _Run, load: Load, picture: Path | None, *, as_json: bool) -> None:
     client = _version("pulsar-client")
     if not as_json:
         from ._report import show
 
         typer.echo(
-            f"{script.messages} messages in {script.seconds:g} s on {run.broker}; Python {platform.python_version()}"
+            f"{load.messages} messages in {load.seconds:g} s on {run.broker}; Python {platform.python_version()}"
             + (f", pulsar-client {client}" if client is not None and run.restart is None else "")
         )
         show(figures, run.restart)
@@ -150,16 +146,16 @@ def _tell(figures: Sequence[Figures], run: _Run, script: Script, picture: Path |
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
         "broker": run.broker,
-        "messages": script.messages,
-        "seconds": script.seconds,
-        "seed": script.seed,
+        "messages": load.messages,
+        "seconds": load.seconds,
+        "seed": load.seed,
         "official_delay_ms": round(OFFICIAL_DELAY * 1000),
         "plot": None if picture is None else str(picture),
         "ok": all(each.is_good for each in figures if each.name != OFFICIAL),
         "restart": None if run.restart is None else asdict(run.restart),
         "consumers": [each.as_json() for each in figures],
     }
-    typer.echo(json.dumps(document, indent=2))
+    print_json(document)
 
 
 def _draw(journals: Sequence[Journal], broker: str, picture: Path) -> None:
@@ -171,31 +167,24 @@ def _draw(journals: Sequence[Journal], broker: str, picture: Path) -> None:
 
 
 def _picture(plot: Path | None, *, may_be_missing: bool) -> Path | None:
-    """Return where the picture goes; None where nobody asked for one and what draws it is not installed."""
+    """Return where the picture goes; None if none was asked for and matplotlib is missing."""
     try:
         return _checked(plot or _DEFAULT_PLOT)
     except MissingExtraError as error:
         if plot is not None or not may_be_missing:
             raise
-        _say(f"No picture: that needs {error.name}, of the extra {error.extra}.")
+        _say(f"No picture: it needs {error.name}, of the extra {error.extra}.")
         return None
 
 
 def _checked(plot: Path) -> Path:
-    """Refuse what could not be written, before the demo runs rather than after."""
+    """Refuse a file that cannot be written, before the demo runs."""
     if plot.suffix.lower() not in SUFFIXES:
         raise typer.BadParameter(f"{plot} should end in {' or '.join(SUFFIXES)}", param_hint="--plot")
     if plot.is_dir() or not os.access(plot.parent, os.W_OK):
         raise typer.BadParameter(f"{plot} cannot be written", param_hint="--plot")
-    _require("matplotlib", "the picture (--no-plot leaves it out)", "demo")
+    require("matplotlib", "the picture (--no-plot leaves it out)", "demo")
     return plot
-
-
-def _require(package: str, feature: str, extra: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(feature, package, extra) from error
 
 
 def _version(package: str) -> str | None:

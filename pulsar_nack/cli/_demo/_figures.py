@@ -1,4 +1,4 @@
-"""From what happened to figures. Pure; seconds come in, milliseconds go out."""
+"""The figures of a demo run, worked out from journals. Pure; journals have seconds, figures milliseconds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final
 from ._journal import Failure, Journal
 
 CLASSES: Final = ((0.1, 0.3), (0.3, 1.0), (1.0, 2.0), (2.0, 3.0))
-"""Ranges of asked delays, seconds; the upper end belongs to the next one, except for the last."""
+"""Ranges of delays in seconds; the upper end belongs to the next range, except for the last."""
 MARGIN: Final = 0.2
-"""A message counts as due while nacks came if it was due so many seconds before the last of them."""
+"""Seconds before the last nack; a message that was due before then counts as due while nacks came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of one range of asked delays; ms. The error of a message is the distance from asked to actual.
+    """The figures of one range of delays, in ms. A message's error is the difference of asked and actual delay.
 
     :param messages: how many were nacked with such a delay
     :param due_meanwhile: how many of them were due while further nacks kept coming
@@ -42,27 +42,27 @@ class Figures:
     """The figures of one consumer.
 
     :param missing: messages that never came back, or never arrived at all
-    :param shown_twice: messages that were shown again more often than they were nacked
+    :param duplicates: messages that were redelivered more often than they were nacked
     """
 
     name: str
     rows: tuple[Row, ...]
     total: Row
     missing: int
-    shown_twice: int
+    duplicates: int
 
     @property
     def is_good(self) -> bool:
-        """Return whether every message came back, once."""
-        return self.missing == 0 and self.shown_twice == 0
+        """Return whether every message came back exactly once."""
+        return self.missing == 0 and self.duplicates == 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for a JSON document."""
+        """Return the figures for a JSON document."""
         return asdict(self) | {"ok": self.is_good}
 
 
 def figures_of(journal: Journal) -> Figures:
-    """Work out the figures of one consumer."""
+    """Return the figures of one consumer."""
     failures = list(journal.failures.values())
     last_nack_at = max((failure.nacked_at for failure in failures), default=0.0)
     return Figures(
@@ -70,12 +70,12 @@ def figures_of(journal: Journal) -> Figures:
         rows=tuple(_row(group, last_nack_at) for group in _grouped(failures)),
         total=_row(failures, last_nack_at),
         missing=journal.expected - journal.back,
-        shown_twice=sum(failure.shown > 2 for failure in failures),
+        duplicates=sum(failure.deliveries > 2 for failure in failures),
     )
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of them does not exceed; None of nothing."""
+    """Return the smallest value that at least this share of the values does not exceed; None without values."""
     if not values:
         return None
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]

@@ -1,4 +1,4 @@
-"""The picture: what was asked against what happened, and how late it was at each moment of the run."""
+"""The demo's picture: actual over asked delay, and the lateness over the run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ._journal import LONGEST, SHORTEST, Journal
 from ._play import OFFICIAL
 
 SUFFIXES: Final = (".png", ".svg")
-_OFFICIAL_LOOK: Final = {"color": "#d55e00", "marker": "x", "s": 22, "zorder": 2, "linewidths": 1.1}
-_LOOKS: Final = (
+_OFFICIAL_STYLE: Final = {"color": "#d55e00", "marker": "x", "s": 22, "zorder": 2, "linewidths": 1.1}
+_STYLES: Final = (
     {"color": "#0072b2", "marker": "o", "s": 16, "zorder": 4},
     {"color": "#e69f00", "marker": "^", "s": 16, "zorder": 3},
 )
@@ -19,9 +19,9 @@ _TICKS: Final = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
 
 def save(journals: Sequence[Journal], broker: str, path: Path) -> None:
-    """Write the picture in the form that the name of the file asks for; needs no display.
+    """Write the picture in the format that the file's suffix names; needs no display.
 
-    :raises OSError: it cannot be written
+    :raises OSError: the file cannot be written
     """
     from matplotlib.figure import Figure
 
@@ -38,8 +38,8 @@ def _asked_and_actual(axes: Any, journals: Sequence[Journal]) -> None:
     longest = max([LONGEST, *(actual for group in points for _, _, actual in group)]) * 1.15
     ends = (SHORTEST * 0.85, longest)
     axes.plot(ends, ends, color="0.6", linewidth=1, label="as asked", zorder=1)
-    for journal, group, look in zip(journals, points, _looks(journals), strict=True):
-        axes.scatter([each[1] for each in group], [each[2] for each in group], label=_label(journal, group), **look)
+    for journal, group, style in zip(journals, points, _styles(journals), strict=True):
+        axes.scatter([each[1] for each in group], [each[2] for each in group], label=_label(journal, group), **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(ends[0], LONGEST * 1.15)
@@ -57,21 +57,21 @@ def _asked_and_actual(axes: Any, journals: Sequence[Journal]) -> None:
 def _lateness(axes: Any, journals: Sequence[Journal]) -> None:
     begin = min((each.nacked_at for journal in journals for each in journal.failures.values()), default=0.0)
     axes.axhline(0, color="0.6", linewidth=1, zorder=1)
-    for journal, look in zip(journals, _looks(journals), strict=True):
+    for journal, style in zip(journals, _styles(journals), strict=True):
         group = _points(journal)
         times = [nacked_at - begin for nacked_at, _, _ in group]
-        axes.scatter(times, [actual - asked for _, asked, actual in group], label=journal.name, **look)
+        axes.scatter(times, [actual - asked for _, asked, actual in group], label=journal.name, **style)
     axes.set_title("Lateness over the run", fontsize=10)
-    axes.set_xlabel("asked at (s since the first time)")
-    axes.set_ylabel("came back later than asked by (s)")
+    axes.set_xlabel("time of the nack (s since the first)")
+    axes.set_ylabel("lateness (s)")
     _finish(axes, "upper right")
 
 
-def _looks(journals: Sequence[Journal]) -> list[dict[str, Any]]:
-    """Return how each is drawn: the official client in one way, and ours in others, the last one foremost."""
+def _styles(journals: Sequence[Journal]) -> list[dict[str, Any]]:
+    """Return how each journal is drawn: the official client in one style, ours in others, the last one on top."""
     ours = [journal for journal in journals if journal.name != OFFICIAL]
-    looks = {id(journal): look for journal, look in zip(reversed(ours), _LOOKS, strict=False)}
-    return [looks.get(id(journal), _OFFICIAL_LOOK) for journal in journals]
+    styles = {id(journal): style for journal, style in zip(reversed(ours), _STYLES, strict=False)}
+    return [styles.get(id(journal), _OFFICIAL_STYLE) for journal in journals]
 
 
 def _finish(axes: Any, where: str) -> None:
@@ -83,7 +83,7 @@ def _finish(axes: Any, where: str) -> None:
 
 
 def _points(journal: Journal) -> list[tuple[float, float, float]]:
-    """Return when nacked, asked and actual delay of each message that came back."""
+    """Return the time of the nack, the asked and the actual delay of each message that came back."""
     every = journal.failures.values()
     return [(each.nacked_at, each.asked, each.actual) for each in every if each.actual is not None]
 

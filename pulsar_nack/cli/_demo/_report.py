@@ -1,9 +1,9 @@
-"""What the demo shows in the terminal: progress on stderr, the table on stdout."""
+"""What the demo prints: progress on stderr, and on stdout a table, with a column for each consumer on a broker."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from rich import box
@@ -11,18 +11,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ._columns import columns, milliseconds, span
-from ._figures import MARGIN, Figures, Row
+from .._terminal import open_console
+from ._figures import CLASSES, MARGIN, Figures, Row
 from ._journal import Journal
-from ._play import OFFICIAL, Watch
-from ._play_local import Restart
+from ._play import OFFICIAL, Restart, Watch
 
-_WIDTH: Final = 100  # where stdout is not a terminal
+_WIDTH: Final = 100  # if stdout is not a terminal
+_TENTHS_BELOW_MS: Final = 10
 
 
 @contextlib.contextmanager
 def progress(messages: int) -> Iterator[Watch]:
-    """Show bars for as long as the block runs; nothing where stderr is not a terminal."""
+    """Show progress bars while the block runs; nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
@@ -41,20 +41,18 @@ def progress(messages: int) -> Iterator[Watch]:
 
 
 def show(figures: Sequence[Figures], restart: Restart | None) -> None:
-    """Print the table and what it says."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
+    """Print the table and its conclusion."""
+    console = open_console(_WIDTH)
     if any(each.name == OFFICIAL for each in figures):
-        console.print(columns(figures))
-        console.print("The official client has one delay; each nack starts its only timer anew.")
+        console.print(comparison(figures))
+        console.print("The official client has one delay, and each nack restarts its only timer.")
         return
-    console.print(_table(figures))
+    console.print(_rows_by_delay(figures))
     for each in figures:
         total = each.total
         console.print(
             f"[bold]{each.name}[/bold]: {total.back_meanwhile} of {total.due_meanwhile} back in the meantime, "
-            f"{each.missing} missing, {each.shown_twice} shown twice"
+            f"{each.missing} missing, {each.duplicates} duplicates"
         )
     if restart is not None:
         console.print(
@@ -64,14 +62,21 @@ def show(figures: Sequence[Figures], restart: Restart | None) -> None:
         )
 
 
-def _table(figures: Sequence[Figures]) -> Table:
-    table = Table(
+def _new_table() -> Table:
+    return Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption="error: between asked and actual delay, either way, in ms\n"
+        caption="error: between asked and actual delay, early or late, in ms\n"
         f"meantime: back while nacks came, of those due {MARGIN:g} s before the last one",
         caption_justify="left",
     )
+
+
+# --- a row for each range of delays -----------------------------------------------------------------------------------
+
+
+def _rows_by_delay(figures: Sequence[Figures]) -> Table:
+    table = _new_table()
     table.add_column("asked (s)", no_wrap=True)
     for heading in ("count", "back after (s)", "error p50", "p99", "max", "meantime"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -89,9 +94,71 @@ def _cells(row: Row, asked: str) -> tuple[str, ...]:
     return (
         f"  {asked}",
         str(row.messages),
-        "-" if row.actual_min_ms is None else span(row.actual_min_ms, row.actual_max_ms),
+        _back_after(row),
         milliseconds(row.error_p50_ms),
         milliseconds(row.error_p99_ms),
         milliseconds(row.error_max_ms),
         f"{row.back_meanwhile} of {row.due_meanwhile}",
     )
+
+
+# --- a column for each consumer ---------------------------------------------------------------------------------------
+
+
+def comparison(figures: Sequence[Figures]) -> Table:
+    """Return the table of consumers that got the same messages, a column for each."""
+    table = _new_table()
+    table.add_column("", no_wrap=True)
+    for each in figures:
+        table.add_column(each.name, justify="right", no_wrap=True)
+    table.add_row("asked (s)", *(span(each.total.asked_from_ms, each.total.asked_to_ms) for each in figures))
+    table.add_row("messages", *(str(each.total.messages) for each in figures))
+    table.add_row("back after (s)", *(_back_after(each.total) for each in figures))
+    _add_errors(table, "error p50", figures, lambda row: row.error_p50_ms)
+    _add_errors(table, "error p99", figures, lambda row: row.error_p99_ms)
+    _add_errors(table, "error max", figures, lambda row: row.error_max_ms)
+    table.add_section()
+    table.add_row("meantime", *(f"{each.total.back_meanwhile} of {each.total.due_meanwhile}" for each in figures))
+    table.add_row("missing", *(str(each.missing) for each in figures))
+    table.add_row("duplicates", *(str(each.duplicates) for each in figures))
+    return table
+
+
+def _add_errors(table: Table, name: str, figures: Sequence[Figures], figure: Callable[[Row], float | None]) -> None:
+    """Add a line for all messages, and one for each range of delays that a consumer had."""
+    table.add_section()
+    table.add_row(name, *(milliseconds(figure(each.total)) for each in figures), style="bold")
+    for low, high in CLASSES:
+        cells = [_of_class(each, low, figure) for each in figures]
+        if any(cells):
+            table.add_row(f"  {low:g} to {high:g} s", *(cell or "-" for cell in cells))
+
+
+def _of_class(figures: Figures, low: float, figure: Callable[[Row], float | None]) -> str | None:
+    rows = [row for row in figures.rows if class_of(row.asked_from_ms / 1000) == low]
+    return milliseconds(figure(rows[0])) if rows else None
+
+
+def class_of(delay: float) -> float:
+    """Return the lower end of the range that a delay in seconds falls into."""
+    return max((low for low, _ in CLASSES if low <= delay), default=CLASSES[0][0])
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def _back_after(row: Row) -> str:
+    return "-" if row.actual_min_ms is None else span(row.actual_min_ms, row.actual_max_ms)
+
+
+def span(low_ms: float, high_ms: float | None) -> str:
+    """Return a range in seconds, or one value if both ends are equal."""
+    low, high = f"{low_ms / 1000:.2f}", f"{(high_ms or low_ms) / 1000:.2f}"
+    return low if low == high else f"{low} - {high}"
+
+
+def milliseconds(ms: float | None) -> str:
+    """Return a time for people, with tenths if it is short."""
+    if ms is None:
+        return "-"
+    return f"{ms:.1f}" if ms < _TENTHS_BELOW_MS else f"{ms:,.0f}"

@@ -11,13 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, Self
 
+from ..._check import as_folder
 from ...clock import Clock
 from ...cursor import DispatchGate
 from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
-from ...ledger._folder import as_folder
-from ...ledger._taking import Part, given_back, take
+from ...ledger.ownership import OwnedStore, close_on_error, take_ownership
 from .._message_table import MessageTable
 from .._port import Delivery
 from .._redelivery_queue import RedeliveryQueue
@@ -66,7 +66,7 @@ class DurableNacks:
 
     _states: MessageTable
     _holds: RedeliveryQueue
-    _store: Part | LocalLogStore  # closed at last
+    _store: OwnedStore | LocalLogStore  # closed at last
     _owner_log: Log  # open as long as the state is owned
 
     def __init__(
@@ -112,7 +112,7 @@ class DurableNacks:
         if isinstance(durable, LogStore):
             return await cls._open(durable, state, steady, compact_bytes, context)
         store = await LocalLogStore.open(durable, threads=2)
-        async with given_back([store]):
+        async with close_on_error([store]):
             try:
                 self = await cls._open(store, state, steady, compact_bytes, context)
             except LogLockedError as error:
@@ -129,8 +129,8 @@ class DurableNacks:
         compact_bytes: int,
         context: DurableContext,
     ) -> Self:
-        part = await take(store, STATE)
-        async with given_back([part]):
+        part = await take_ownership(store, STATE)
+        async with close_on_error([part]):
             owner_log = await acquire_ownership(part)
             logs = await recover(part, state)
             clock.advance_to(state.last_at_ms)

@@ -3,6 +3,7 @@
 # source: pulsar_nack/cursor/format/_cursor.proto
 # Protobuf Python Version: 5.26.1
 """Generated protocol buffer code."""
+
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import symbol_database as _symbol_database
@@ -12,57 +13,57 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'pulsar_nack/cursor/format/_cursor.proto\x12\x12pulsar_nack.cursor\"7\n\x12NestedPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\"\x8c\x01\n\x0cMessageRange\x12=\n\rlowerEndpoint\x18\x01 \x02(\x0b\x32&.pulsar_nack.cursor.NestedPositionInfo\x12=\n\rupperEndpoint\x18\x02 \x02(\x0b\x32&.pulsar_nack.cursor.NestedPositionInfo\"*\n\x0bLongListMap\x12\x0b\n\x03key\x18\x01 \x02(\x03\x12\x0e\n\x06values\x18\x02 \x03(\x03\"l\n\x1d\x42\x61tchedEntryDeletionIndexInfo\x12\x38\n\x08position\x18\x01 \x02(\x0b\x32&.pulsar_nack.cursor.NestedPositionInfo\x12\x11\n\tdeleteSet\x18\x02 \x03(\x03\"+\n\x0cLongProperty\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\x03\"-\n\x0eStringProperty\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"\xb7\x03\n\x0cPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\x12\x43\n\x19individualDeletedMessages\x18\x03 \x03(\x0b\x32 .pulsar_nack.cursor.MessageRange\x12\x34\n\nproperties\x18\x04 \x03(\x0b\x32 .pulsar_nack.cursor.LongProperty\x12X\n\x1d\x62\x61tchedEntryDeletionIndexInfo\x18\x05 \x03(\x0b\x32\x31.pulsar_nack.cursor.BatchedEntryDeletionIndexInfo\x12G\n\x1eindividualDeletedMessageRanges\x18\x06 \x03(\x0b\x32\x1f.pulsar_nack.cursor.LongListMap\x12\'\n\x04part\x18\xe9\x07 \x01(\x0b\x32\x18.pulsar_nack.cursor.Part\x12=\n\x10\x63ursorProperties\x18\xea\x07 \x03(\x0b\x32\".pulsar_nack.cursor.StringProperty\"Y\n\x04Part\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x10\n\x05\x63ount\x18\x03 \x01(\r:\x01\x31\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x07\x12\x0f\n\x07version\x18\x05 \x01(\r\"w\n\nLedgerBody\x12,\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1b.pulsar_nack.cursor.Entries\x12,\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x1b.pulsar_nack.cursor.Batches\x12\r\n\x05\x61\x63ked\x18\x03 \x01(\x04\"b\n\x07\x45ntries\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x15\n\tintervals\x18\x02 \x03(\x04\x42\x02\x10\x01\x12\r\n\x05words\x18\x03 \x01(\x0c\x12\x10\n\x04runs\x18\x04 \x03(\x04\x42\x02\x10\x01\x12\x10\n\x04gaps\x18\x05 \x03(\x04\x42\x02\x10\x01\"V\n\x07\x42\x61tches\x12\x13\n\x07\x65ntries\x18\x01 \x03(\x04\x42\x02\x10\x01\x12\x11\n\x05sizes\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\x06widths\x18\x03 \x03(\rB\x02\x10\x01\x12\x0f\n\x07unacked\x18\x04 \x01(\x0c\"\xc4\x01\n\nMarkerBody\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\x04\x12\x13\n\x07ledgers\x18\x02 \x03(\x04\x42\x02\x10\x01\x12\x12\n\x06\x63ounts\x18\x03 \x03(\rB\x02\x10\x01\x12\x13\n\x07numbers\x18\x04 \x03(\x12\x42\x02\x10\x01\x12\x13\n\x07\x64ropped\x18\x05 \x03(\x04\x42\x02\x10\x01\x12\x17\n\x0fkeepsProperties\x18\x06 \x01(\x08\x12<\n\x10\x63ursorProperties\x18\x07 \x03(\x0b\x32\".pulsar_nack.cursor.StringProperty')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
+    b'\n\'pulsar_nack/cursor/format/_cursor.proto\x12\x12pulsar_nack.cursor"7\n\x12NestedPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03"\x8c\x01\n\x0cMessageRange\x12=\n\rlowerEndpoint\x18\x01 \x02(\x0b\x32&.pulsar_nack.cursor.NestedPositionInfo\x12=\n\rupperEndpoint\x18\x02 \x02(\x0b\x32&.pulsar_nack.cursor.NestedPositionInfo"*\n\x0bLongListMap\x12\x0b\n\x03key\x18\x01 \x02(\x03\x12\x0e\n\x06values\x18\x02 \x03(\x03"l\n\x1d\x42\x61tchedEntryDeletionIndexInfo\x12\x38\n\x08position\x18\x01 \x02(\x0b\x32&.pulsar_nack.cursor.NestedPositionInfo\x12\x11\n\tdeleteSet\x18\x02 \x03(\x03"+\n\x0cLongProperty\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\x03"-\n\x0eStringProperty\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t"\xb7\x03\n\x0cPositionInfo\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\x12\x43\n\x19individualDeletedMessages\x18\x03 \x03(\x0b\x32 .pulsar_nack.cursor.MessageRange\x12\x34\n\nproperties\x18\x04 \x03(\x0b\x32 .pulsar_nack.cursor.LongProperty\x12X\n\x1d\x62\x61tchedEntryDeletionIndexInfo\x18\x05 \x03(\x0b\x32\x31.pulsar_nack.cursor.BatchedEntryDeletionIndexInfo\x12G\n\x1eindividualDeletedMessageRanges\x18\x06 \x03(\x0b\x32\x1f.pulsar_nack.cursor.LongListMap\x12\'\n\x04part\x18\xe9\x07 \x01(\x0b\x32\x18.pulsar_nack.cursor.Part\x12=\n\x10\x63ursorProperties\x18\xea\x07 \x03(\x0b\x32".pulsar_nack.cursor.StringProperty"Y\n\x04Part\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\x10\n\x05\x63ount\x18\x03 \x01(\r:\x01\x31\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x07\x12\x0f\n\x07version\x18\x05 \x01(\r"w\n\nLedgerBody\x12,\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1b.pulsar_nack.cursor.Entries\x12,\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x1b.pulsar_nack.cursor.Batches\x12\r\n\x05\x61\x63ked\x18\x03 \x01(\x04"b\n\x07\x45ntries\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x15\n\tintervals\x18\x02 \x03(\x04\x42\x02\x10\x01\x12\r\n\x05words\x18\x03 \x01(\x0c\x12\x10\n\x04runs\x18\x04 \x03(\x04\x42\x02\x10\x01\x12\x10\n\x04gaps\x18\x05 \x03(\x04\x42\x02\x10\x01"V\n\x07\x42\x61tches\x12\x13\n\x07\x65ntries\x18\x01 \x03(\x04\x42\x02\x10\x01\x12\x11\n\x05sizes\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\x06widths\x18\x03 \x03(\rB\x02\x10\x01\x12\x0f\n\x07unacked\x18\x04 \x01(\x0c"\xc4\x01\n\nMarkerBody\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\x04\x12\x13\n\x07ledgers\x18\x02 \x03(\x04\x42\x02\x10\x01\x12\x12\n\x06\x63ounts\x18\x03 \x03(\rB\x02\x10\x01\x12\x13\n\x07numbers\x18\x04 \x03(\x12\x42\x02\x10\x01\x12\x13\n\x07\x64ropped\x18\x05 \x03(\x04\x42\x02\x10\x01\x12\x17\n\x0fkeepsProperties\x18\x06 \x01(\x08\x12<\n\x10\x63ursorProperties\x18\x07 \x03(\x0b\x32".pulsar_nack.cursor.StringProperty'
+)
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pulsar_nack.cursor.format._cursor_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "pulsar_nack.cursor.format._cursor_pb2", _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_ENTRIES'].fields_by_name['intervals']._loaded_options = None
-  _globals['_ENTRIES'].fields_by_name['intervals']._serialized_options = b'\020\001'
-  _globals['_ENTRIES'].fields_by_name['runs']._loaded_options = None
-  _globals['_ENTRIES'].fields_by_name['runs']._serialized_options = b'\020\001'
-  _globals['_ENTRIES'].fields_by_name['gaps']._loaded_options = None
-  _globals['_ENTRIES'].fields_by_name['gaps']._serialized_options = b'\020\001'
-  _globals['_BATCHES'].fields_by_name['entries']._loaded_options = None
-  _globals['_BATCHES'].fields_by_name['entries']._serialized_options = b'\020\001'
-  _globals['_BATCHES'].fields_by_name['sizes']._loaded_options = None
-  _globals['_BATCHES'].fields_by_name['sizes']._serialized_options = b'\020\001'
-  _globals['_BATCHES'].fields_by_name['widths']._loaded_options = None
-  _globals['_BATCHES'].fields_by_name['widths']._serialized_options = b'\020\001'
-  _globals['_MARKERBODY'].fields_by_name['ledgers']._loaded_options = None
-  _globals['_MARKERBODY'].fields_by_name['ledgers']._serialized_options = b'\020\001'
-  _globals['_MARKERBODY'].fields_by_name['counts']._loaded_options = None
-  _globals['_MARKERBODY'].fields_by_name['counts']._serialized_options = b'\020\001'
-  _globals['_MARKERBODY'].fields_by_name['numbers']._loaded_options = None
-  _globals['_MARKERBODY'].fields_by_name['numbers']._serialized_options = b'\020\001'
-  _globals['_MARKERBODY'].fields_by_name['dropped']._loaded_options = None
-  _globals['_MARKERBODY'].fields_by_name['dropped']._serialized_options = b'\020\001'
-  _globals['_NESTEDPOSITIONINFO']._serialized_start=63
-  _globals['_NESTEDPOSITIONINFO']._serialized_end=118
-  _globals['_MESSAGERANGE']._serialized_start=121
-  _globals['_MESSAGERANGE']._serialized_end=261
-  _globals['_LONGLISTMAP']._serialized_start=263
-  _globals['_LONGLISTMAP']._serialized_end=305
-  _globals['_BATCHEDENTRYDELETIONINDEXINFO']._serialized_start=307
-  _globals['_BATCHEDENTRYDELETIONINDEXINFO']._serialized_end=415
-  _globals['_LONGPROPERTY']._serialized_start=417
-  _globals['_LONGPROPERTY']._serialized_end=460
-  _globals['_STRINGPROPERTY']._serialized_start=462
-  _globals['_STRINGPROPERTY']._serialized_end=507
-  _globals['_POSITIONINFO']._serialized_start=510
-  _globals['_POSITIONINFO']._serialized_end=949
-  _globals['_PART']._serialized_start=951
-  _globals['_PART']._serialized_end=1040
-  _globals['_LEDGERBODY']._serialized_start=1042
-  _globals['_LEDGERBODY']._serialized_end=1161
-  _globals['_ENTRIES']._serialized_start=1163
-  _globals['_ENTRIES']._serialized_end=1261
-  _globals['_BATCHES']._serialized_start=1263
-  _globals['_BATCHES']._serialized_end=1349
-  _globals['_MARKERBODY']._serialized_start=1352
-  _globals['_MARKERBODY']._serialized_end=1548
+    DESCRIPTOR._loaded_options = None
+    _globals["_ENTRIES"].fields_by_name["intervals"]._loaded_options = None
+    _globals["_ENTRIES"].fields_by_name["intervals"]._serialized_options = b"\020\001"
+    _globals["_ENTRIES"].fields_by_name["runs"]._loaded_options = None
+    _globals["_ENTRIES"].fields_by_name["runs"]._serialized_options = b"\020\001"
+    _globals["_ENTRIES"].fields_by_name["gaps"]._loaded_options = None
+    _globals["_ENTRIES"].fields_by_name["gaps"]._serialized_options = b"\020\001"
+    _globals["_BATCHES"].fields_by_name["entries"]._loaded_options = None
+    _globals["_BATCHES"].fields_by_name["entries"]._serialized_options = b"\020\001"
+    _globals["_BATCHES"].fields_by_name["sizes"]._loaded_options = None
+    _globals["_BATCHES"].fields_by_name["sizes"]._serialized_options = b"\020\001"
+    _globals["_BATCHES"].fields_by_name["widths"]._loaded_options = None
+    _globals["_BATCHES"].fields_by_name["widths"]._serialized_options = b"\020\001"
+    _globals["_MARKERBODY"].fields_by_name["ledgers"]._loaded_options = None
+    _globals["_MARKERBODY"].fields_by_name["ledgers"]._serialized_options = b"\020\001"
+    _globals["_MARKERBODY"].fields_by_name["counts"]._loaded_options = None
+    _globals["_MARKERBODY"].fields_by_name["counts"]._serialized_options = b"\020\001"
+    _globals["_MARKERBODY"].fields_by_name["numbers"]._loaded_options = None
+    _globals["_MARKERBODY"].fields_by_name["numbers"]._serialized_options = b"\020\001"
+    _globals["_MARKERBODY"].fields_by_name["dropped"]._loaded_options = None
+    _globals["_MARKERBODY"].fields_by_name["dropped"]._serialized_options = b"\020\001"
+    _globals["_NESTEDPOSITIONINFO"]._serialized_start = 63
+    _globals["_NESTEDPOSITIONINFO"]._serialized_end = 118
+    _globals["_MESSAGERANGE"]._serialized_start = 121
+    _globals["_MESSAGERANGE"]._serialized_end = 261
+    _globals["_LONGLISTMAP"]._serialized_start = 263
+    _globals["_LONGLISTMAP"]._serialized_end = 305
+    _globals["_BATCHEDENTRYDELETIONINDEXINFO"]._serialized_start = 307
+    _globals["_BATCHEDENTRYDELETIONINDEXINFO"]._serialized_end = 415
+    _globals["_LONGPROPERTY"]._serialized_start = 417
+    _globals["_LONGPROPERTY"]._serialized_end = 460
+    _globals["_STRINGPROPERTY"]._serialized_start = 462
+    _globals["_STRINGPROPERTY"]._serialized_end = 507
+    _globals["_POSITIONINFO"]._serialized_start = 510
+    _globals["_POSITIONINFO"]._serialized_end = 949
+    _globals["_PART"]._serialized_start = 951
+    _globals["_PART"]._serialized_end = 1040
+    _globals["_LEDGERBODY"]._serialized_start = 1042
+    _globals["_LEDGERBODY"]._serialized_end = 1161
+    _globals["_ENTRIES"]._serialized_start = 1163
+    _globals["_ENTRIES"]._serialized_end = 1261
+    _globals["_BATCHES"]._serialized_start = 1263
+    _globals["_BATCHES"]._serialized_end = 1349
+    _globals["_MARKERBODY"]._serialized_start = 1352
+    _globals["_MARKERBODY"]._serialized_end = 1548
 # @@protoc_insertion_point(module_scope)

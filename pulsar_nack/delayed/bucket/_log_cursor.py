@@ -41,7 +41,7 @@ from ...errors import (
 )
 from ...ids import Position
 from ...ledger import Log, LogStore
-from ...ledger._taking import Part, given_back, take, within
+from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
 from .._arguments import INT64_MAX, check_int
 from ..format import (
     CURSOR_LOG_HEAD,
@@ -76,7 +76,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
     Open it with :meth:`open`, and close it before its store, with :meth:`aclose` or ``async with``.
     """
 
-    def __init__(self, store: Part, name: str, compact_at: int, close_timeout_s: float) -> None:
+    def __init__(self, store: OwnedStore, name: str, compact_at: int, close_timeout_s: float) -> None:
         self._store = store
         self._close_timeout_s = close_timeout_s
         self._name = name
@@ -112,9 +112,9 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         check_int("compact_at", compact_at, 0, INT64_MAX)
         close_timeout_s = delay_seconds(close_timeout, "close_timeout")
         await check_name_is_free(store, name)
-        part = await take(store, name)
+        part = await take_ownership(store, name)
         self = cls(part, name, compact_at, close_timeout_s)
-        async with given_back([part]):
+        async with close_on_error([part]):
             for _ in range(_OPEN_ATTEMPTS):
                 with suppress(LogNotFoundError, LogExistsError):  # its owner is creating or compacting it
                     await self._load()
@@ -188,7 +188,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
             self._check_loop("the cursor")
         self._is_closed = True
         try:
-            async with within(self._close_timeout_s, f"the cursor {self._name}"):
+            async with storage_timeout(self._close_timeout_s, f"the cursor {self._name}"):
                 await self._tasks.wait_until_idle()
                 await self._store.aclose()
         finally:

@@ -32,7 +32,7 @@ from ...errors import (
     SnapshotNotFoundError,
 )
 from ...ledger import LogStore
-from ...ledger._taking import within
+from ...ledger.ownership import storage_timeout
 from .._arguments import INT64_MAX, INT64_MIN, check_int
 from ..format import (
     SNAPSHOT_LOG_NAME,
@@ -106,7 +106,7 @@ class LogSnapshotStorage(LoopBound):
             self._check_loop("the snapshots")
         self._is_closed = True
         self._open_snapshots.drop_all()
-        async with within(self._close_timeout_s, "the snapshots"):
+        async with storage_timeout(self._close_timeout_s, "the snapshots"):
             await self._tasks.wait_until_idle()
 
     async def __aenter__(self) -> Self:

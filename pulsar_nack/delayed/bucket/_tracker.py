@@ -19,7 +19,7 @@ from ...errors import ClosedError
 from ...ids import Position
 from ...index import MAX_ENTRY
 from ...ledger import LogStore
-from ...ledger._taking import given_back
+from ...ledger.ownership import close_on_error
 from .._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick, entries_of, times_of
 from ..format import snapshot_protobuf
 from ..storage import BucketSnapshotStorage, DelayedCursor
@@ -367,7 +367,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
     async def _open_with(
         cls, logs: TrackerLogs, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
     ) -> Self:
-        async with given_back([logs.place]):
+        async with close_on_error([logs.place]):
             self = await cls.open(logs.storage, logs.cursor, config, clock=clock, on_due=on_due)
         self._logs = logs
         return self

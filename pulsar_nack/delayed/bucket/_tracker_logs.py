@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
-from ...ledger._taking import Part, given_back, take, within
+from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
 from ._log_cursor import CURSOR, LogDelayedCursor, check_name_is_free
 from ._log_storage import MAX_APPEND, LogSnapshotStorage
 
@@ -28,7 +28,7 @@ class TrackerLogs:
         self,
         cursor: LogDelayedCursor,
         storage: LogSnapshotStorage,
-        place: Part | LocalLogStore,
+        place: OwnedStore | LocalLogStore,
         close_timeout_s: float,
     ) -> None:
         self.cursor = cursor
@@ -40,20 +40,20 @@ class TrackerLogs:
     async def open_store(cls, store: LogStore, config: BucketConfig) -> Self:
         """Open the logs in a store, which its owner closes afterwards."""
         await check_name_is_free(store, CURSOR)
-        part = await take(store, CURSOR)
-        async with given_back([part]):
+        part = await take_ownership(store, CURSOR)
+        async with close_on_error([part]):
             return await cls._open(part, part, config)
 
     @classmethod
     async def open_local(cls, path: str | PathLike[str], config: BucketConfig) -> Self:
         """Open the logs in a folder, which is created if it is missing."""
         store = await LocalLogStore.open(path)
-        async with given_back([store]):
+        async with close_on_error([store]):
             await check_name_is_free(store, CURSOR)
-            return await cls._open(await take(store, CURSOR), store, config)
+            return await cls._open(await take_ownership(store, CURSOR), store, config)
 
     @classmethod
-    async def _open(cls, part: Part, place: Part | LocalLogStore, config: BucketConfig) -> Self:
+    async def _open(cls, part: OwnedStore, place: OwnedStore | LocalLogStore, config: BucketConfig) -> Self:
         timeout = config.close_timeout
         cursor = await LogDelayedCursor.open(part, close_timeout=timeout)
         max_append = _MAX_LOCAL_APPEND if isinstance(part, LocalLogStore) else MAX_APPEND
@@ -67,7 +67,7 @@ class TrackerLogs:
         :raises TimeoutError: storage did not answer in time; everything is closed as soon as it does
         """
         try:
-            async with within(self._close_timeout_s, "the tracker"):
+            async with storage_timeout(self._close_timeout_s, "the tracker"):
                 await asyncio.gather(self.cursor.aclose(), self.storage.close())
                 await self.place.aclose()
         finally:

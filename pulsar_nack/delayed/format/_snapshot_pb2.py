@@ -3,6 +3,7 @@
 # source: pulsar_nack/delayed/format/_snapshot.proto
 # Protobuf Python Version: 5.26.1
 """Generated protocol buffer code."""
+
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import symbol_database as _symbol_database
@@ -12,25 +13,25 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*pulsar_nack/delayed/format/_snapshot.proto\x12\x13pulsar_nack.delayed\"F\n\x0c\x44\x65layedIndex\x12\x11\n\ttimestamp\x18\x01 \x02(\x04\x12\x11\n\tledger_id\x18\x02 \x02(\x04\x12\x10\n\x08\x65ntry_id\x18\x03 \x02(\x04\"E\n\x0fSnapshotSegment\x12\x32\n\x07indexes\x18\x01 \x03(\x0b\x32!.pulsar_nack.delayed.DelayedIndex\"\xf9\x01\n\x17SnapshotSegmentMetadata\x12\x63\n\x15\x64\x65layed_index_bit_map\x18\x01 \x03(\x0b\x32\x44.pulsar_nack.delayed.SnapshotSegmentMetadata.DelayedIndexBitMapEntry\x12\x1e\n\x16max_schedule_timestamp\x18\x02 \x02(\x04\x12\x1e\n\x16min_schedule_timestamp\x18\x03 \x01(\x04\x1a\x39\n\x17\x44\x65layedIndexBitMapEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"W\n\x10SnapshotMetadata\x12\x43\n\rmetadata_list\x18\x01 \x03(\x0b\x32,.pulsar_nack.delayed.SnapshotSegmentMetadata')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
+    b'\n*pulsar_nack/delayed/format/_snapshot.proto\x12\x13pulsar_nack.delayed"F\n\x0c\x44\x65layedIndex\x12\x11\n\ttimestamp\x18\x01 \x02(\x04\x12\x11\n\tledger_id\x18\x02 \x02(\x04\x12\x10\n\x08\x65ntry_id\x18\x03 \x02(\x04"E\n\x0fSnapshotSegment\x12\x32\n\x07indexes\x18\x01 \x03(\x0b\x32!.pulsar_nack.delayed.DelayedIndex"\xf9\x01\n\x17SnapshotSegmentMetadata\x12\x63\n\x15\x64\x65layed_index_bit_map\x18\x01 \x03(\x0b\x32\x44.pulsar_nack.delayed.SnapshotSegmentMetadata.DelayedIndexBitMapEntry\x12\x1e\n\x16max_schedule_timestamp\x18\x02 \x02(\x04\x12\x1e\n\x16min_schedule_timestamp\x18\x03 \x01(\x04\x1a\x39\n\x17\x44\x65layedIndexBitMapEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01"W\n\x10SnapshotMetadata\x12\x43\n\rmetadata_list\x18\x01 \x03(\x0b\x32,.pulsar_nack.delayed.SnapshotSegmentMetadata'
+)
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pulsar_nack.delayed.format._snapshot_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "pulsar_nack.delayed.format._snapshot_pb2", _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_SNAPSHOTSEGMENTMETADATA_DELAYEDINDEXBITMAPENTRY']._loaded_options = None
-  _globals['_SNAPSHOTSEGMENTMETADATA_DELAYEDINDEXBITMAPENTRY']._serialized_options = b'8\001'
-  _globals['_DELAYEDINDEX']._serialized_start=67
-  _globals['_DELAYEDINDEX']._serialized_end=137
-  _globals['_SNAPSHOTSEGMENT']._serialized_start=139
-  _globals['_SNAPSHOTSEGMENT']._serialized_end=208
-  _globals['_SNAPSHOTSEGMENTMETADATA']._serialized_start=211
-  _globals['_SNAPSHOTSEGMENTMETADATA']._serialized_end=460
-  _globals['_SNAPSHOTSEGMENTMETADATA_DELAYEDINDEXBITMAPENTRY']._serialized_start=403
-  _globals['_SNAPSHOTSEGMENTMETADATA_DELAYEDINDEXBITMAPENTRY']._serialized_end=460
-  _globals['_SNAPSHOTMETADATA']._serialized_start=462
-  _globals['_SNAPSHOTMETADATA']._serialized_end=549
+    DESCRIPTOR._loaded_options = None
+    _globals["_SNAPSHOTSEGMENTMETADATA_DELAYEDINDEXBITMAPENTRY"]._loaded_options = None
+    _globals["_SNAPSHOTSEGMENTMETADATA_DELAYEDINDEXBITMAPENTRY"]._serialized_options = b"8\001"
+    _globals["_DELAYEDINDEX"]._serialized_start = 67
+    _globals["_DELAYEDINDEX"]._serialized_end = 137
+    _globals["_SNAPSHOTSEGMENT"]._serialized_start = 139
+    _globals["_SNAPSHOTSEGMENT"]._serialized_end = 208
+    _globals["_SNAPSHOTSEGMENTMETADATA"]._serialized_start = 211
+    _globals["_SNAPSHOTSEGMENTMETADATA"]._serialized_end = 460
+    _globals["_SNAPSHOTSEGMENTMETADATA_DELAYEDINDEXBITMAPENTRY"]._serialized_start = 403
+    _globals["_SNAPSHOTSEGMENTMETADATA_DELAYEDINDEXBITMAPENTRY"]._serialized_end = 460
+    _globals["_SNAPSHOTMETADATA"]._serialized_start = 462
+    _globals["_SNAPSHOTMETADATA"]._serialized_end = 549
 # @@protoc_insertion_point(module_scope)

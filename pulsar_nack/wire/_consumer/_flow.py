@@ -12,7 +12,7 @@ Other clients return permits when half of them are free. In measurements a broke
 a tenth to a third faster when it got back a twentieth at a time, at no cost that shows here.
 
 Free memory is shared evenly: each consumer lets the broker send as many messages as fit into its share, judged by the
-mean size of its own messages. Until it knows that, it assumes the largest size that the broker allows. So prefetched
+mean size of its messages so far. Until it knows that, it assumes the largest size that the broker allows. So prefetched
 messages stay within the limit while sizes are alike; if sizes grow suddenly, or all consumers fill up together, they
 exceed it by what was permitted before.
 """

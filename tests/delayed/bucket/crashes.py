@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager, suppress
 from copy import copy
 from random import Random
 
-from pulsar_nack import BucketDelayedDeliveryTracker, LedgerError, LogDelayedCursor, LogSnapshotStorage, Position
+from pulsar_nack import BucketDelayedDeliveryTracker, Position
+from pulsar_nack.delayed import LogDelayedCursor, LogSnapshotStorage
 from pulsar_nack.delayed.format import named_snapshots
+from pulsar_nack.errors import LedgerError
 from pulsar_nack.testing import ManualClock
 from tests.crash_homes import AnyHome
 

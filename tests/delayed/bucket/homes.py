@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
-from pulsar_nack import BucketSnapshotStorage, DelayedCursor, LogDelayedCursor, LogSnapshotStorage, Position
+from pulsar_nack import BucketSnapshotStorage, Position
+from pulsar_nack.delayed import DelayedCursor, LogDelayedCursor, LogSnapshotStorage
 from pulsar_nack.delayed.format import (
     SNAPSHOT_LOG_NAME,
     Footer,
@@ -20,8 +21,8 @@ from pulsar_nack.delayed.format import (
     subscription_digest,
 )
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._files import Files, OsFiles
-from pulsar_nack.ledger._home import Home as Folder
+from pulsar_nack.ledger._directory import LogDirectory as Folder
+from pulsar_nack.ledger.files import Files, OsFiles
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage, StorageFaults
 
 OTHER = {"other": "1"}
@@ -148,7 +149,7 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
         records = [
             record
             for segment, end in zip(
-                opened.segments, [*(each.first for each in opened.segments[1:]), opened.tail.length], strict=True
+                opened.segments, [*(each.first for each in opened.segments[1:]), opened.state.length], strict=True
             )
             for record in segment.read(segment.first, end - 1, 1 << 40, end)
         ]

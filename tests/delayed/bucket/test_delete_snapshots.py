@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_nack import InjectedError, delete_bucket_snapshots
+from pulsar_nack.delayed import delete_bucket_snapshots
+from pulsar_nack.errors import InjectedError
 
 from .stage import Stage
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import InjectedError, Position
+from pulsar_nack import Position
 from pulsar_nack.delayed.format import SegmentRow, decode_metadata, encode_indexes, encode_metadata
+from pulsar_nack.errors import InjectedError
 from pulsar_nack.index import PositionSet
 
 from .stage import Stage, positions

@@ -13,17 +13,9 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import (
-    ClosedError,
-    DelayedCursor,
-    InvalidArgumentError,
-    LogCorruptedError,
-    LogDelayedCursor,
-    LogLockedError,
-    LogStorageError,
-    LogVersionError,
-    Position,
-)
+from pulsar_nack import ClosedError, InvalidArgumentError, Position
+from pulsar_nack.delayed import DelayedCursor, LogDelayedCursor
+from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 

@@ -12,19 +12,16 @@ from random import Random
 
 import pytest
 
-from pulsar_nack import (
-    BucketSnapshotStorage,
-    ClosedError,
-    InvalidArgumentError,
+from pulsar_nack import BucketSnapshotStorage, ClosedError, InvalidArgumentError
+from pulsar_nack.delayed import LogSnapshotStorage, SupportsSnapshotListing
+from pulsar_nack.delayed.format import Footer, decode_footer, group_records, split_entries
+from pulsar_nack.errors import (
     LogForeignFilesError,
-    LogSnapshotStorage,
     LogStorageError,
     LogVersionError,
     SnapshotFormatError,
     SnapshotNotFoundError,
-    SupportsSnapshotListing,
 )
-from pulsar_nack.delayed.format import Footer, decode_footer, group_records, split_entries
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, ManualClock, MemoryFiles, OsFiles
 

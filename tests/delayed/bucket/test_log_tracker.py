@@ -12,23 +12,20 @@ from zlib import crc32
 
 import pytest
 
-from pulsar_nack import (
-    BucketDelayedDeliveryTracker,
-    ClosedError,
-    InvalidArgumentError,
-    LogBucketTracker,
+from pulsar_nack import BucketDelayedDeliveryTracker, ClosedError, InvalidArgumentError, Position
+from pulsar_nack.clock import WallClock
+from pulsar_nack.delayed import LogBucketTracker
+from pulsar_nack.delayed.format import decode_footer
+from pulsar_nack.errors import (
     LogCorruptedError,
     LogLockedError,
     LogStorageError,
     LogVersionError,
-    Position,
     SnapshotFormatError,
     SnapshotNotFoundError,
-    WallClock,
 )
-from pulsar_nack.delayed.format import decode_footer
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._record import SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format._record import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import FaultyFiles, ManualClock, OsFiles
 
 from .stage import config_of, drain, positions

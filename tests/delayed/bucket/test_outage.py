@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pulsar_nack import BucketDelayedDeliveryTracker, InjectedError, Position
+from pulsar_nack import BucketDelayedDeliveryTracker, Position
 from pulsar_nack.delayed.bucket._snapshots import MAX_READS
+from pulsar_nack.errors import InjectedError
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.patience import patience
 from tests.tiers import size

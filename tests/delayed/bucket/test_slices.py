@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import Position, SnapshotFormatError
+from pulsar_nack import Position
 from pulsar_nack.delayed.bucket._snapshots import MAX_READS
 from pulsar_nack.delayed.format import decode_metadata, encode_metadata
+from pulsar_nack.errors import SnapshotFormatError
 
 from .stage import Stage, positions
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from obstore.store import MemoryStore
 
-from pulsar_nack import (
+from pulsar_nack import Position
+from pulsar_nack.delayed import (
     LogBucketTracker,
     LogDelayedCursor,
-    LogFencedError,
     LogSnapshotStorage,
-    Position,
     SharedDelayedIndex,
     SupportsForgetting,
     delete_bucket_snapshots,
 )
+from pulsar_nack.errors import LogFencedError
 from pulsar_nack.ledger import ObjectLogStore
 from pulsar_nack.testing import ManualClock
 

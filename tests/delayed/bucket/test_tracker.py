@@ -7,12 +7,8 @@ import time
 
 import pytest
 
-from pulsar_nack import (
-    BucketDelayedDeliveryTracker,
-    InvalidArgumentError,
-    LoopClock,
-    Position,
-)
+from pulsar_nack import BucketDelayedDeliveryTracker, InvalidArgumentError, Position
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import virtual_time
 from tests.tiers import size
 

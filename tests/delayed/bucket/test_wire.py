@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import BucketDelayedDeliveryTracker, MissingExtraError, SnapshotFormatError
+from pulsar_nack import BucketDelayedDeliveryTracker
 from pulsar_nack.delayed.format import (
     STEP,
     Columns,
@@ -20,6 +20,7 @@ from pulsar_nack.delayed.format import (
     encode_metadata,
     snapshot_protobuf,
 )
+from pulsar_nack.errors import MissingExtraError, SnapshotFormatError
 from pulsar_nack.index import PositionSet
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from pulsar_nack import BucketDelayedDeliveryTracker, LogBucketTracker, Position
+from pulsar_nack import BucketDelayedDeliveryTracker, Position
+from pulsar_nack.delayed import LogBucketTracker
 from pulsar_nack.testing import ManualClock
 
 from .stage import config_of

@@ -1,0 +1,90 @@
+"""The Spark session of a pipeline command, and where its tables go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from .. import pipeline
+from ..errors import InvalidArgumentError
+from ._terminal import print_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_MAX_ROWS: Final = 50
+"""Rows of a table that are printed for people; JSON and files have all rows."""
+
+
+@contextmanager
+def session(master: str | None) -> Iterator[SparkSession]:
+    """Give the running Spark session, or start one and stop it at the end."""
+    start = pipeline.local_session  # raises MissingExtraError without PySpark
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    spark = running or start(master)
+    try:
+        yield spark
+    finally:
+        if running is None:
+            spark.stop()
+
+
+def refuse_existing(spark: SparkSession, out: str | None, *, overwrite: bool) -> None:
+    """Refuse an output folder that exists, without ``overwrite``; called before anything is read or written."""
+    if out is None or overwrite:
+        return
+    jvm: Any = spark.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path(out)
+    if path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(path):
+        raise InvalidArgumentError("out", out, "a folder that does not exist yet (or --overwrite)")
+
+
+def report_refused(read: pipeline.Read, out: str | None = None) -> None:
+    """Print on stderr how many lines were refused, by reason; called when all arguments have been checked.
+
+    :param out: the output folder; refused lines are written there as the table ``quarantine``
+    """
+    if out is not None:
+        from ..pipeline.schemas import QUARANTINE
+
+        where = f"{out}/quarantine"
+        read.quarantine.write.mode("overwrite").parquet(where)
+        read = read._replace(quarantine=read.quarantine.sparkSession.read.schema(QUARANTINE).parquet(where))
+    for reason, count in read.refused().items():
+        typer.echo(f"left out {count} lines: {reason}", err=True)
+
+
+def write_or_print(tables: Mapping[str, DataFrame], *, out: str | None, as_json: bool) -> None:
+    """Write tables as Parquet, or print them for people or as JSON (``{table: [rows]}``)."""
+    if out is not None:
+        for name, table in tables.items():
+            table.write.mode("overwrite").parquet(f"{out}/{name}")
+        if as_json:
+            print_json({name: f"{out}/{name}" for name in tables})
+    elif as_json:
+        print_json({name: [row.asDict(recursive=True) for row in table.collect()] for name, table in tables.items()})
+    else:
+        for name, table in tables.items():
+            typer.echo(f"\n{name}\n")
+            _print(table)
+
+
+def _print(table: DataFrame) -> None:
+    rows = table.limit(_MAX_ROWS + 1).collect()
+    cells = [list(table.columns), *([_cell(value) for value in row] for row in rows[:_MAX_ROWS])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    if len(rows) > _MAX_ROWS:
+        typer.echo(f"... and more: --json prints and --out writes all rows (here the first {_MAX_ROWS})")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,326 @@
+"""The folder of a store of logs: making, opening, deleting and sweeping logs; blocking.
+
+A process that makes, writes or deletes a log holds two locks: on a file beside the log, which is removed with it, and
+on the log's folder. The file exists before the log and after it. The folder's lock survives cleanup jobs that remove
+unused files, and keeps some of them (systemd-tmpfiles) from removing the log. Where folders cannot be locked, as on
+NFS, the file's lock has to suffice.
+
+A log is made under another name and then renamed; it is deleted by renaming it first: each has one commit point. The
+next process that opens the store or locks that name removes the leftovers of a crash, under the locks.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from ..errors import (
+    LogCorruptedError,
+    LogExistsError,
+    LogForeignFilesError,
+    LogLockedError,
+    LogNotFoundError,
+    LogStorageError,
+)
+from ._protocol import LogDamage, LogState
+from ._writer import SegmentWriter, begin_segment
+from .files import Files, storage_errors
+from .format import GONE, LOCK, LOG, NEW, Segment, is_log_file, log_of, scan, segment_first, segment_name
+
+
+class LogLock(NamedTuple):
+    """The descriptors that lock a log: of its lock file, and of its folder if there is one."""
+
+    file: int
+    folder: int | None
+
+
+class OpenedFiles(NamedTuple):
+    """An open log; without writer and lock for reading only, without a writer if it is damaged."""
+
+    name: str
+    segments: list[Segment]
+    state: LogState
+    writer: SegmentWriter | None
+    lock: LogLock | None
+    damage: Sequence[LogDamage] = ()
+
+
+_NO_LOCKS: Final = {errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOENT, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+"""Errors of file systems, and of Windows, that cannot lock folders, and of a folder that has just been removed."""
+
+
+class LogDirectory:
+    """One folder of logs."""
+
+    def __init__(self, files: Files, folder: Path, max_segment_bytes: int) -> None:
+        self._files = files
+        self._folder = folder
+        self._max_segment_bytes = max_segment_bytes
+
+    def open(self) -> None:
+        """Make the folder if it is missing, and remove leftovers of crashes; what is locked or refused stays."""
+        with storage_errors(str(self._folder), "open the folder"):
+            self._make_folder(self._folder)
+            names = self._files.names(self._folder)
+            self._sync_parents(is_new=not any(log_of(name, LOG) for name in names))
+        left = {log for name in names if (log := log_of(name, LOG + NEW, LOG + GONE))}
+        left |= {log for name in names if (log := log_of(name, LOCK)) and log + LOG not in names}
+        for log in sorted(left):
+            with suppress(LogLockedError, LogStorageError):
+                self._unlock(log, self._lock(log))
+
+    @property
+    def location(self) -> str:
+        """Return the folder, for errors."""
+        return str(self._folder)
+
+    def for_owner(self) -> Self:
+        """Return this object: each log is locked, and the process that holds these locks is the owner."""
+        return self
+
+    def take_ownership(self, _name: str) -> None:
+        """Do nothing: each log is locked."""
+
+    def abandon(self) -> None:
+        """Do nothing: a log that is opened too late is closed, which unlocks it."""
+
+    def names(self) -> list[str]:
+        """Return the names of all logs, sorted."""
+        with storage_errors(str(self._folder), "list the folder"):
+            names = self._files.names(self._folder)
+            return sorted(log for name in names if (log := log_of(name, LOG)) and self._exists(log))
+
+    def create(self, log: str) -> OpenedFiles:
+        """Make a log and open it."""
+        self._check_new(log)
+        lock = self._lock(log)
+        try:
+            self._check_new(log)
+            with self._errors(log, "create it"):
+                lock = self._make(log, lock)
+                return self._open_made(log, lock)
+        except Exception:
+            self._unlock(log, lock)
+            raise
+
+    def open_log(self, log: str, *, read_only: bool) -> OpenedFiles:
+        """Open an existing log."""
+        if read_only:
+            self._check_exists(log)
+            return self._open(log, None)
+        return self._open_locked(log, self._open)
+
+    def open_damaged(self, log: str) -> OpenedFiles:
+        """Open a damaged log, locked as for writing, to read what is whole of it."""
+        return self._open_locked(log, self._open_damaged)
+
+    def _open_locked(self, log: str, opening: Callable[[str, LogLock], OpenedFiles]) -> OpenedFiles:
+        self._check_exists(log)
+        lock = self._lock(log)
+        try:
+            self._check_exists(log)
+            return opening(log, lock)
+        except Exception:
+            self._unlock(log, lock)
+            raise
+
+    def close(self, opened: OpenedFiles) -> None:
+        """Close a log and unlock it."""
+        if opened.writer is not None:
+            with suppress(OSError):
+                opened.writer.close()
+        if opened.lock is not None:
+            self._unlock(opened.name, opened.lock)
+
+    def delete(self, log: str, lock: LogLock | None = None) -> None:
+        """Delete a log, which is locked already or locked here; it is unlocked in every case."""
+        if lock is None:
+            self._check_exists(log)
+            lock = self._lock(log)
+        try:
+            self._check_exists(log)
+            with self._errors(log, "delete it"):
+                self._check_no_foreign_files(log)
+                self._files.rename(self._path(log, LOG), self._path(log, LOG + GONE))
+                self._files.sync_folder(self._folder)
+        finally:
+            self._unlock(log, lock)
+
+    def _make(self, log: str, lock: LogLock) -> LogLock:
+        """Make a log, and lock its folder before the log gets its name."""
+        new, path = self._path(log, LOG + NEW), self._path(log, LOG)
+        self._files.make_folder(new)
+        self._files.close(begin_segment(self._files, new / segment_name(0), 0, secrets.randbits(32), log))
+        lock = lock._replace(folder=self._lock_folder(new))
+        try:
+            self._files.rename(new, path)
+        except Exception:
+            self._close_lock(lock.folder)
+            raise
+        return lock
+
+    def _open_made(self, log: str, lock: LogLock) -> OpenedFiles:
+        try:
+            return self._open(log, lock)  # this makes the name durable too
+        except Exception:
+            with suppress(OSError):
+                self._files.rename(self._path(log, LOG), self._path(log, LOG + GONE))
+            raise
+
+    def _lock(self, log: str) -> LogLock:
+        """Lock a log, and remove leftovers of earlier logs of this name."""
+        with self._errors(log, "lock it"):
+            folder = None
+            try:
+                folder = self._lock_folder(self._path(log, LOG))
+                lock = LogLock(self._files.lock(self._path(log, LOCK)), folder)
+            except BlockingIOError as error:
+                self._close_lock(folder)
+                owner = self._files.owner(self._path(log, LOCK))
+                raise LogLockedError(log, folder=str(self._folder), owner=owner) from error
+            except Exception:
+                self._close_lock(folder)
+                raise
+        try:
+            with self._errors(log, "remove leftovers of an older log"):
+                self._sweep(log)
+        except LogStorageError:
+            self._close_lock(*lock)
+            raise
+        return lock
+
+    def _lock_folder(self, path: Path) -> int | None:
+        """Lock a log's folder; None if it does not exist, or the file system cannot lock folders."""
+        try:
+            return self._files.lock(path) if self._files.is_folder(path) else None
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            raise
+
+    def _unlock(self, log: str, lock: LogLock) -> None:
+        """Remove leftovers and, if the log is gone, its lock file; then unlock the log. Ignores errors."""
+        with suppress(OSError):
+            self._sweep(log)
+            if not self._exists(log):
+                self._files.remove(self._path(log, LOCK))
+        self._close_lock(*lock)
+
+    def _close_lock(self, *descriptors: int | None) -> None:
+        for descriptor in descriptors:
+            if descriptor is not None:
+                with suppress(OSError):
+                    self._files.close(descriptor)
+
+    def _sweep(self, log: str) -> None:
+        new, gone = self._path(log, LOG + NEW), self._path(log, LOG + GONE)
+        if self._files.is_folder(new):
+            self._remove_folder(new)
+        if self._files.is_folder(gone):
+            self._files.sync_folder(self._folder)  # the deletion must be durable before the files are removed
+            self._remove_folder(gone)
+
+    def _remove_folder(self, folder: Path) -> None:
+        for name in filter(is_log_file, self._files.names(folder)):
+            self._files.remove(folder / name)
+        self._files.remove_folder(folder)
+
+    def _open(self, log: str, lock: LogLock | None) -> OpenedFiles:
+        with self._errors(log, "open it"):
+            segments = self._segments(log)
+            size = sum(segment.check_owner() for segment in segments)
+            tail = segments[-1].find_tail()
+            writer = None
+            if lock is not None:
+                self._remove_new_segments(log)
+                writer = SegmentWriter(self._files, log, self._path(log, LOG), segments, self._max_segment_bytes)
+                writer.open(tail, size)
+            return OpenedFiles(log, segments, writer or LogState(tail.length, size, tail.is_sealed), writer, lock)
+
+    def _open_damaged(self, log: str, lock: LogLock) -> OpenedFiles:
+        with self._errors(log, "open it"):
+            segments = self._find_segments(log)
+            length, is_sealed, damage = scan(self._files, segments)
+            size = sum(map(self._size, segments))
+            return OpenedFiles(log, segments, LogState(length, size, is_sealed), None, lock, damage)
+
+    def _segments(self, log: str) -> list[Segment]:
+        segments = self._find_segments(log)
+        if not segments or segments[0].first:
+            raise LogCorruptedError(log, segment_name(0), 0, "the file is missing")
+        return segments
+
+    def _find_segments(self, log: str) -> list[Segment]:
+        folder = self._path(log, LOG)
+        found = {first: name for name in self._files.names(folder) if (first := segment_first(name)) is not None}
+        return [Segment(self._files, log, folder / found[first], first) for first in sorted(found)]
+
+    def _remove_new_segments(self, log: str) -> None:
+        folder = self._path(log, LOG)
+        for name in self._files.names(folder):
+            if is_log_file(name) and name.endswith(NEW):
+                self._files.remove(folder / name)
+
+    def _size(self, segment: Segment) -> int:
+        descriptor = self._files.open(segment.path)
+        try:
+            return self._files.size(descriptor)
+        finally:
+            self._files.close(descriptor)
+
+    def _make_folder(self, folder: Path) -> None:
+        if not self._files.is_folder(folder):
+            if folder != folder.parent:
+                self._make_folder(folder.parent)
+            with suppress(FileExistsError):
+                self._files.make_folder(folder)
+            self._files.sync_folder(folder.parent)
+
+    def _sync_parents(self, *, is_new: bool) -> None:
+        """Make the names of the folder and of its parents durable: the process that made them may have failed before.
+
+        Before the first log is made all parents are synced, except those that refuse it or cannot be synced.
+        """
+        if not is_new:
+            with suppress(OSError):
+                self._files.sync_folder(self._folder.parent)
+            return
+        for parent in self._folder.parents:
+            try:
+                self._files.sync_folder(parent)
+            except OSError as error:
+                if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+                    raise
+
+    def _check_new(self, log: str) -> None:
+        with self._errors(log, "look for it"):
+            exists = self._exists(log)
+        if exists:
+            raise LogExistsError(log)
+
+    def _check_exists(self, log: str) -> None:
+        with self._errors(log, "look for it"):
+            exists = self._exists(log)
+        if not exists:
+            raise LogNotFoundError(log)
+
+    def _check_no_foreign_files(self, log: str) -> None:
+        foreign = [name for name in self._files.names(self._path(log, LOG)) if not is_log_file(name)]
+        if foreign:
+            raise LogForeignFilesError(log, sorted(foreign))
+
+    def _exists(self, log: str) -> bool:
+        return self._files.is_folder(self._path(log, LOG))
+
+    def _errors(self, log: str, action: str) -> AbstractContextManager[None]:
+        return storage_errors(log, action, str(self._folder))
+
+    def _path(self, log: str, suffix: str) -> Path:
+        return self._folder / (log + suffix)

@@ -1,0 +1,211 @@
+"""The asyncio side of a log: blocking file work or requests run in a few threads that the store owns.
+
+The threads are an executor of a fixed size, not ``anyio.to_thread``: a write has to go on, and be answered, when the
+task that began it is cancelled, also by a plain ``task.cancel()``, from which anyio's shields do not protect.
+
+- A log is open or closed. Appends, the seal and the close pass through one queue in the order of the calls
+  (:mod:`._group_commit`). Reads bypass the queue and see only what is durable.
+- ``length`` and ``is_sealed`` change in the writing thread once that is durable, shortly before the caller is answered.
+- A failed append leaves the log usable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
+
+from .._check import check_list
+from .._lifetime import ClosesOnExit, LoopBound
+from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
+from ._group_commit import GroupCommit
+from ._protocol import LogState, Record
+from .files import as_storage_error, storage_errors
+from .format import MAX_BODY, body_size
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+_CHUNK: Final = 1 << 20
+_ALL: Final = 1 << 62
+READ_ONLY: Final = "it is open for reading only"
+DAMAGED: Final = "it is damaged, and open for reading only"
+
+
+class AsyncLog(LoopBound, ClosesOnExit):
+    """A :class:`~pulsar_nack.ledger.Log` over blocking work, which subclasses implement in four methods.
+
+    :param location: the folder or the URL of its store, for errors
+    :param state: the log's writer, or what a reader found
+    :param why_read_only: why nothing can be appended; empty: the log is open for writing
+    """
+
+    def __init__(
+        self, name: str, location: str, state: LogState, executor: ThreadPoolExecutor, why_read_only: str
+    ) -> None:
+        self._name = name
+        self._location = location
+        self._state = state
+        self._executor = executor
+        self._why_read_only = why_read_only
+        self._closing: asyncio.Future[int] | None = None
+        self._commit = GroupCommit(self._write, self._explain, executor)
+
+    def _write(self, records: Sequence[bytes]) -> int:
+        """Append records durably and return the number of the first; without records, seal. One thread at a time."""
+        raise NotImplementedError
+
+    def _read_some(self, first: int, last: int, limit: int) -> list[bytes]:
+        """Return records, at least one and about ``limit`` bytes at most; only those before damage, if any."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Release files and locks."""
+        raise NotImplementedError
+
+    def _delete(self) -> None:
+        """Delete the log, and release files and locks."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """Return the log's name in its store."""
+        return self._name
+
+    @property
+    def length(self) -> int:
+        """Return how many records are durable. O(1)."""
+        return self._state.length
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes the log takes on storage. O(1)."""
+        return self._state.size
+
+    @property
+    def is_sealed(self) -> bool:
+        """Return whether the log is sealed: nothing can be appended any more."""
+        return self._state.is_sealed
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether closing has finished."""
+        return self._closing is not None and self._closing.done()
+
+    async def append(self, data: bytes | bytearray | memoryview) -> int:
+        """Append a record durably; return its number."""
+        return await self.append_many((data,))
+
+    async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
+        """Append consecutive records, all or none; return the number of the first."""
+        check_list("records", records, "a list of bytes")
+        checked = [_check_record(record) for record in records]
+        if (size := body_size(checked)) > MAX_BODY:
+            raise InvalidArgumentError(
+                "records", f"{size:,} bytes", f"at most {MAX_BODY:,} bytes, 4 for each record among them"
+            )
+        self._check_writable()
+        if not checked:
+            return self.length
+        return await self._commit.append(checked)
+
+    async def read(self, first: int, last: int) -> list[bytes]:
+        """Return records ``first`` to ``last``, both included."""
+        self._check_open()
+        for field, value in (("first", first), ("last", last)):
+            check_number(field, value, 0, self.length - 1)
+        return await self._run(self._read_all, first, last)
+
+    async def records(self, first: int = 0) -> AsyncIterator[Record]:
+        """Iterate over the records from ``first`` to the present end, with about 1 MiB in memory at a time."""
+        check_number("first", first, 0, _ALL)
+        while first < self.length:
+            self._check_open()
+            for data in await self._run(self._read, first, self.length - 1, _CHUNK):
+                yield Record(first, data)
+                first += 1
+
+    async def seal(self) -> None:
+        """Seal the log durably. Idempotent."""
+        self._check_open()
+        if not self.is_sealed:
+            self._check_writable()
+            await self._commit.append(())
+
+    async def delete(self) -> None:
+        """Delete the log, and close it even if that fails. A reader takes the log over first."""
+        self._check_open()
+        await asyncio.shield(self._end(self._delete))
+
+    async def aclose(self) -> None:
+        """Finish the appends that were called, then release the log for other writers. Idempotent."""
+        if self._closing is None:
+            self._check_loop(f"log {self.name}")
+        closing = self.close_soon()
+        await asyncio.wait([closing])
+        error = closing.exception()
+        if error is not None and not isinstance(error, LedgerError):  # a failed delete has raised in its caller
+            raise error
+
+    def close_soon(self) -> asyncio.Future[int]:
+        """Begin to close the log; this goes on even if nobody awaits it."""
+        return self._closing or self._end(self._close)
+
+    def _end(self, work: Callable[[], None]) -> asyncio.Future[int]:
+        def end() -> int:
+            work()
+            return 0
+
+        self._closing = self._commit.run_after_pending(end)
+        return self._closing
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """Return a new error for one of several callers, which must not share a traceback."""
+        if isinstance(error, OSError):
+            ours: LedgerError = as_storage_error(error, self.name, "append", self._location)
+        elif isinstance(error, LedgerError):
+            ours = copy(error)
+        else:
+            return error
+        ours.__cause__ = error
+        return ours
+
+    def _read(self, first: int, last: int, limit: int) -> list[bytes]:
+        with storage_errors(self.name, "read it", self._location):
+            return self._read_some(first, last, limit)
+
+    def _read_all(self, first: int, last: int) -> list[bytes]:
+        found: list[bytes] = []
+        while first + len(found) <= last:
+            found += self._read(first + len(found), last, _ALL)
+        return found
+
+    async def _run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *args, **kwargs))
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ClosedError(f"log {self.name}")
+        self._check_loop(f"log {self.name}")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._why_read_only:
+            raise LogStorageError(self.name, "append", self._why_read_only, folder=self._location)
+        if self.is_sealed:
+            raise LogSealedError(self.name)
+
+
+def _check_record(data: object) -> bytes:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InvalidArgumentError("data", data, "bytes")
+    return bytes(data)
+
+
+def check_number(field: str, value: object, low: int, high: int) -> None:
+    """Raise unless ``value`` is an int in this range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidArgumentError(field, value, f"a whole number from {low:,} to {high:,}")

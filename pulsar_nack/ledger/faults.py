@@ -1,0 +1,337 @@
+"""Files and object stores that fail or crash on demand: fault injection for tests of everything durable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from threading import RLock
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ._object_requests import ObjectStoreClient, as_client
+from .files import Files
+from .memory import MemoryFiles
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["FaultyFiles", "FaultyObjects", "SimulatedCrash", "Watcher"]
+
+Watcher = Callable[[Literal["before", "after"], str], object]
+"""Called before each operation, and after each one that succeeded, with the operation's name."""
+
+
+class SimulatedCrash(BaseException):
+    """The process under test ended here; not an Exception, so that no code handles it."""
+
+
+class _Failure(NamedTuple):
+    operations: frozenset[str]
+    error_number: int
+    begin: int
+    end: float
+    is_carried_out: bool
+
+    @property
+    def error(self) -> OSError:
+        return OSError(self.error_number, os.strerror(self.error_number))
+
+
+class _Faulty:
+    """Which operations fail, which one is the last, and a history of those that began."""
+
+    def __init__(self) -> None:
+        self.history: list[str] = []
+        self.is_crashed = False
+        self._failures: list[_Failure] = []
+        self._crash_at: int | None = None
+        self._crash_after = False
+        self._watcher: Watcher | None = None
+
+    def heal(self) -> None:
+        """Forget all failures that were ordered."""
+        self._failures.clear()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call ``watcher`` before each operation, and after each one that succeeded.
+
+        :param watcher: gets "before" or "after", and the name of the operation
+        """
+        self._watcher = watcher
+
+    def _add_failure(
+        self, error_number: int, operations: tuple[str, ...], skip: int, times: float, *, is_carried_out: bool = False
+    ) -> None:
+        chosen = frozenset(operations)
+        begin = skip + self._count(chosen)
+        self._failures.append(_Failure(chosen, error_number, begin, begin + times, is_carried_out))
+
+    def _count(self, operations: frozenset[str]) -> int:
+        return sum(not operations or name in operations for name in self.history)
+
+    def _failure_of(self, operation: str) -> _Failure | None:
+        for failure in self._failures:
+            if failure.operations and operation not in failure.operations:
+                continue
+            if failure.begin <= self._count(failure.operations) < failure.end:
+                return failure
+        return None
+
+    def _notify(self, when: Literal["before", "after"], operation: str) -> None:
+        if self._watcher is not None:
+            self._watcher(when, operation)
+
+    def _crash_if(self, operation: str, *, is_due: bool) -> None:
+        if is_due:
+            self.is_crashed = True
+        if self.is_crashed:
+            raise SimulatedCrash(operation)
+
+
+class FaultyFiles(_Faulty):
+    """A wrapper around :class:`Files`: any operation can fail, or be the last one before a crash.
+
+    Operations are counted from 0: create, open, read, write, truncate, sync, sync_folder, rename, remove, make_folder,
+    remove_folder, names, lock. ``history`` lists those that began.
+
+    Over :class:`MemoryFiles` a failed sync leaves the content in doubt, as a real one does, and
+    ``inner.after_crash()`` returns the files as they may be found after a crash. Over real files a crash leaves all
+    that was written.
+    """
+
+    def __init__(self, inner: Files, *, most_per_write: int | None = None) -> None:
+        super().__init__()
+        self.inner = inner
+        self._most_per_write = most_per_write
+        self._descriptors: set[int] = set()
+
+    def fail(self, number: int, *operations: str, skip: int = 0, times: float = 1) -> None:
+        """Let operations fail with a system error.
+
+        :param number: an errno
+        :param operations: which ones; without any, all
+        :param skip: how many of them succeed first, counted from now
+        :param times: how many fail after that; ``math.inf``: all from then on
+        """
+        self._add_failure(number, operations, skip, times)
+
+    def crash(self, at: int, *, after: bool = False) -> None:
+        """Crash at the operation with this number: before it is done, or after."""
+        self._crash_at = at
+        self._crash_after = after
+
+    def release(self) -> None:
+        """Close what is open, as the end of a process does; for real files after a crash."""
+        for descriptor in list(self._descriptors):
+            self.close(descriptor)
+
+    def create(self, path: Path) -> int:
+        """Make a file, or empty it."""
+        with self._step("create"):
+            return self._opened(self.inner.create(path))
+
+    def open(self, path: Path, *, writable: bool = False) -> int:
+        """Open a file."""
+        with self._step("open"):
+            return self._opened(self.inner.open(path, writable=writable))
+
+    def close(self, descriptor: int) -> None:
+        """Close a file; never fails."""
+        self._descriptors.discard(descriptor)
+        if not (self.is_crashed and isinstance(self.inner, MemoryFiles)):
+            with suppress(OSError):
+                self.inner.close(descriptor)
+
+    def size(self, descriptor: int) -> int:
+        """Return the size of a file; never fails."""
+        return self.inner.size(descriptor)
+
+    def read(self, descriptor: int, size: int, offset: int) -> bytes:
+        """Read bytes."""
+        with self._step("read"):
+            return self.inner.read(descriptor, size, offset)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """Write at most ``most_per_write`` bytes."""
+        with self._step("write"):
+            return self.inner.write(descriptor, data[: self._most_per_write], offset)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut a file."""
+        with self._step("truncate"):
+            self.inner.truncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        """Make a file's content durable."""
+        try:
+            with self._step("sync"):
+                self.inner.sync(descriptor)
+        except OSError:
+            if isinstance(self.inner, MemoryFiles):
+                self.inner.fail_sync(descriptor)
+            raise
+
+    def sync_folder(self, path: Path) -> None:
+        """Make a folder's names durable."""
+        with self._step("sync_folder"):
+            self.inner.sync_folder(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename a file or a folder."""
+        with self._step("rename"):
+            self.inner.rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        with self._step("remove"):
+            self.inner.remove(path)
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder."""
+        with self._step("make_folder"):
+            self.inner.make_folder(path)
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder."""
+        with self._step("remove_folder"):
+            self.inner.remove_folder(path)
+
+    def names(self, path: Path) -> list[str]:
+        """List a folder."""
+        with self._step("names"):
+            return self.inner.names(path)
+
+    def is_folder(self, path: Path) -> bool:
+        """Return whether a folder exists; never fails."""
+        return self.inner.is_folder(path)
+
+    def owner(self, path: Path) -> int | None:
+        """Return which process last locked a file; never fails."""
+        return self.inner.owner(path)
+
+    def lock(self, path: Path) -> int:
+        """Lock a file or a folder."""
+        with self._step("lock"):
+            return self._opened(self.inner.lock(path))
+
+    def _opened(self, descriptor: int) -> int:
+        self._descriptors.add(descriptor)
+        return descriptor
+
+    @contextmanager
+    def _step(self, operation: str) -> Iterator[None]:
+        at = len(self.history)
+        self._crash_if(operation, is_due=at == self._crash_at and not self._crash_after)
+        self._notify("before", operation)
+        failure = self._failure_of(operation)
+        self.history.append(operation)
+        if failure is not None:
+            raise failure.error
+        yield
+        self._notify("after", operation)
+        if at == self._crash_at:
+            self._crash_if(operation, is_due=True)
+
+
+class FaultyObjects(_Faulty):
+    """A wrapper around an object store: any request can fail, or be the last one before a crash.
+
+    Requests are counted from 0: create, get, list, delete; each deleted object counts as one. ``history`` lists those
+    that began. Pass it to :meth:`~pulsar_nack.ledger.ObjectLogStore.open` instead of the store; what a crash leaves is
+    in the store below. Objects that are deleted together are deleted in a random order.
+
+    :param random: chooses that order
+    """
+
+    def __init__(self, inner: ObjectStore | ObjectStoreClient, *, random: Random | None = None) -> None:
+        super().__init__()
+        self.inner = as_client(inner)
+        self.late: list[tuple[str, bytes]] = []
+        self._random = random or Random(0)  # noqa: S311
+        self._hooks: dict[int, Callable[[], object]] = {}
+        self._crash_late = False
+        self._lock = RLock()
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the store below."""
+        return self.inner.url
+
+    def fail(self, number: int, *requests: str, skip: int = 0, times: float = 1, is_done: bool = False) -> None:
+        """Let requests fail with a system error.
+
+        :param number: an errno
+        :param requests: which ones; without any, all
+        :param skip: how many of them succeed first, counted from now
+        :param times: how many fail after that; ``math.inf``: all from then on
+        :param is_done: they are carried out, and only their answers are lost
+        """
+        self._add_failure(number, requests, skip, times, is_carried_out=is_done)
+
+    def crash(self, at: int, *, after: bool = False, late: bool = False) -> None:
+        """Crash at the request with this number: before it is carried out, or after.
+
+        :param late: a create that the crash preceded is still on its way; :meth:`land` carries it out
+        """
+        self._crash_at, self._crash_after, self._crash_late = at, after, late
+
+    def call(self, at: int, hook: Callable[[], object]) -> None:
+        """Call ``hook`` before the request with this number is carried out, to let others act meanwhile."""
+        self._hooks[at] = hook
+
+    def land(self) -> None:
+        """Carry out the creates that are still on their way."""
+        while self.late:
+            try:
+                self.inner.create(*self.late.pop(0))
+            except FileExistsError:
+                continue
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write an object that must not exist."""
+        self._step("create", lambda: self.inner.create(key, data), (key, data))
+
+    def get(self, key: str, start: int, length: int) -> bytes:
+        """Read a part of an object."""
+        found: list[bytes] = []
+        self._step("get", lambda: found.append(self.inner.get(key, start, length)))
+        return found[0]
+
+    def list(self, folder: str) -> dict[str, int]:
+        """List the objects below a folder."""
+        found: list[dict[str, int]] = []
+        self._step("list", lambda: found.append(self.inner.list(folder)))
+        return found[0]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects, one after the other."""
+        with self._lock:
+            order = self._random.sample(keys, len(keys))
+        for key in order:
+            self._step("delete", partial(self.inner.delete, [key]))
+
+    def _step(self, request: str, work: Callable[[], object], create: tuple[str, bytes] | None = None) -> None:
+        with self._lock:
+            at = len(self.history)
+            is_last = not self.is_crashed and at == self._crash_at
+            if is_last and not self._crash_after and self._crash_late and create is not None:
+                self.late.append(create)
+            self._crash_if(request, is_due=is_last and not self._crash_after)
+            self._notify("before", request)
+            failure = self._failure_of(request)
+            self.history.append(request)
+        if hook := self._hooks.pop(at, None):
+            hook()
+        if failure is None:
+            work()
+        else:
+            if failure.is_carried_out:
+                with suppress(OSError):
+                    work()
+            raise failure.error
+        self._notify("after", request)
+        if at == self._crash_at:
+            self._crash_if(request, is_due=True)

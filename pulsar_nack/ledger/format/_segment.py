@@ -1,0 +1,278 @@
+"""Reading one segment file: going through its frames, finding a record, and distinguishing a torn tail from damage.
+
+A frame that a crash tore is the last thing in the last segment. Either its header is good and the file ends no later
+than the frame would; or its header is not, no later frame follows, and no more bytes are left than one frame can have.
+Everything else is damage. If a segment has a successor, only records before the successor's first one count: what lies
+beyond was never durable (an append failed there, and the log went on in a new file).
+
+Damage loses the frames that it lies in, and no others. Reading continues at the next whole frame, which its checksums
+prove, and whose header shows how many records are missing in between (a *hole*).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from pathlib import Path
+from threading import Lock
+from typing import Final, NamedTuple, Self
+
+from ...errors import LogCorruptedError, LogVersionError
+from ..files import Files, read_all
+from ._record import (
+    FOREIGN,
+    FRAME_HEADER_SIZE,
+    MAX_BODY,
+    SEGMENT_HEADER_SIZE,
+    Damaged,
+    Frame,
+    Incomplete,
+    NewerVersion,
+    decode_frame,
+    decode_segment_header,
+    find_heads,
+    has_later_frame,
+    record_count,
+)
+
+_CHUNK: Final = 1 << 18
+_INDEX_STEP: Final = 1 << 16
+
+
+class Tail(NamedTuple):
+    """The end of the good part of a log's last segment, where its last frame begins, and what a writer needs."""
+
+    length: int
+    last: int
+    end: int
+    is_sealed: bool
+    seed: int
+
+
+def record_cost(record: bytes) -> int:
+    """Return about how many bytes a record takes in memory."""
+    return len(record) + 64
+
+
+class FrameIndex:
+    """Offsets of frames in a segment, at most one in 64 KiB, 16 bytes each; for any thread."""
+
+    def __init__(self, first: int) -> None:
+        self._numbers = array("Q", [first])
+        self._offsets = array("Q", [SEGMENT_HEADER_SIZE])
+        self._lock = Lock()
+
+    def add(self, number: int, offset: int) -> None:
+        """Note where a frame begins, unless it is close behind the last noted one."""
+        self._add(number, offset, _INDEX_STEP)
+
+    def add_behind_hole(self, number: int, offset: int) -> None:
+        """Note where a frame begins behind damage, however close it is to the last noted one."""
+        self._add(number, offset, 1)
+
+    def _add(self, number: int, offset: int, step: int) -> None:
+        if offset < self._offsets[-1] + step:
+            return
+        with self._lock:
+            if offset >= self._offsets[-1] + step:
+                self._numbers.append(number)
+                self._offsets.append(offset)
+
+    def start_for(self, number: int) -> tuple[int, int]:
+        """Return record number and offset of the last noted frame at or before this record."""
+        with self._lock:
+            at = bisect_right(self._numbers, number) - 1
+            return self._numbers[at], self._offsets[at]
+
+
+class Segment:
+    """One segment file of a log; blocking, for any thread: each read opens its own descriptor."""
+
+    def __init__(self, files: Files, log: str, path: Path, first: int) -> None:
+        self.files = files
+        self.log = log
+        self.path = path
+        self.first = first
+        self.index = FrameIndex(first)
+        self._holes: list[tuple[int, int, int, str]] = []
+        self.seed: int | None = None
+        """The seed, if the header is damaged and the seed was found; None: the header is read and checked."""
+
+    def read(self, first: int, last: int, limit: int, stop: int) -> list[bytes]:
+        """Return records ``first`` to ``last``, at least one, about ``limit`` bytes at most, and none behind damage.
+
+        :param stop: the number after the last durable record of this segment
+        :raises LogCorruptedError: the first record is lost
+        """
+        self._check_holes(first)
+        records: list[bytes] = []
+        with FrameReader(self, *self.index.start_for(first)) as reader:
+            while reader.number <= last:
+                begin, frame = reader.number, reader.read_frame()
+                if not isinstance(frame, Frame):
+                    if records:
+                        return records
+                    damage = reader.damage(frame)
+                    end = reader.number if reader.skip(frame) else stop
+                    self._holes.append((begin, end, damage.offset, damage.reason))
+                    self._check_holes(first)
+                    continue
+                for record in frame.records(max(first - begin, 0), last + 1 - begin):
+                    limit -= record_cost(record)
+                    if records and limit < 0:
+                        return records
+                    records.append(record)
+        return records
+
+    def _check_holes(self, number: int) -> None:
+        for first, end, offset, reason in self._holes:
+            if first <= number < end:
+                raise LogCorruptedError(self.log, self.path.name, offset, reason)
+
+    def check_owner(self) -> int:
+        """Check that the file is a segment of this log, and return its size in bytes.
+
+        :raises LogCorruptedError: it is a segment of another log
+        """
+        descriptor = self.files.open(self.path)
+        try:
+            if decode_segment_header(read_all(self.files, descriptor, SEGMENT_HEADER_SIZE, 0), self.log) == FOREIGN:
+                raise LogCorruptedError(self.log, self.path.name, 0, FOREIGN.reason)
+            return self.files.size(descriptor)
+        finally:
+            self.files.close(descriptor)
+
+    def find_tail(self) -> Tail:
+        """Read the whole file, the last of its log; what lies behind the returned end is a torn frame.
+
+        :raises LogCorruptedError: there is damage that no crash explains
+        """
+        is_sealed, last = False, SEGMENT_HEADER_SIZE
+        with FrameReader(self, self.first, SEGMENT_HEADER_SIZE) as reader:
+            while reader.end < reader.size:
+                if is_sealed:
+                    raise reader.damage(Damaged("bytes after the seal", None))
+                begin, frame = reader.end, reader.read_frame()
+                if isinstance(frame, Frame):
+                    is_sealed, last = frame.is_seal, begin
+                elif reader.is_torn(frame):
+                    break
+                else:
+                    raise reader.damage(frame)
+            return Tail(reader.number, last, reader.end, is_sealed, reader.seed)
+
+
+class FrameReader:
+    """Reads frame after frame; ``end`` is the offset of the next one, ``number`` its first record."""
+
+    def __init__(self, segment: Segment, number: int, end: int) -> None:
+        self._segment = segment
+        self.number = number
+        self.end = end
+        self._start = end
+        self._buffer = b""
+
+    def __enter__(self) -> Self:
+        files = self._segment.files
+        self._descriptor = files.open(self._segment.path)
+        try:
+            self.size = files.size(self._descriptor)
+            self.seed = self._check_header() if self._segment.seed is None else self._segment.seed
+        except BaseException:
+            files.close(self._descriptor)
+            raise
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._segment.files.close(self._descriptor)
+
+    def read_frame(self) -> Frame | Incomplete | Damaged:
+        """Read the next frame; stay in front of it if it is damaged or incomplete."""
+        found = self._decode()
+        if isinstance(found, Incomplete):
+            self._fill(_CHUNK)
+            found = self._decode()
+        if isinstance(found, Incomplete) and found.size > _CHUNK:
+            self._fill(found.size)
+            found = self._decode()
+        if isinstance(found, Frame):
+            self._segment.index.add(self.number, self.end)
+            self.number += found.length
+            self.end = self._start + found.end
+        return found
+
+    def skip(self, found: Incomplete | Damaged) -> bool:
+        """Move to the next whole frame behind damage, or to the end of the file; return whether there is such a frame.
+
+        ``number`` then counts the lost records too, as far as good headers show them. O(bytes skipped).
+        """
+        position = self.end + (found.size is None)
+        if found.size and len(self._buffer) - (self.end - self._start) >= FRAME_HEADER_SIZE:
+            position = self._pass_head()
+        else:
+            self.number += 1
+        while position < self.size:
+            buffer = self._read(_CHUNK, position)
+            for at, number in sorted(find_heads(buffer, 0, self.number, self.seed, self.size)):
+                if number < self.number or position + at < self.end:
+                    continue
+                self.number, self.end = number, position + at
+                self._fill(_CHUNK)
+                if self._is_whole():
+                    self._segment.index.add_behind_hole(self.number, self.end)
+                    return True
+                self.end = self._pass_head()
+            position = max(position + _CHUNK - FRAME_HEADER_SIZE + 1, self.end)
+        self.end = self.size
+        return False
+
+    def is_torn(self, found: Incomplete | Damaged) -> bool:
+        """Return whether a crash during the last write explains what lies here."""
+        if found.size is not None:
+            return self.end + found.size >= self.size
+        rest = self.size - self.end
+        if rest > FRAME_HEADER_SIZE + MAX_BODY:
+            return False
+        return not has_later_frame(self._read(rest, self.end), 0, self.number, self.seed)
+
+    def damage(self, found: Incomplete | Damaged) -> LogCorruptedError:
+        """Return the error for the damage that lies here."""
+        reason = found.reason if isinstance(found, Damaged) else f"the file ends before the end of record {self.number}"
+        return self._error(self.end, reason)
+
+    def _decode(self) -> Frame | Incomplete | Damaged:
+        return decode_frame(self._buffer, self.end - self._start, self.number, self.seed)
+
+    def _pass_head(self) -> int:
+        """Count the records of a frame with a good header and a damaged body; return where the header ends.
+
+        The next frame may begin anywhere from there on, because bytes may be missing.
+        """
+        self.number += record_count(self._buffer, self.end - self._start)
+        return self.end + FRAME_HEADER_SIZE
+
+    def _is_whole(self) -> bool:
+        found = self._decode()
+        if isinstance(found, Incomplete) and found.size > _CHUNK:
+            self._fill(found.size)
+            found = self._decode()
+        return isinstance(found, Frame)
+
+    def _fill(self, size: int) -> None:
+        self._buffer, self._start = self._read(size, self.end), self.end
+
+    def _check_header(self) -> int:
+        segment, header = self._segment, decode_segment_header(self._read(SEGMENT_HEADER_SIZE, 0), self._segment.log)
+        if isinstance(header, NewerVersion):
+            raise LogVersionError(segment.log, segment.path.name, header.version)
+        if isinstance(header, Damaged):
+            raise self._error(0, header.reason)
+        if header.first != segment.first:
+            raise self._error(0, f"it says that it begins with record {header.first}, its name says {segment.first}")
+        return header.seed
+
+    def _read(self, size: int, offset: int) -> bytes:
+        return read_all(self._segment.files, self._descriptor, size, offset)
+
+    def _error(self, offset: int, reason: str) -> LogCorruptedError:
+        return LogCorruptedError(self._segment.log, self._segment.path.name, offset, reason)

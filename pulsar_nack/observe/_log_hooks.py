@@ -1,0 +1,102 @@
+"""Hooks that log a tracker's events: to the standard library's logging, and to structlog.
+
+A bulk event is logged with its count and its first id; the other ids are never made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ..ids import MessageId
+from ..nack import Cancelled, Cleared, Closed, Nacked, NackEvent, NackHook, Redelivered, RedeliveryFailed
+
+if TYPE_CHECKING:
+    AnyLogger = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+_NAMES: Final[dict[type, str]] = {
+    Nacked: "pulsar_nack.nack",
+    Redelivered: "pulsar_nack.redeliver",
+    RedeliveryFailed: "pulsar_nack.error",
+    Cancelled: "pulsar_nack.cancel",
+    Cleared: "pulsar_nack.clear",
+    Closed: "pulsar_nack.close",
+}
+_METHODS: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning"}
+
+
+def logging_hook(logger: AnyLogger | None = None) -> NackHook:
+    """Return a hook that logs a tracker's events to ``logger``, by default ``logging.getLogger("pulsar_nack")``.
+
+    The message is the event's name, as :func:`structlog_hook` has it, followed by ``field=value``; the same fields
+    are attributes of the record, its name as ``event`` among them. Levels are those of :func:`structlog_hook`. No
+    handler is added and no level is set; for a level that is off, nothing is built.
+    """
+    target = logging.getLogger("pulsar_nack") if logger is None else logger
+
+    def log(event: NackEvent) -> None:
+        level = _level(event)
+        if not target.isEnabledFor(level):
+            return
+        name, fields = _NAMES[type(event)], _fields(event)
+        text = " ".join(f"{field}={value}" for field, value in fields.items())
+        target.log(level, "%s %s", name, text, extra={"event": name, **fields})
+
+    return log
+
+
+def structlog_hook(logger: Any = None) -> NackHook:
+    """Return a hook that logs a tracker's events to ``logger``, by default ``structlog.get_logger("pulsar_nack")``.
+
+    Event names are ``pulsar_nack.nack``, ``.redeliver``, ``.error``, ``.cancel``, ``.clear`` and ``.close``; fields are
+    ``count``, ``first_id``, ``delay_ms``, ``attempt``, ``retry_at_ms`` and ``error`` where they apply. Events of single
+    messages are logged at debug, a failed redelivery at warning, its end and other events at info. structlog is
+    imported by this function, not before, and used as the application has configured it.
+
+    ::
+
+        async with NegativeAcksTracker(redeliver, hooks=[structlog_hook()]) as tracker: ...
+    """
+    if logger is None:
+        import structlog
+
+        logger = structlog.get_logger("pulsar_nack")
+
+    def log(event: NackEvent) -> None:
+        getattr(logger, _METHODS[_level(event)])(_NAMES[type(event)], **_fields(event))
+
+    return log
+
+
+def _level(event: NackEvent) -> int:
+    """Return a level of :mod:`logging`; the success after a failure is INFO, so that logs show the end of trouble."""
+    match event:
+        case RedeliveryFailed():
+            return logging.WARNING
+        case Redelivered(attempt=attempt) if attempt > 1:
+            return logging.INFO
+        case Cleared() | Closed():
+            return logging.INFO
+    return logging.DEBUG
+
+
+def _fields(event: NackEvent) -> dict[str, Any]:
+    """Return the fields of an event: ints and strings only."""
+    match event:
+        case Nacked(ids=ids, delay_ms=delay_ms, is_new=is_new):
+            return {**_ids(ids), "delay_ms": delay_ms, **({} if is_new else {"is_new": False})}
+        case Redelivered(ids=ids, attempt=attempt):
+            return {**_ids(ids), "attempt": attempt}
+        case RedeliveryFailed(ids=ids, attempt=attempt, error=error, retry_at_ms=retry_at_ms):
+            return {**_ids(ids), "attempt": attempt, "error": repr(error), "retry_at_ms": retry_at_ms}
+        case Cancelled(id=message_id):
+            return _ids([message_id])
+        case Cleared(count=count):
+            return {"count": count}
+        case Closed(pending=pending):
+            return {"count": pending}
+
+
+def _ids(ids: Sequence[MessageId]) -> dict[str, Any]:
+    return {"count": len(ids), "first_id": repr(ids[0])} if len(ids) else {"count": 0}
