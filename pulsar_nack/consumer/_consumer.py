@@ -184,12 +184,10 @@ class Consumer(ClosesWhenDropped):
         receive_nowait = receiver.receive_nowait
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
-            durable = receiver.durable
-            if durable is None and timeout is None:
-                message = await receiver.inbox.get()
-            else:
-                async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
-                    message = await (receiver.inbox.get() if durable is None else receiver.wait_noted(durable))
+            wait = receiver.inbox.get if receiver.durable is None else receiver.wait_noted
+            seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
+            async with asyncio.timeout(seconds):
+                message = await wait()
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
             else:

@@ -87,9 +87,10 @@ class Receiver:
                 return None
         return None
 
-    async def wait_noted(self, durable: DurableNacks) -> Message:
+    async def wait_noted(self) -> Message:
         """Wait for a message of a durable consumer, until it may be delivered and that is noted."""
-        return await self._until_noted(await self._next_admitted(), durable)
+        assert self.durable is not None
+        return await self._until_noted(await self._next_admitted(), self.durable)
 
     async def _next_admitted(self) -> Message:
         while True:
