@@ -194,7 +194,10 @@ class RedeliveryQueue:
                 await self._send(self._ids_of(requested))
         except BaseException as error:  # noqa: BLE001 - raised there
             self._fail_request(requested, requests, error)
-        self._end_request(requested)
+        if requested:
+            self.redelivered_broker += len(requested)
+            self._drop_requested(requested)
+            self._freed()
 
     def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
         """Redeliver due messages on a port that can request them without waiting."""
@@ -205,7 +208,10 @@ class RedeliveryQueue:
                 self._nowait_port.redeliver_nowait(list(map(_id_of, requested)))
             except BaseException as error:  # noqa: BLE001 - raised there
                 self._fail_request(requested, requests, error)
-            self._end_request(requested)
+            self.redelivered_broker += len(requested)
+            if self.payloads.kept:
+                self._drop_requested(requested)
+            self._freed()
 
     def _ids_of(self, records: Sequence[MessageState]) -> list[MessageId]:
         """Return the ids for a request: no more than the port takes where it brings back everything anyway."""
@@ -288,14 +294,11 @@ class RedeliveryQueue:
             raise RedeliveryError(str(error), failed=failed) from error
         raise error
 
-    def _end_request(self, records: Sequence[MessageState]) -> None:
-        if not records:
-            return
-        self.redelivered_broker += len(records)
+    def _drop_requested(self, records: Sequence[MessageState]) -> None:
+        """Drop the payloads of messages that the broker redelivers."""
         for record in records if self.payloads.kept else ():
             if record.state is State.REQUESTED:
                 self.payloads.pop(record.id)
-        self._freed()
 
     # --- repeated requests -------------------------------------------------------------------------------------------
 
