@@ -23,7 +23,7 @@ BASE_AT = 1_900_000_000_000
 SPREAD_MS = 3_600_000
 LEDGER = 50_000
 _PIECE = 2_000
-_MOST_UNSEALED = 200_000
+_MAX_UNSEALED = 200_000
 _WARM_UP = 120_000
 
 Figures = dict[str, Any]
@@ -104,7 +104,7 @@ async def _fill(count: int, shape: str, folder: str, settings: Figures) -> Figur
 
 
 async def _let_seal(tracker: Any) -> None:
-    if tracker.statistics().unsealed > _MOST_UNSEALED:
+    if tracker.statistics().unsealed > _MAX_UNSEALED:
         await tracker.wait_until_idle()
 
 

@@ -20,7 +20,7 @@ RANGE_BYTES = 32
 SIZES = ((10_000, 20), (10_000, 5_000), (1_000_000, 20), (1_000_000, 5_000), (100_000_000, 5_000))
 QUICK_SIZES = ((10_000, 20), (100_000, 500))
 LARGE = 1_000_000
-LEAST_RATIO = 20.0
+MIN_RATIO = 20.0
 SMALL_STATE = 1_024
 """The size of the whole state up to which nothing can be saved: a marker and an entry take about 100 bytes."""
 _MB = 1 << 20
@@ -57,7 +57,7 @@ def amplification_table(report: Report, targets: Targets, measured: dict[Case, F
         whole = RANGE_BYTES * (filled["ranges"] + (1 + 1 / ROUNDS) * filled["acks"] / 2) * ROUNDS / filled["acks"]
         target = None
         if case.count >= LARGE and RANGE_BYTES * filled["ranges"] > SMALL_STATE:
-            target = LEAST_RATIO
+            target = MIN_RATIO
             targets.check(f"write amplification, {case.name}, share of the whole state", ours / whole, 1 / target)
         rows.append([case.name, filled["ranges"], filled["dirty"], ours, whole, whole / ours, target])
     columns = ["acknowledged entries and ledgers", "ranges", "dirty ledgers", "ours, bytes an ack"]

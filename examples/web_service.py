@@ -27,7 +27,7 @@ import pulsar_nack.wire
 from pulsar_nack.testing import EmbeddedBroker
 
 TOPIC = "example-web-jobs"
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 
 
 class Service:
@@ -86,7 +86,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     request, *lines = head.splitlines()
     headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
     length = int(headers.get("content-length", "0"))
-    if length > MOST_BYTES:
+    if length > MAX_BYTES:
         raise ValueError(f"a body of {length} bytes")
     method, path, _ = request.split(" ", 2)
     return method, path, await reader.readexactly(length)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 
 from pydantic import BaseModel
 
@@ -18,6 +18,7 @@ _T = TypeVar("_T", bound=BaseModel)
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 INT64_MAX: Final = 2**63 - 1
+INT64_MIN: Final = -(2**63)
 
 
 def check_kind(field: str, value: object, kind: type[Any], expected: str) -> None:
@@ -73,13 +74,8 @@ def check_flag(field: str, value: object) -> None:
 
 
 def check_integer(field: str, value: object, lowest: int, highest: int | None = None) -> int:
-    """Return ``value``; raise unless it is an int, and no bool, from ``lowest`` to ``highest``."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < lowest
-        or (highest is not None and value > highest)
-    ):
+    """Return ``value``; raise unless it is a plain int, no bool, from ``lowest`` to ``highest``."""
+    if type(value) is not int or value < lowest or (highest is not None and value > highest):
         bounds = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
         raise InvalidArgumentError(field, value, f"an integer {bounds}")
     return value
@@ -107,10 +103,36 @@ def as_folder(field: str, value: object) -> Path:
     return path
 
 
-def check_text(field: str, value: object) -> None:
-    """Raise unless ``value`` is a str."""
+def is_text(value: object) -> TypeGuard[str]:
+    """Return whether ``value`` is a str that UTF-8 can encode: without lone surrogates."""
     if not isinstance(value, str):
-        raise InvalidArgumentError(field, value, "a str")
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_text(field: str, value: object, most: int | None = None) -> None:
+    """Raise unless ``value`` is a str that UTF-8 can encode, of at most ``most`` characters."""
+    if not is_text(value):
+        raise InvalidArgumentError(field, value, "a str without lone surrogates")
+    if most is not None and len(value) > most:
+        raise InvalidArgumentError(field, value, f"text, at most {most:,} characters")
+
+
+def check_name(field: str, value: object, expected: str = "a name") -> str:
+    """Return ``value``; raise unless it is a str that is not empty and that UTF-8 can encode."""
+    if not is_text(value) or not value:
+        raise InvalidArgumentError(field, value, expected)
+    return value
+
+
+def check_strings(field: str, value: object) -> None:
+    """Raise unless ``value`` is a mapping from str to str that UTF-8 can encode."""
+    if not isinstance(value, Mapping) or not all(is_text(text) for pair in value.items() for text in pair):
+        raise InvalidArgumentError(field, value, "a mapping from str to str")
 
 
 def suggest_name(name: str, known: Sequence[str]) -> str:

@@ -9,18 +9,18 @@ import re
 from contextlib import suppress
 from typing import Final
 
-MOST_SHOWN: Final = 200
+MAX_SHOWN: Final = 200
 _CREDENTIALS: Final = re.compile(r"(?<=//).*@|(?<=[?#]).+", re.DOTALL)
 
 
 def shown(text: str | bytes) -> str:
     """Return text from outside, cut to 200 characters, with control characters escaped."""
     if isinstance(text, bytes):
-        text = text[: 4 * MOST_SHOWN + 1].decode("utf-8", "backslashreplace")
-    if len(text) <= MOST_SHOWN and text.isprintable():
+        text = text[: 4 * MAX_SHOWN + 1].decode("utf-8", "backslashreplace")
+    if len(text) <= MAX_SHOWN and text.isprintable():
         return text
-    escaped = _escaped(text[: MOST_SHOWN + 1])
-    return escaped if len(escaped) <= MOST_SHOWN else f"{escaped[:MOST_SHOWN]}..."
+    escaped = _escaped(text[: MAX_SHOWN + 1])
+    return escaped if len(escaped) <= MAX_SHOWN else f"{escaped[:MAX_SHOWN]}..."
 
 
 def quoted(value: object) -> str:
@@ -28,8 +28,8 @@ def quoted(value: object) -> str:
     text = f"{type(value).__name__} that cannot be shown"
     with suppress(Exception):
         text = repr(value)
-    if len(text) > MOST_SHOWN:
-        text = f"{text[: MOST_SHOWN // 2]}...{text[-MOST_SHOWN // 4 :]}"
+    if len(text) > MAX_SHOWN:
+        text = f"{text[: MAX_SHOWN // 2]}...{text[-MAX_SHOWN // 4 :]}"
     return text if text.isprintable() else _escaped(text)
 
 

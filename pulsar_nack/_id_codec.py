@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from ._varint import read_varint, write_varint
 from .errors import InvalidArgumentError
 
 _LEDGER: Final = 1
@@ -47,7 +48,9 @@ def encode_id(fields: IdFields, first_chunk: bytes | None) -> bytes:
     if fields.batch_size:
         _put(out, _BATCH_SIZE, fields.batch_size)
     if first_chunk is not None:
-        out += _varint(_FIRST_CHUNK << 3 | _BYTES) + _varint(len(first_chunk)) + first_chunk
+        write_varint(out, _FIRST_CHUNK << 3 | _BYTES)
+        write_varint(out, len(first_chunk))
+        out += first_chunk
     return bytes(out)
 
 
@@ -59,10 +62,13 @@ def decode_id(data: object) -> tuple[IdFields, IdFields | None]:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidArgumentError("data", data, "the bytes of a message id")
     data = bytes(data)
-    numbers, first = _fields(data)
+    try:
+        numbers, first = _fields(data)
+        first_numbers, nested = ({}, None) if first is None else _fields(first)
+    except (IndexError, ValueError):
+        raise InvalidArgumentError("data", data, "the bytes of a message id") from None
     if first is None:
         return _id_fields(data, numbers), None
-    first_numbers, nested = _fields(first)
     if nested is not None:
         raise InvalidArgumentError("data", first, "a first chunk that is not chunked itself")
     return _id_fields(data, numbers), _id_fields(first, first_numbers)
@@ -89,17 +95,17 @@ def _fields(data: bytes) -> tuple[dict[int, int], bytes | None]:
     first: bytes | None = None
     at = 0
     while at < len(data):
-        tag, at = _read_varint(data, at)
+        tag, at = read_varint(data, at)
         kind = tag & 7
         if kind == _VARINT:
-            value, at = _read_varint(data, at)
-            numbers[tag >> 3] = value - 2**64 if value >= 2**63 else value
+            value, at = read_varint(data, at)
+            numbers[tag >> 3] = (value + 2**63) % 2**64 - 2**63
             continue
         length = {_FIXED64: 8, _FIXED32: 4}.get(kind)
         if kind == _BYTES:
-            length, at = _read_varint(data, at)
+            length, at = read_varint(data, at)
         if length is None or at + length > len(data):
-            raise InvalidArgumentError("data", data, "the bytes of a message id")
+            raise ValueError("a field that does not end")
         if tag >> 3 == _FIRST_CHUNK and kind == _BYTES:
             first = data[at : at + length]
         at += length
@@ -107,28 +113,5 @@ def _fields(data: bytes) -> tuple[dict[int, int], bytes | None]:
 
 
 def _put(out: bytearray, field: int, value: int) -> None:
-    out += _varint(field << 3 | _VARINT)
-    out += _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    value &= _MASK64
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & _MASK64, at
-    raise InvalidArgumentError("data", data, "the bytes of a message id")
+    write_varint(out, field << 3 | _VARINT)
+    write_varint(out, value & _MASK64)

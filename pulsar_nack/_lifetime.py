@@ -12,11 +12,12 @@ import asyncio
 import logging
 import warnings
 from _thread import get_ident
+from collections.abc import Callable, Coroutine, Generator
 from types import SimpleNamespace
-from typing import Any, Final, NoReturn, Protocol, Self, SupportsIndex
+from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeVar
 
 from ._foreign import quoted
-from .errors import WrongLoopError
+from .errors import AlreadyEnteredError, WrongLoopError
 
 _LOG: Final = logging.getLogger("pulsar_nack.lifetime")
 running_loop = asyncio._get_running_loop
@@ -90,7 +91,9 @@ class LoopBound:
 class ClosesOnExit:
     """Base class of objects that are closed at the end of an ``async with`` block."""
 
-    async def aclose(self) -> None:
+    __slots__ = ()
+
+    async def aclose(self) -> object:
         """Close the object."""
         raise NotImplementedError
 
@@ -101,7 +104,52 @@ class ClosesOnExit:
         await self.aclose()
 
 
-class ClosesWhenDropped(NotCopied):
+_C = TypeVar("_C", bound=ClosesOnExit)
+
+
+class Opening(Generic[_C]):
+    """Base class of what opens an object: enter it with ``async with``, or await it and close the object yourself.
+
+    :param make: makes the object; called at each ``await`` or ``async with``
+    """
+
+    _what: ClassVar[str]
+    """What is opened, for errors."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, _C]]) -> None:
+        self._make = make
+        self._opened: _C | None = None
+        self._is_entered = False
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"no {name!r} yet: enter it with `async with`, or await it, to have the {self._what}", name=name
+        )
+
+    def __await__(self) -> Generator[Any, None, _C]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> _C:
+        if self._is_entered:
+            raise AlreadyEnteredError(f"the {self._what}")  # leaving would close the later one twice, and not this
+        self._is_entered = True
+        try:
+            self._opened = await self._open()
+        except BaseException:
+            self._is_entered = False
+            raise
+        return self._opened
+
+    async def __aexit__(self, *_error: object) -> None:
+        opened, self._opened, self._is_entered = self._opened, None, False
+        if opened is not None:
+            await opened.aclose()
+
+    async def _open(self) -> _C:
+        return await self._make()
+
+
+class ClosesWhenDropped(NotCopied, ClosesOnExit):
     """Base class of objects that warn and close themselves when they are dropped without being closed."""
 
     _inner: Any = None

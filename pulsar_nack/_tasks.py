@@ -1,14 +1,16 @@
-"""Background tasks that have an owner: it waits for them, or cancels them together."""
+"""Background tasks that have an owner: it waits for them, or cancels them together; and how their errors are passed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from copy import copy
 from typing import Any, Final, TypeVar
 
 from ._wake_up import WakeUp, interval_clock
 from .backoff import Exponential
 from .clock import Clock, WallClock
+from .errors import PulsarNackError
 
 _T = TypeVar("_T")
 _BACKOFF: Final = Exponential(0.1, 30)
@@ -38,7 +40,7 @@ class TaskOwner:
     def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Run a coroutine for a caller, who awaits the task shielded. If the caller is gone, the error is dropped."""
         task = self.start(work)
-        task.add_done_callback(_retrieve_error)
+        task.add_done_callback(retrieve_error)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -96,6 +98,22 @@ class TaskOwner:
             self._is_idle.set()
 
 
-def _retrieve_error(task: asyncio.Task[Any]) -> None:
+def set_error(done: asyncio.Future[Any], error: BaseException) -> None:
+    """Raise an error in one of several callers, each with its own copy, because they must not share a traceback."""
+    if done.done():
+        return
+    if isinstance(error, asyncio.CancelledError):
+        done.cancel()
+    else:
+        done.set_exception(own_copy(error))
+
+
+def own_copy(error: BaseException) -> BaseException:
+    """Return an error for one of several callers."""
+    return copy(error) if isinstance(error, PulsarNackError) else error
+
+
+def retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Mark a task's error as retrieved: its callers have it already."""
     if not task.cancelled():
         task.exception()

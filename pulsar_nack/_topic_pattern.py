@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(
     r"(?P<times>(?:[*+?]|\{(?P<least>\d{1,4})(?:,(?P<most>\d{0,4}))?\})\??)?"
 )
 _ITEM: Final = re.compile(r"(?:\\.|[^-])-(?:\\.|[^-])|\\.|.", re.DOTALL)
-_MOST_STATES: Final = 20_000
+_MAX_STATES: Final = 20_000
 """The library has room for five times as many; a repeated part counts as often as it is repeated."""
 
 
@@ -111,9 +111,9 @@ def for_official_client(text: str) -> str:
 def _check_common(text: str, local: str) -> None:
     """Raise if part of a pattern is not in both languages, or has two meanings."""
     if not local.isprintable():
-        raise _refused(text, "characters that are not seen")
-    if len(local) > _MOST_STATES:
-        raise _refused(text, "pattern as large")
+        raise _refused(text, "invisible characters")
+    if len(local) > _MAX_STATES:
+        raise _refused(text, "a pattern of this size")
     at, times, groups = 0, 1, [""]
     while at < len(local):
         found = _TOKEN.match(local, at)
@@ -122,9 +122,9 @@ def _check_common(text: str, local: str) -> None:
         times *= max(int(found["most"] or found["least"] or 1), 1)
         at = found.end()
     if len(groups) > 1:
-        raise _refused(text, f"no end of {groups[-1]!r}")
-    if len(local) * times > _MOST_STATES:
-        raise _refused(text, "pattern as large")
+        raise _refused(text, f"an unclosed {groups[-1]!r}")
+    if len(local) * times > _MAX_STATES:
+        raise _refused(text, "a pattern of this size")
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
@@ -157,5 +157,5 @@ def _is_class(items: str) -> bool:
 
 def _refused(text: str, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "topic", text, f"a pattern that the official client's library takes, which knows no {what} there"
+        "topic", text, f"a pattern that the official client's library accepts (refused: {what})"
     )

@@ -3,7 +3,7 @@
 A *ticker* returns nanoseconds, so that for a real loop it can be the C function itself; its caller divides. How a
 :class:`WakeUp` waits depends on the clock:
 
-- a clock that is moved by hand (:class:`~pulsar_nack.AlarmClock`) calls back itself;
+- a clock that is moved by hand (:class:`~pulsar_nack.clock.AlarmClock`) calls back itself;
 - on the loop's own clock, the loop gets the absolute time; on the monotonic clock, the remaining time;
 - any other clock may be set, as a wall clock is, without the loop's timer noticing: while a wake-up is pending, the
   clock is read once a second.

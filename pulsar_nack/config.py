@@ -174,7 +174,7 @@ class BucketConfig(DelayedDeliveryConfig):
     """The choice of a tracker, and how the bucket tracker (PIP-195) cuts its index, beside the settings of all
     trackers.
 
-    The first three are for a :class:`~pulsar_nack.DelayedDeliveryTrackerFactory`; trackers ignore them.
+    The first three are for a :class:`~pulsar_nack.delayed.DelayedDeliveryTrackerFactory`; trackers ignore them.
     """
 
     delayed_delivery_enabled: bool = True
@@ -243,18 +243,18 @@ _METADATA_LIMIT_ALIASES: Final = (
     "max_un_persist_ack_records_bytes_per_subscription",
     "maxUnPersistAckRecordsBytesPerSubscription",
 )
-_LEAST_METADATA_LIMIT: Final = 1_024
+_MIN_METADATA_LIMIT: Final = 1_024
 
 
 class CursorConfig(_Settings):
     """How the acknowledgement state of a subscription is stored (PIP-81), and when it is too large (PIP-299)."""
 
     enable_lru_cache_max_unacked_ranges: bool = True
-    """True: an entry for each ledger and a marker, and a bounded cache. False: one entry for all, the old format."""
+    """True: an entry for each ledger and a marker, and a bounded cache. False: one entry for all, the legacy format."""
     max_individual_ack_cache_bytes_per_cursor: int = Field(default=3 << 20, ge=0)
     """Above this, ledgers are evicted from memory; at least one stays."""
     managed_ledger_max_unacked_ranges_to_persist: int = Field(default=10_000, ge=0)
-    """Most ranges that the old format stores. Messages of further ranges are redelivered after a restart."""
+    """Most ranges that the legacy format stores. Messages of further ranges are redelivered after a restart."""
     max_per_cursor_metadata_size_in_bytes: int = 5_242_880
     """Dispatch stops before the state is larger than this, in bytes; at least 1,024, below 1: no limit.
 
@@ -288,8 +288,8 @@ class CursorConfig(_Settings):
             return data
         data = dict(data)
         value = data.pop(given[0])
-        if isinstance(value, int) and 1 <= value < _LEAST_METADATA_LIMIT:
-            raise InvalidArgumentError(given[0], value, f"below 1 for no limit, or at least {_LEAST_METADATA_LIMIT}")
+        if isinstance(value, int) and 1 <= value < _MIN_METADATA_LIMIT:
+            raise InvalidArgumentError(given[0], value, f"below 1 for no limit, or at least {_MIN_METADATA_LIMIT}")
         return {**data, _METADATA_LIMIT: value}
 
 

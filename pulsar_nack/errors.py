@@ -27,7 +27,7 @@
     ├── VirtualDeadlockError                 a virtual event loop would have waited forever
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
     ├── NotDurableError                      a nack is in effect, but will not survive a restart
-    ├── NoDeadLetterError                    the consumer has no dead letter topic
+    ├── NoDeadLetterError                    the consumer has no dead-letter topic
     └── LedgerError                          anything about the append-only logs on storage
         ├── LogNotFoundError                 no log has this name
         ├── LogExistsError                   a log of this name exists
@@ -113,7 +113,7 @@ class ClosedError(PulsarNackError):
 
 
 class AlreadyEnteredError(PulsarNackError):
-    """The object was entered and not left; it stands for one consumer or producer at a time."""
+    """The object was entered and not left; it stands for one consumer, producer or topic at a time."""
 
     def __init__(self, what: str = "this object") -> None:
         self.what = what
@@ -239,12 +239,12 @@ class NotDurableError(PulsarNackError):
 
 
 class NoDeadLetterError(PulsarNackError):
-    """The consumer has no dead letter topic; nothing has changed."""
+    """The consumer has no dead-letter topic; nothing has changed."""
 
     def __init__(self, message_id: object) -> None:
         self.message_id = message_id
         super().__init__(
-            f"{message_id!r} cannot be dead-lettered, because its consumer has no dead letter topic:"
+            f"{message_id!r} cannot be dead-lettered, because its consumer has no dead-letter topic:"
             " give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
         )
 

@@ -10,7 +10,7 @@ _TURNS = 400_000
 _REFERENCE_S = 0.03
 """Processor time of the yardstick on the machine on which limits were chosen."""
 
-_MOST_CONTENTION = 3.0
+_MAX_CONTENTION = 3.0
 """How many times the processor time of the same work grows at most where others share the processors."""
 
 _MARGIN = 4.0
@@ -23,7 +23,7 @@ def processor_slowness() -> float:
     Other work on a busy machine costs caches and shared cores, which the yardstick hardly feels: it counts up to three
     times.
     """
-    return max(1.0, min(load(), _MOST_CONTENTION), _yardstick()[0] / _REFERENCE_S)
+    return max(1.0, min(load(), _MAX_CONTENTION), _yardstick()[0] / _REFERENCE_S)
 
 
 def patience(seconds: float) -> float:

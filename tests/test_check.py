@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsar_nack import InvalidArgumentError
-from pulsar_nack._check import INT64_MAX, check_integer, check_one_of
+from pulsar_nack._check import INT64_MAX, check_integer, check_name, check_one_of, check_strings, check_text
 from tests.for_each import for_each
 
 
@@ -31,3 +31,22 @@ def test_values_that_are_no_choice_are_refused(value: object) -> None:
     check_one_of("mode", "a", ("a", "b"))
     with pytest.raises(InvalidArgumentError, match=r"^mode: expected one of a, b, got "):
         check_one_of("mode", value, ("a", "b"))
+
+
+@for_each("value", ["\ud800", 1, None, b"a"])
+def test_values_that_are_no_text_are_refused(value: object) -> None:
+    """Only a str that UTF-8 can encode is text; the limit counts characters, and a name has at least one."""
+    check_text("key", "")
+    check_text("key", "é" * 3, 3)
+    assert check_name("name", "é") == "é"
+    for refused in (value, ""):
+        with pytest.raises(InvalidArgumentError, match=r"^name: expected a topic, got "):
+            check_name("name", refused, "a topic")
+    with pytest.raises(InvalidArgumentError, match=r"^key: expected a str without lone surrogates, got "):
+        check_text("key", value)
+    with pytest.raises(InvalidArgumentError, match=r"^key: expected text, at most 3 characters, got "):
+        check_text("key", "four", 3)
+    check_strings("properties", {"a": "é"})
+    for properties in ({"a": value}, {value: "a"}, value, [("a", "b")]):
+        with pytest.raises(InvalidArgumentError, match=r"^properties: expected a mapping from str to str, got "):
+            check_strings("properties", properties)

@@ -413,7 +413,6 @@ FREE: dict[str, str] = {
     "Producing": "opens a Producer each time, and its client checks",
     "Subscribing": "opens a Consumer each time, and its client checks",
     "TraceWriter": "a thread writes",
-    "WaitingCalls": "waits in the loop of its caller",
     "VirtualClockEventLoop": "a loop",
 }
 

@@ -1,4 +1,4 @@
-"""``pulsar-nack inspect``: what a durable folder holds, and what is damaged."""
+"""``pulsar-nack inspect``: the contents of a durable folder, and its damage."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _show_nacks(console: Console, nacks: NacksReport) -> None:
 def _show_cursor(console: Console, cursor: CursorReport) -> None:
     forms = {
         "ledgers": f"{_count(len(cursor.ledgers), 'ledger')}, marker at record {cursor.marker}",
-        "single": f"all in record {cursor.marker}, the form before PIP-81",
+        "single": f"all in record {cursor.marker}, the legacy format",
         "snapshot": "[red]no usable marker, only the mark-delete position is known[/]",
     }
     console.print(

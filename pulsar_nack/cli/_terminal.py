@@ -1,4 +1,4 @@
-"""What the commands share: optional packages, JSON, and the terminal that tables are printed to."""
+"""Shared parts of the commands: optional packages, JSON, and the terminal that tables are printed to."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ._batches import BatchEntries, EntryKey, entry_key, is_member, is_through
 from ._message_state import Verdict
 from ._sessions import Place, Sessions, Stamp, place_of
 
-MOST_ENTRIES: Final = 100_000
+MAX_ENTRIES: Final = 100_000
 """Acknowledged entries after which the older ones are forgotten."""
 
 

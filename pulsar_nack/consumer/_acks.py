@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Waiter = asyncio.Future[None]
 
 _BATCH: Final = 1_000
-_MOST_TRIES: Final = 10
+_MAX_TRIES: Final = 10
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
 
@@ -85,7 +85,7 @@ class Acks:
         if record is None or record.state is not State.DELIVERED or self._is_over:
             self._join(message_id, waiter)
             return waiter
-        record.before_ack = State.DELIVERED  # in line: the hot path
+        record.before_ack = State.DELIVERED  # inlined: the hot path
         record.state = State.ACKING
         self._calls[record] = waiter
         try:
@@ -277,7 +277,7 @@ class Acks:
         """Try duplicates again; one that fails alone goes to the end, a few times, and then is left to the broker."""
         if len(some) > 1:
             self._duplicates.extendleft(reversed(some))
-        elif self._tries.get(some[0], 0) < _MOST_TRIES:
+        elif self._tries.get(some[0], 0) < _MAX_TRIES:
             self._tries[some[0]] = self._tries.get(some[0], 0) + 1
             self._duplicates.append(some[0])
         else:

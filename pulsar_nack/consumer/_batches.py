@@ -1,7 +1,7 @@
 """Entries that hold several messages: which members are acknowledged, and whether some are busy.
 
 A redelivery request brings back a whole entry. An entry is known here from the first delivery of a member until all of
-its members are acknowledged; members that were not seen yet count as busy, for they are on their way to the user.
+its members are acknowledged; members that were not seen yet count as busy, because they are on their way to the user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._sessions import Place, Stamp, place_of
 EntryKey = tuple[int, int, int]
 """Ledger, entry, partition."""
 
-_MOST_ENTRIES: Final = 50_000
+_MAX_ENTRIES: Final = 50_000
 
 
 def entry_key(message_id: MessageId) -> EntryKey:
@@ -51,7 +51,7 @@ class _Entry:
     acked: int = 0
     requested: int = 0
     stamp: Stamp = (0, 0)
-    """Of the last acknowledgement."""
+    """The stamp of the last acknowledgement."""
 
 
 class BatchEntries:
@@ -60,7 +60,7 @@ class BatchEntries:
     :param is_forgotten: returns whether an acknowledgement no longer counts; None: all count
     """
 
-    def __init__(self, is_forgotten: Callable[[Stamp, Place], bool] | None = None, most: int = _MOST_ENTRIES) -> None:
+    def __init__(self, is_forgotten: Callable[[Stamp, Place], bool] | None = None, most: int = _MAX_ENTRIES) -> None:
         self.stamp: Stamp = (0, 0)
         """The stamp of acknowledgements that are noted from now on."""
         self._forgets = is_forgotten

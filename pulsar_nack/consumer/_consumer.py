@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from .._check import check_has
@@ -123,11 +122,6 @@ class Consumer(ClosesWhenDropped):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     async def aclose(self) -> None:
         """Give everything unacknowledged back to the broker at once, held messages too, and close the port.
 
@@ -218,7 +212,7 @@ class Consumer(ClosesWhenDropped):
     def pause(self) -> None:
         """Deliver nothing until :meth:`resume`: calls of :meth:`receive` wait, whatever comes.
 
-        On Shared and Key_Shared subscriptions messages that were fetched ahead go back to the broker at once. It gives
+        On Shared and Key_Shared subscriptions prefetched messages go back to the broker at once. It gives
         them to other consumers and counts one more redelivery. On Exclusive and Failover, and over the official client,
         they stay here. You can settle messages that you have. Deadlines go on; what comes due is delivered after
         :meth:`resume`.
@@ -323,7 +317,7 @@ class Consumer(ClosesWhenDropped):
         settler.clear("seek", "forgotten by a seek")
         try:
             if cleared is not None and (error := await cleared) is not None:
-                what = "the subscription was not moved, for that could not be made durable"
+                what = "the subscription was not moved, because that could not be made durable"
                 raise NotDurableError(what, error) from error
             await port.seek(position)
             left = {each: count for each, count in left.items() if not _is_moved(each, position)}
@@ -356,7 +350,7 @@ class Consumer(ClosesWhenDropped):
     def _on_unsubscribed(self, task: asyncio.Task[None]) -> None:
         self._unsubscribing = None  # where it failed it can be tried again
         if not task.cancelled() and task.exception() is not None:
-            _log.info("%r: not unsubscribed: %r", self, task.exception())
+            _log.info("%r could not be unsubscribed: %r", self, task.exception())
 
     async def _unsubscribe(self, port: SupportsUnsubscribe) -> None:
         await port.unsubscribe()
@@ -378,7 +372,7 @@ class Consumer(ClosesWhenDropped):
 
     @property
     def port(self) -> Any:
-        """Return the transport."""
+        """Return the port."""
         return self._engine.port
 
     def statistics(self) -> ConsumerStatistics:

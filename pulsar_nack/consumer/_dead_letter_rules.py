@@ -1,4 +1,4 @@
-"""The rules of dead letters: the user's policy, which messages are dead letters, and what is published of each. Pure.
+"""The rules of dead letters: the user's policy, which messages are dead letters, and their published form. Pure.
 
 A message is delivered ``max_redeliveries + 1`` times in all. It goes to the dead-letter topic when the last of these is
 negatively acknowledged. Without being delivered it goes there when it comes once more anyway (a process died in the
@@ -26,7 +26,7 @@ OLD_ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_IDY_TIME"
 ATTEMPTS: Final = "PULSAR_NACK_ATTEMPTS"
 REASON: Final = "PULSAR_NACK_REASON"
 
-MOST_REASON: Final = 1_000
+MAX_REASON: Final = 1_000
 """Characters of a reason that are kept."""
 _PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+", re.DOTALL)
 
@@ -105,7 +105,7 @@ class DeadLetterRules:
 
 
 class DeadLetterMessage(NamedTuple):
-    """A message for a dead-letter topic, as :meth:`~pulsar_nack.Publisher.publish` takes it."""
+    """A message for a dead-letter topic, as :meth:`~pulsar_nack.consumer.Publisher.publish` takes it."""
 
     topic: str
     data: bytes | None
@@ -163,4 +163,4 @@ def as_reason(reason: object) -> str:
     """Return a checked reason, cut to 1 000 characters."""
     if not isinstance(reason, str):
         raise InvalidArgumentError("reason", reason, "a str")
-    return reason[:MOST_REASON].encode("utf-8", "replace").decode("utf-8")
+    return reason[:MAX_REASON].encode("utf-8", "replace").decode("utf-8")

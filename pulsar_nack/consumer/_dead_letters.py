@@ -101,7 +101,9 @@ class DeadLetters:
         letter = self._send(delivery, record, record.redelivery_count, reason)
         if delivery.error is not None and not self._has_warned_unreadable:
             self._has_warned_unreadable = True
-            _log.warning("%r cannot be read, and goes undelivered to %s: %s", letter.id, letter.topic, reason)
+            _log.warning(
+                "%r cannot be read, and is sent to %s without being delivered: %s", letter.id, letter.topic, reason
+            )
         return True
 
     def send(self, delivery: Delivery, redelivery_count: int, reason: str = "") -> DeadLetterTask:
@@ -256,7 +258,7 @@ class DeadLetters:
             try:
                 await self._own.aclose()
             except Exception as error:  # noqa: BLE001 - the rest is closed too
-                _log.warning("closing the publisher of dead letters: %r", error)
+                _log.warning("the publisher of dead letters could not be closed: %r", error)
 
     def _count(self, change: int) -> None:
         self._bytes += change

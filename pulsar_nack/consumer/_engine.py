@@ -1,7 +1,7 @@
-"""The parts of a consumer and what runs them: it is behind the object that users hold, and does not know that object.
+"""The parts of a consumer and what runs them: the user's :class:`Consumer` delegates to them, and they do not know it.
 
-One task (:meth:`ConsumerEngine.serve`) owns everything that runs: the tracker, the pump, the acknowledgements, and the
-durable state. Opening starts it, closing ends it, from whatever task either is called.
+One task (:meth:`ConsumerEngine.serve`) owns everything that runs: the tracker, the receiver, the acknowledgements, and
+the durable state. Opening starts it, closing ends it, from whatever task either is called.
 """
 
 from __future__ import annotations

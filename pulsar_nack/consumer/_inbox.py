@@ -1,4 +1,4 @@
-"""A queue that hands messages, or deliveries, directly to the calls that wait for one; and calls to be woken."""
+"""A queue that hands messages, or deliveries, directly to the calls that wait for one."""
 
 from __future__ import annotations
 
@@ -132,33 +132,3 @@ class Inbox(Generic[Item]):
     def clear(self) -> None:
         """Drop the ready messages."""
         self.ready.clear()
-
-
-class WaitingCalls(deque["asyncio.Future[None]"]):
-    """The calls that wait for a queue without hand-over, in their order: a call that is woken checks the queue."""
-
-    async def wait(self, has_items: Callable[[], int]) -> None:
-        """Wait until woken; a call that is cancelled then, while the queue has items, wakes the next one."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled() and has_items():
-                self.wake_one()
-            raise
-        finally:
-            self.remove(waiter)
-
-    def wake_one(self) -> None:
-        """Let the call that waits longest check the queue."""
-        for waiter in self:
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-
-    def wake_all(self) -> None:
-        """Let all waiting calls check the queue."""
-        for waiter in self:
-            if not waiter.done():
-                waiter.set_result(None)

@@ -18,7 +18,7 @@ class State(Enum):
 
 
 class Verdict(Enum):
-    """What to do with a delivery."""
+    """The treatment of a delivery."""
 
     DELIVER = "deliver"
     REPLAY = "deliver, replayed"

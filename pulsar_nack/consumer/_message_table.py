@@ -37,7 +37,7 @@ from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId
-from ._ack_memory import MOST_ENTRIES, AckMemory
+from ._ack_memory import MAX_ENTRIES, AckMemory
 from ._batches import is_through
 from ._message_state import MessageState, State, Verdict
 from ._requests import OpenRequests
@@ -262,7 +262,7 @@ class MessageTable:
         if requests:
             for record in records:
                 requests.pop(record, None)
-        if len(entries) > MOST_ENTRIES:
+        if len(entries) > MAX_ENTRIES:
             acked.bound()
         return records if not forgotten else [record for record in records if record not in forgotten]
 

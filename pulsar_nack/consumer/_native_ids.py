@@ -17,7 +17,7 @@ from ._port import Delivery
 
 VERSION_BYTES: Final = 8
 """The size of a schema version, a number."""
-_MOST_HANDLES: Final = 100_000
+_MAX_HANDLES: Final = 100_000
 _FIRST_CHUNK_TAG: Final = b"\x3a"
 _PARTITION: Final = "-partition-"
 
@@ -56,7 +56,7 @@ class NativeMessageIds:
         """Keep the handle of the newest delivery."""
         self._handles.pop(message_id, None)
         self._handles[message_id] = handle
-        if len(self._handles) > _MOST_HANDLES:
+        if len(self._handles) > _MAX_HANDLES:
             del self._handles[next(iter(self._handles))]
 
     def forget(self, message_id: MessageId) -> None:

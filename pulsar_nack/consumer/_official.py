@@ -55,7 +55,7 @@ class OfficialPort:
     :param native_delay: the client's negative-ack delay in seconds that the consumer was made with, which cannot be
         read back; the client's own default is 60 s
     :param batch_index_ack: whether the consumer was made with ``batch_index_ack_enabled``
-    :param receiver_queue_size: how many messages the client may fetch ahead
+    :param receiver_queue_size: how many messages the client may prefetch
     :param has_several_topics: it was subscribed to a pattern (lists are recognized)
     :param client: the client that made the consumer, to publish dead letters; None: not known
     :raises InvalidArgumentError: not a consumer of ``pulsar.asyncio``

@@ -20,7 +20,7 @@ _Key = tuple[str, Schema | None]
 
 
 class OfficialPublisher:
-    """A :class:`~pulsar_nack.OwnPublisher` over a ``pulsar.asyncio.Client``.
+    """A :class:`~pulsar_nack.consumer.OwnPublisher` over a ``pulsar.asyncio.Client``.
 
     :param initial_subscription: created before the first message is sent to a topic; None: no subscription
     """

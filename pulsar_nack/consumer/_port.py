@@ -15,7 +15,7 @@ PROPERTY_BYTES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class PortTraits:
-    """What a port promises; delays in seconds.
+    """The abilities of a port; delays in seconds.
 
     :param honours_ids: a redelivery request brings back just the entries it names; False on Exclusive and Failover
         subscriptions, where the broker can only rewind to everything that is not acknowledged
@@ -23,9 +23,10 @@ class PortTraits:
     :param min_redelivery_delay: shortest delay that the port can carry out through the broker
     :param max_ids_per_request: most ids that one request may carry
     :param batch_index_ack: single messages of a batch are acknowledged at the broker
-    :param receiver_queue_size: most messages that the transport fetches ahead, 0 if that is not known; the broker
+    :param receiver_queue_size: most messages that the transport prefetches, 0 if that is not known; the broker
         counts them as unacknowledged
-    :param tells_sessions: the port is a :class:`SupportsSessions`, and acknowledgements return when they are confirmed
+    :param tells_sessions: the port is a :class:`~pulsar_nack.consumer.SupportsSessions`, and acknowledgements return
+        when they are confirmed
     :param keeps_acks: confirmed acknowledgements are kept by a broker that does not end with this process
     """
 
@@ -174,7 +175,7 @@ class SupportsConnectionState(Protocol):
 
 
 class SessionEvent(Enum):
-    """What happens to the session of a topic or partition."""
+    """An event in the session of a topic or partition."""
 
     BEGAN = "began"
     """Unacknowledged messages come from now on, also those that came in the session before."""

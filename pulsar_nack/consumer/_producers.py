@@ -29,7 +29,10 @@ def warn_without_schema(log: logging.Logger, schema: Schema, error: Exception) -
     """Log that dead letters are published without their schema, because the broker does not return it."""
     topic, version = schema
     log.warning(
-        "dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), shown(str(error))
+        "dead letters of %s are sent without their schema, version %s: %s",
+        topic,
+        shown(version.hex()),
+        shown(str(error)),
     )
 
 

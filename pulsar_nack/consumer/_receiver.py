@@ -330,7 +330,7 @@ class Receiver:
         elif not self._has_warned_paused:
             self._has_warned_paused = True
             port = type(self._port).__name__
-            _log.warning("%r is paused, and %s cannot give back what it has fetched ahead: that stays here", name, port)
+            _log.warning("%r is paused, but %s cannot give prefetched messages back: they stay here", name, port)
 
     def resume(self) -> None:
         """Deliver messages again."""

@@ -26,7 +26,7 @@ from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
 from ._tracing import MessageTrace
 
-_MOST_IN_A_TURN: Final = 1_000
+_MAX_IN_A_TURN: Final = 1_000
 """Messages that one turn of the loop handles."""
 REQUESTED_AGAIN = "asked again"
 """The reason in the trace of a redelivery that was traced before."""
@@ -36,7 +36,7 @@ _id_of: Callable[[MessageState], MessageId] = attrgetter("id")
 
 
 class RedeliveryQueue:
-    """The user of the tracker, and its callback.
+    """Holds nacked messages in a tracker, whose callback redelivers them.
 
     :param freed: called when room was made
     :param waits: called with each message that is held from now on, for how many ms, and the time
@@ -184,11 +184,11 @@ class RedeliveryQueue:
         """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many."""
         requested, requests, left = list[MessageState](), list[int](), iter(ids)
         try:
-            while some := list(islice(left, _MOST_IN_A_TURN)):
+            while some := list(islice(left, _MAX_IN_A_TURN)):
                 records, begun = self._begin_request(some)
                 requests += begun
                 requested += records
-                if len(some) == _MOST_IN_A_TURN < len(ids):
+                if len(some) == _MAX_IN_A_TURN < len(ids):
                     await asyncio.sleep(0)
             if requested:
                 await self._send(self._ids_of(requested))

@@ -19,8 +19,8 @@ REQUEST_MEMORY_MS: Final = 30_000
 PAUSES_MS: Final = (0, 60_000, 120_000, 240_000)
 """How long after a request has brought nothing the next one is made."""
 _FAILED_PAUSE_MS: Final = 5_000
-_MOST_RETRIES: Final = 10_000
-_MOST_COUNTS: Final = 10_000
+_MAX_RETRIES: Final = 10_000
+_MAX_COUNTS: Final = 10_000
 
 
 class RedeliveryRetry(NamedTuple):
@@ -36,7 +36,7 @@ class RetrySchedule:
     :param most: beyond it the oldest are left to the broker
     """
 
-    def __init__(self, most: int = _MOST_RETRIES) -> None:
+    def __init__(self, most: int = _MAX_RETRIES) -> None:
         self._most = most
         self._at: dict[MessageId, int] = {}
         self.known: Mapping[MessageId, int] = self._at
@@ -117,7 +117,7 @@ class OpenRequests:
         self.open: OrderedDict[MessageState, None] = OrderedDict()
         """Requested messages that have not arrived, also while being acknowledged; the first to expire comes first."""
         self.counts: OrderedDict[MessageId, int] = OrderedDict()
-        self.most_counts = _MOST_COUNTS
+        self.most_counts = _MAX_COUNTS
 
     def expect(self, record: MessageState, now_ms: int) -> None:
         """Wait for a requested message for 30 s from now."""

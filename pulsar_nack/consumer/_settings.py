@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
-from .._check import check_callable, check_clock, check_config, check_list, suggest_name
+from .._check import check_callable, check_clock, check_config, check_integer, check_list, suggest_name
 from .._delays import Delay, delay_ms
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock
@@ -23,7 +23,7 @@ from ._tracing import ConsumerTrace
 if TYPE_CHECKING:
     from .durable import DurableHome
 
-_LEAST_ACK_STATE_BYTES: Final = 1_024
+_MIN_ACK_STATE_BYTES: Final = 1_024
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -47,7 +47,7 @@ class ConsumerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerSettings:
-    """What a user sets, with the defaults; see :class:`~pulsar_nack.Consumer` for the meaning of each."""
+    """The settings of a consumer, with the defaults; see :class:`~pulsar_nack.Consumer` for the meaning of each."""
 
     redelivery: Redelivery = "auto"
     backoff: Backoff | Delay | Sequence[Delay] | None = None
@@ -69,7 +69,11 @@ class ConsumerSettings:
         """Return settings that a consumer on a port with these traits can have.
 
         :raises InvalidArgumentError: names the first setting that is wrong
+        :raises TypeError: names a setting that does not exist, as for a function's own parameters
         """
+        for name in settings:
+            if name not in CONSUMER_SETTINGS:
+                raise TypeError(f"Consumer() got an unexpected keyword argument {name!r}")
         self = cls(**settings)
         check_config(self.config, NackConfig)
         check_clock(self.clock)
@@ -92,16 +96,15 @@ class ConsumerSettings:
         return self
 
     def _check_numbers(self, prefetched: int) -> None:
-        if type(self.max_local_bytes) is not int or self.max_local_bytes < 0:
-            raise InvalidArgumentError("max_local_bytes", self.max_local_bytes, "an integer of at least 0")
+        check_integer("max_local_bytes", self.max_local_bytes, 0)
         limit = self.unacked_limit
         if limit is not None and (type(limit) is not int or limit <= prefetched):
             raise InvalidArgumentError("unacked_limit", limit, f"an integer above receiver_queue_size ({prefetched})")
         delay_ms(self.ack_memory, "ack_memory")
         delay_ms(self.durable_ttl, "durable_ttl")
         most = self.max_ack_state_bytes
-        if type(most) is not int or 1 <= most < _LEAST_ACK_STATE_BYTES:
-            what = f"whole bytes: at least {_LEAST_ACK_STATE_BYTES:,}, or below 1 for no bound"
+        if type(most) is not int or 1 <= most < _MIN_ACK_STATE_BYTES:
+            what = f"whole bytes: at least {_MIN_ACK_STATE_BYTES:,}, or below 1 for no bound"
             raise InvalidArgumentError("max_ack_state_bytes", most, what)
 
 
@@ -128,9 +131,12 @@ def refuse_unknown(settings: Iterable[tuple[str, Any]], known: Sequence[str]) ->
             raise InvalidArgumentError(name, value, suggest_name(name, known))
 
 
-def signature_with_settings(function: Any) -> inspect.Signature:
-    """Return a signature that names each setting in place of ``**settings``, for help() and documentation."""
+def signature_with_settings(function: Any, *, has_others: bool = False) -> inspect.Signature:
+    """Return a signature that names each setting in place of ``**settings``, for help() and documentation.
+
+    :param has_others: whether there are settings that a consumer does not have; then ``**settings`` follows
+    """
     signature = inspect.signature(function)
-    named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    *named, others = signature.parameters.values()
     settings = inspect.signature(ConsumerSettings).parameters.values()
-    return signature.replace(parameters=[*named, *settings])
+    return signature.replace(parameters=[*named, *settings, *([others] if has_others else [])])

@@ -135,7 +135,7 @@ class Settler:
         self.limiter.changed()
 
     def on_settled(self, records: Sequence[MessageState]) -> None:
-        """Take note of messages whose acknowledgement was confirmed."""
+        """Note messages whose acknowledgement was confirmed."""
         if self._trace.is_on:
             self._trace.settled(records)
         for record in records:
@@ -152,7 +152,7 @@ class Settler:
             self.on_idle()
 
     def on_ack_failed(self, record: MessageState, error: BaseException, *, was_due: bool) -> None:
-        """Take note of a message whose acknowledgement failed, and whether its time came meanwhile."""
+        """Note a message whose acknowledgement failed, and whether its time came meanwhile."""
         self._trace.error(record.id, record.redelivery_count, "ack", error)
         if was_due:
             self.queue.hold_again(record)
@@ -161,7 +161,7 @@ class Settler:
             self.queue.ask_for({record.id: record.redelivery_count})
 
     def on_unobserved_error(self, record: MessageState, error: Exception) -> None:
-        """Redeliver a message as if it was nacked: its acknowledgement failed and no caller will settle it."""
+        """Redeliver a message as if it had been nacked: its acknowledgement failed and no caller will settle it."""
         known = self._table.get(record.id)
         if self.is_closed:
             return

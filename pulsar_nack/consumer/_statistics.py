@@ -12,7 +12,7 @@ from ._engine import ConsumerEngine
 class ConsumerStatistics:
     """A snapshot of a consumer; totals count since it was opened.
 
-    :param received: deliveries from the transport
+    :param received: deliveries from the port
     :param shown: messages delivered to the user, redelivered ones each time
     :param copies_dropped: duplicate deliveries of messages that were delivered or held
     :param replayed: acknowledged messages that came back on purpose, and were delivered
@@ -30,7 +30,7 @@ class ConsumerStatistics:
     :param requested: requested from the broker and not yet here
     :param kept: messages whose payload is kept, and ``kept_bytes`` their memory
     :param unacked: ``in_work`` and ``held``; this counts against ``unacked_limit``, with ``prefetched``, the most that
-        the transport fetches ahead
+        the transport prefetches
     :param is_near_unacked_limit: whether 80 % of the limit are reached
     :param is_held_back: whether the broker sends nothing more because too much is unacknowledged, as it said last
     :param waiting_nacks: calls of ``nack`` that wait for room

@@ -3,60 +3,60 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
-from types import TracebackType
-from typing import Any, Final, Unpack
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from .._check import check_flag
+from .._check import check_flag, check_name
 from .._delays import Delay
+from .._lifetime import Opening
 from .._topic_pattern import for_official_client
-from ..errors import AlreadyEnteredError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ._consumer import Consumer
 from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio
-from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown
+from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown, signature_with_settings
+
+if TYPE_CHECKING:
+    import pulsar
+    from pulsar.schema import Schema
 
 _TYPES: Final = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "KeyShared"}
 _HONOUR_IDS: Final = {"Shared", "KeyShared"}
 _DEFAULT_QUEUE: Final = 1_000
 
 
-class Subscribing:
+class OfficialSettings(ConsumerOptions, total=False):
+    """The settings of a consumer, and those that go to the official client; a later client may have more."""
+
+    schema: Schema | None
+    receiver_queue_size: int
+    max_total_receiver_queue_size_across_partitions: int
+    consumer_name: str | None
+    unacked_messages_timeout_ms: int | None
+    broker_consumer_stats_cache_time_ms: int
+    is_read_compacted: bool
+    properties: dict[str, str] | None
+    initial_position: pulsar.InitialPosition
+    crypto_key_reader: pulsar.CryptoKeyReader | None
+    replicate_subscription_state_enabled: bool
+    max_pending_chunked_message: int
+    auto_ack_oldest_chunked_message_on_queue_full: bool
+    start_message_id_inclusive: bool
+    batch_receive_policy: pulsar.ConsumerBatchReceivePolicy | None
+    key_shared_policy: pulsar.ConsumerKeySharedPolicy | None
+    batch_index_ack_enabled: bool
+    regex_subscription_mode: pulsar.RegexSubscriptionMode
+    dead_letter_policy: pulsar.ConsumerDeadLetterPolicy | None
+    crypto_failure_action: pulsar.ConsumerCryptoFailureAction
+    is_pattern_topic: bool
+
+
+class Subscribing(Opening[Consumer]):
     """A consumer to be opened: enter it with ``async with``, or ``await`` it and close the consumer yourself."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._consumer: Consumer | None = None
-        self._is_entered = False
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"no {name!r} yet: enter it with `async with`, or await it, to have the consumer", name=name
-        )
-
-    def __await__(self) -> Generator[Any, None, Consumer]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Consumer:
-        if self._is_entered:
-            raise AlreadyEnteredError("the subscription")  # leaving would close the later consumer twice, and not this
-        self._is_entered = True
-        try:
-            self._consumer = await self._open()
-        except BaseException:
-            self._is_entered = False
-            raise
-        return self._consumer
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        consumer, self._consumer, self._is_entered = self._consumer, None, False
-        if consumer is not None:
-            await consumer.aclose()
+    _what = "consumer"
 
     async def _open(self) -> Consumer:
-        consumer: Consumer = await self._make()
-        return await consumer.open()
+        return await (await self._make()).open()
 
 
 def subscribe(
@@ -65,7 +65,7 @@ def subscribe(
     subscription: str,
     *,
     consumer_type: Any = "shared",
-    **settings: Any,
+    **settings: Unpack[OfficialSettings],
 ) -> Subscribing:
     """Subscribe with the official client, by default on a Shared subscription.
 
@@ -90,11 +90,11 @@ def subscribe(
     """
     if not isinstance(client, import_pulsar_asyncio().Client):
         raise InvalidArgumentError("client", client, "a pulsar.asyncio.Client (not the synchronous pulsar.Client)")
-    of_consumer = {name: settings.pop(name) for name in CONSUMER_SETTINGS if name in settings}
-    options = settings
+    options: dict[str, Any] = {**settings}
+    of_consumer = {name: options.pop(name) for name in CONSUMER_SETTINGS if name in options}
     native_type = _native_type(consumer_type)
     topic = _checked_topic(topic, is_pattern=options.get("is_pattern_topic", False))
-    _check_text("subscription", subscription, "a name")
+    check_name("subscription", subscription)
     _check_options(client, options)
     has_queue = options.get("receiver_queue_size", _DEFAULT_QUEUE) != 0
     if not has_queue and (not isinstance(topic, str) or options.get("is_pattern_topic", False)):
@@ -114,6 +114,9 @@ def subscribe(
             raise
 
     return Subscribing(make)
+
+
+subscribe.__signature__ = signature_with_settings(subscribe, has_others=True)  # type: ignore[attr-defined]
 
 
 def wrap(
@@ -148,17 +151,11 @@ def _checked_topic(topic: object, *, is_pattern: object) -> Any:
     """Return the topic for the client, whose library ends the process if it cannot parse a pattern."""
     check_flag("is_pattern_topic", is_pattern)
     if is_pattern:
-        return for_official_client(_check_text("topic", topic, "a pattern as text, with is_pattern_topic=True"))
+        return for_official_client(check_name("topic", topic, "a pattern as text, with is_pattern_topic=True"))
     expected = "a name, a list of names, or a pattern as text with is_pattern_topic=True"
     if isinstance(topic, str) or not isinstance(topic, Sequence) or not topic:
-        return _check_text("topic", topic, expected)
-    return [_check_text("topic", each, expected) for each in topic]
-
-
-def _check_text(field: str, value: object, expected: str) -> str:
-    if not isinstance(value, str) or not value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise InvalidArgumentError(field, value, expected)
-    return value
+        return check_name("topic", topic, expected)
+    return [check_name("topic", each, expected) for each in topic]
 
 
 def _check_options(client: Any, options: dict[str, Any]) -> None:
@@ -198,7 +195,7 @@ def _full_name(topic: Any) -> str:
 
 
 def _no_queue() -> InvalidArgumentError:
-    wanted = "at least 1 for several topics or partitions, of which the client hands out nothing then"
+    wanted = "at least 1 with several topics or partitions: without a queue the client delivers nothing"
     return InvalidArgumentError("receiver_queue_size", 0, wanted)
 
 

@@ -1,4 +1,4 @@
-"""What a consumer writes to a trace: its names once, then one event for each thing that happens to a message."""
+"""The events that a consumer writes to a trace: one for each thing that happens to a message."""
 
 from __future__ import annotations
 

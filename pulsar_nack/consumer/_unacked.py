@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from .._waiting import WaitingCalls
 from ..errors import BrokerError
 from ._message_table import MessageTable
 from ._port import SupportsHeldBack
@@ -23,7 +23,7 @@ _log = logging.getLogger("pulsar_nack.consumer")
 _NEAR: Final = 0.8
 HELD_BACK_S: Final = 10.0
 """How long a receiver waits for nothing, with messages unacknowledged, until the consumer asks the broker why."""
-_MOST_REFUSALS: Final = 3
+_MAX_REFUSALS: Final = 3
 """After this many refused questions the consumer does not ask the broker again."""
 
 
@@ -32,7 +32,7 @@ class UnackedLimiter:
 
     :param table: counts what is unacknowledged here
     :param limit: how many may be, None: any number
-    :param prefetched: how many more the transport fetches ahead
+    :param prefetched: how many more the transport prefetches
     :param must_admit: whether the next call is not to wait, whatever the bounds say
     """
 
@@ -43,7 +43,8 @@ class UnackedLimiter:
         self.prefetched = prefetched
         self.held_back_at: int | None = None
         """How many deliveries had come when the broker last said that it holds messages back."""
-        self.waiters: deque[asyncio.Future[bool]] = deque()
+        self.waiters = WaitingCalls[bool]()
+        """The calls that wait; each is woken with whether it must pass, else it checks again."""
         self._table = table
         self._must_admit = must_admit
         self._has_warned = False
@@ -71,48 +72,32 @@ class UnackedLimiter:
         while not self._may_pass(fits):
             if self._closed_by is not None:
                 raise self._closed_by
-            waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            self.waiters.append(waiter)
-            try:
-                must_pass = await waiter
-            except asyncio.CancelledError:
-                self._hand_on(waiter)
-                raise
-            if must_pass:
+            if await self.waiters.wait(self._pass_on):
                 return
 
     def _may_pass(self, fits: Callable[[], bool]) -> bool:
         return (self.is_free and fits()) or self._must_admit()
 
-    def _hand_on(self, waiter: asyncio.Future[bool]) -> None:
-        """Take a cancelled call out of the line; if it was just admitted, admit the next one."""
-        if waiter in self.waiters:
-            self.waiters.remove(waiter)
-        elif waiter.done() and not waiter.cancelled() and waiter.exception() is None and waiter.result():
+    def _pass_on(self, must_pass: bool) -> None:
+        if must_pass:
             self.admit_one()
 
     def changed(self) -> None:
         """Let all waiting calls check again, in their order; O(waiting)."""
         if self.waiters:
-            waiters, self.waiters = self.waiters, deque()
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(False)
+            self.waiters.wake_all(value=False)
 
     def admit_one(self) -> None:
         """Admit one call whatever the bounds say: a message is ready."""
-        while self.waiters:
-            waiter = self.waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(True)
-                return
+        if self.waiters:
+            self.waiters.wake_first(value=True)
 
     def warn_if_near(self) -> None:
         """Warn, once, when the count comes near the limit."""
         if not self._has_warned and self.count() >= self.near:
             self._has_warned = True
             _log.warning(
-                "%d messages are unacknowledged, of %s before the broker stops delivering; shorter delays or faster"
+                "%d messages are unacknowledged; at %s the broker stops delivering; shorter delays or faster"
                 " handlers would help",
                 self.count(),
                 self.limit,
@@ -121,10 +106,7 @@ class UnackedLimiter:
     def close(self, error: Exception) -> None:
         """Raise ``error`` in every call that waits."""
         self._closed_by = error
-        waiters, self.waiters = self.waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+        self.waiters.fail_all(error)
 
 
 async def watch_held_back(
@@ -132,7 +114,7 @@ async def watch_held_back(
 ) -> None:
     """Ask the broker why nothing comes while messages are wanted, and some are unacknowledged; warn once."""
     has_warned, refusals = False, 0
-    while refusals < _MOST_REFUSALS:
+    while refusals < _MAX_REFUSALS:
         await wanted.wait()
         before = received()
         await asyncio.sleep(HELD_BACK_S)

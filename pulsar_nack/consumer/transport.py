@@ -1,6 +1,5 @@
 """Names that the packages of transports share with consumers; users who write a port need none of them."""
 
-from ._inbox import WaitingCalls
 from ._official import broker_error
 from ._port import PROPERTY_BYTES, Schema, bytes_of
 from ._producers import DeadLetterProducers, warn_without_schema
@@ -11,7 +10,6 @@ __all__ = [
     "PROPERTY_BYTES",
     "DeadLetterProducers",
     "Schema",
-    "WaitingCalls",
     "broker_error",
     "bytes_of",
     "check_settings",

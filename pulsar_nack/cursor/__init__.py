@@ -1,4 +1,4 @@
-"""Acknowledgement state of a subscription: what is acknowledged, kept small and durable."""
+"""The acknowledgement state of a subscription, kept small and durable."""
 
 from ._cursor import Cursor
 from ._gate import DispatchGate, GateStatistics, adds_range

@@ -1,4 +1,4 @@
-"""What a subscription has acknowledged: the pure core of a cursor.
+"""The acknowledgement state of a subscription: the pure core of a cursor.
 
 State
     The *mark-delete position*: everything up to it is acknowledged. It is an entry that exists, or existed, or

@@ -181,7 +181,7 @@ class LedgerCache:
             self.use(ledger)
 
     async def _read(self, ledger: int) -> LedgerAcks:
-        """Read a ledger's state; if it cannot be decoded, nothing of the ledger counts as acknowledged (K34)."""
+        """Read a ledger's state; if it cannot be decoded, nothing of the ledger counts as acknowledged."""
         try:
             return await decode_off_loop(ledger, await self._log.read(ledger))
         except (CursorFormatError, LogCorruptedError) as error:

@@ -12,11 +12,11 @@ import warnings
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Self, TypeVar
 
-from .._check import config_of
-from .._lifetime import NO_THREAD, LoopBound, loop_thread_of
+from .._check import check_text, config_of
+from .._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
+from .._tasks import retrieve_error
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ids import Position
@@ -24,11 +24,10 @@ from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error
 from ._cache import LedgerCache, Range
-from ._executor import retrieve_error
 from ._generations import log_names
 from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
 from ._operations import CursorOperations
-from ._properties import check_text
+from ._properties import MAX_TEXT
 from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
@@ -37,14 +36,14 @@ from .format import BatchSet, LedgersNotLoaded
 _T = TypeVar("_T")
 
 
-class Cursor(LoopBound):
+class Cursor(ClosesOnExit, LoopBound):
     """What a subscription has acknowledged, kept in bounded memory and on a store of logs.
 
     Open it with :meth:`open` or :meth:`open_local`; close it with :meth:`aclose` or ``async with``. Acknowledgements
     are written ``flush_interval`` later, or by :meth:`flush`, which returns when they are durable. A position
     is a (ledger, entry) pair; a batch set is what is *not* acknowledged of an entry's batch.
 
-    It is also a :class:`~pulsar_nack.DelayedCursor`.
+    It is also a :class:`~pulsar_nack.delayed.DelayedCursor`.
     """
 
     _owned: LocalLogStore | None = None
@@ -118,11 +117,6 @@ class Cursor(LoopBound):
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if not self._is_closed:
@@ -331,8 +325,8 @@ class Cursor(LoopBound):
         :raises InvalidArgumentError: no text, or more than 524,288 characters
         :raises LedgerError: it could not be written; nothing has changed
         """
-        check_text("key", key)
-        check_text("value", value)
+        check_text("key", key, MAX_TEXT)
+        check_text("value", value, MAX_TEXT)
         self._ensure_open()
         await self._properties.change(key, value, self._flusher)
 
@@ -341,7 +335,7 @@ class Cursor(LoopBound):
 
         :raises LedgerError: it could not be written; nothing has changed
         """
-        check_text("key", key)
+        check_text("key", key, MAX_TEXT)
         self._ensure_open()
         await self._properties.change(key, None, self._flusher)
 

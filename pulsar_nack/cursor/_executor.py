@@ -1,4 +1,4 @@
-"""Operations that have to wait for storage, run one after the other in the order of their calls (K31).
+"""Operations that have to wait for storage, run one after the other in the order of their calls.
 
 Cancelling a call withdraws an operation that has not begun. One that has begun asks whether it is still wanted when it
 is about to change anything.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from copy import copy
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import PulsarNackError
+from .._tasks import retrieve_error, set_error
 
 _T = TypeVar("_T")
 
@@ -87,19 +86,3 @@ async def _run(operation: Operation[Any], done: asyncio.Future[Any]) -> None:
     else:
         if not done.done():
             done.set_result(result)
-
-
-def set_error(done: asyncio.Future[Any], error: BaseException) -> None:
-    """Raise an error in one of several callers, each with its own copy, because they must not share a traceback."""
-    if done.done():
-        return
-    if isinstance(error, asyncio.CancelledError):
-        done.cancel()
-    else:
-        done.set_exception(copy(error) if isinstance(error, PulsarNackError) else error)
-
-
-def retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Mark a task's error as retrieved: its callers have it already."""
-    if not task.cancelled():
-        task.exception()

@@ -2,7 +2,7 @@
 
 There is one write at a time. Callers that arrive meanwhile share the next write, or this one if nothing has changed
 since it began. A write that fails raises in its callers and is tried again after a pause, which doubles, also without
-callers (K32). After another owner took over the log, nothing is written any more.
+callers. After another owner took over the log, nothing is written any more.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from .._tasks import retrieve_error, set_error
 from ..errors import LogFencedError
-from ._executor import retrieve_error, set_error
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0

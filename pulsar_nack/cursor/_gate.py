@@ -47,7 +47,7 @@ from ..ids import Position
 from ._reserve import LEDGER_BYTES, worst_growth
 
 DEFAULT_LIMIT: Final = 5_242_880
-_LEAST_LIMIT: Final = 1_024
+_MIN_LIMIT: Final = 1_024
 RESUME_RATIO: Final = 0.75
 _NEW_SHARE: Final = 7 / 8
 _KEPT_SHARE: Final = 64
@@ -283,6 +283,6 @@ def checked_limit(limit: object) -> int:
 
     :raises InvalidArgumentError: a limit from 1 to 1 023, or no whole number
     """
-    if isinstance(limit, bool) or not isinstance(limit, int) or 1 <= limit < _LEAST_LIMIT:
-        raise InvalidArgumentError(_LIMIT, limit, f"whole bytes: at least {_LEAST_LIMIT:,}, or below 1 for no limit")
+    if isinstance(limit, bool) or not isinstance(limit, int) or 1 <= limit < _MIN_LIMIT:
+        raise InvalidArgumentError(_LIMIT, limit, f"whole bytes: at least {_MIN_LIMIT:,}, or below 1 for no limit")
     return max(limit, 0)

@@ -9,7 +9,7 @@ When its log has grown, a cursor continues in a log with the next number. A log 
 or without a marker, was left by a crash.
 
 Snapshots
-    Invariant: the position of the last snapshot is never beyond that of a marker that counts (K26). The mark-delete
+    Invariant: the position of the last snapshot is never beyond that of a marker that counts. The mark-delete
     position moves forward except by a reset, so the snapshot may be old; before the position moves back, a new one is
     written. A snapshot is a marker that names no ledger.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Reversible
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from .._check import INT64_MAX
 from ..errors import InvalidArgumentError
-
-_INT64_MAX: Final = 2**63 - 1
 
 
 @runtime_checkable
@@ -42,7 +41,7 @@ class MappingLedgers:
 
     def __init__(self, mapping: Mapping[int, int]) -> None:
         for ledger, entries in mapping.items():
-            if not (0 <= _number(ledger) <= _INT64_MAX and 0 <= _number(entries) <= _INT64_MAX):
+            if not (0 <= _number(ledger) <= INT64_MAX and 0 <= _number(entries) <= INT64_MAX):
                 raise InvalidArgumentError(
                     "ledgers", {ledger: entries}, "ledger ids and numbers of entries, integers from 0 to 2**63 - 1"
                 )

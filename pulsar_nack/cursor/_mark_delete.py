@@ -1,4 +1,4 @@
-"""The mark-delete position, and how it moves over what is acknowledged; the theory is at the head of ``_acks.py``."""
+"""The mark-delete position, and how it moves over acknowledged entries; the theory is at the head of ``_acks.py``."""
 
 from __future__ import annotations
 

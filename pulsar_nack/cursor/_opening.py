@@ -78,7 +78,7 @@ async def open_state(
 
 
 async def _fill(state: AckState, found: RecoveredLog, loaded: RecoveredAcks, *, is_bounded: bool) -> None:
-    """Take over the recovered ledgers, some hundred at a time, and make dirty what has to be written again."""
+    """Take over the recovered ledgers, some hundred at a time, and make those dirty that have to be written again."""
     for at, (ledger, known) in enumerate(loaded.summaries.items(), 1):
         size = known.size - varint_bytes(ledger) + 1  # as if it were ledger 0
         state.add_evicted(ledger, known.summary, size=size, ranges=known.ranges)

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+from .._tasks import retrieve_error
 from ._cache import LedgerCache
-from ._executor import IsWanted, SerialExecutor, retrieve_error
+from ._executor import IsWanted, SerialExecutor
 from ._flusher import Flusher
 from ._writer import CursorWriter
 from .format import LedgersNotLoaded

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from ..errors import InvalidArgumentError
-from ._executor import set_error
+from .._tasks import set_error
 from ._flusher import Flusher
 from .format._chain import properties_size
 
-_MOST_TEXT: Final = 1 << 19
+MAX_TEXT: Final = 1 << 19
 
 
 class _Change(NamedTuple):
@@ -97,9 +96,3 @@ class Properties:
         self._in_doubt.update(change.key for change in changes)
         for change in changes:
             set_error(change.done, error)
-
-
-def check_text(field: str, value: object) -> None:
-    """Raise InvalidArgumentError unless this can be the key or value of a property."""
-    if not isinstance(value, str) or len(value) > _MOST_TEXT:
-        raise InvalidArgumentError(field, value, f"text, at most {_MOST_TEXT:,} characters")

@@ -69,7 +69,7 @@ class RecoveredAcks:
 
 @dataclass(slots=True)
 class UsableMarker:
-    """What a usable marker, or a record in the legacy format, says."""
+    """The contents of a usable marker, or of a record in the legacy format."""
 
     sequence: int
     contents: MarkerContents
@@ -80,7 +80,7 @@ class UsableMarker:
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """What recovery found in the logs of a cursor, and the log in which the cursor continues.
+    """The state that recovery found in the logs of a cursor, and the log in which the cursor continues.
 
     ``contents`` and ``index`` are what the last usable marker says; without one, contents is None. ``is_legacy``: the
     marker is a record in the legacy format. ``must_roll``: nothing can be appended to the log. ``is_damaged``: the log
@@ -194,7 +194,7 @@ class _Search:
         if problem is not None:
             self._damaged.add(generation)
             _log.warning(
-                "the log %s of a cursor is damaged: %s; it is kept, and the last usable state in it is searched",
+                "the log %s of a cursor is damaged: %s; it is kept, and it is searched for its last usable state",
                 name,
                 problem,
             )
@@ -270,7 +270,9 @@ async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None
             return await _use(log, number, record, cache_bytes, ledgers), has_lost
         except (CursorFormatError, LogCorruptedError) as error:
             if not has_lost:
-                _log.warning("record %d of %s cannot be used: %s; an older state is searched", number, log.name, error)
+                _log.warning(
+                    "record %d of %s cannot be used: %s; searching for an older state", number, log.name, error
+                )
             has_lost = True
     return None, has_lost
 

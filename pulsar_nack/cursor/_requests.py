@@ -19,7 +19,7 @@ BatchSets = Mapping[Position, BatchSet] | Mapping[tuple[int, int], BatchSet]
 
 @dataclass(slots=True)
 class AckRequest:
-    """Acknowledgements beyond the mark-delete position: whole entries by ledger, and what is left of others."""
+    """Acknowledgements beyond the mark-delete position: whole entries by ledger, and the batch sets of others."""
 
     whole: dict[int, list[int]] = field(default_factory=dict)
     partial: dict[tuple[int, int], BatchSet] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Writing a cursor: encode what is dirty, commit it, and make it dirty again if that fails.
+"""Writing a cursor: encode the dirty ledgers, commit them, and make them dirty again if that fails.
 
 Why a write is right although acknowledgements continue while it is prepared: the dirty ledgers are encoded one after
 the other, and other tasks run in between. An acknowledgement is never undone, and the mark-delete position only moves
@@ -75,7 +75,7 @@ class CursorWriter:
             await self._encoded.wait()
 
     async def write(self) -> None:
-        """Write what is dirty, durably.
+        """Write the dirty parts durably.
 
         :raises LedgerError: it could not be written; it is dirty again
         """

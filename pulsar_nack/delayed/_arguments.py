@@ -7,50 +7,30 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from .._check import INT64_MAX, INT64_MIN, check_integer
 from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
-from .format import INT64_MAX
 
-__all__ = [
-    "INT64_MAX",
-    "INT64_MIN",
-    "check_int",
-    "check_message",
-    "check_on_due",
-    "check_tick",
-    "entries_of",
-    "times_of",
-]
-
-INT64_MIN: Final = -(2**63)
 _ENTRIES: Final = "entry ids: integers from 0 to 2**32 - 1"
 _TIMES: Final = "times: integers of 64 bits (epoch ms)"
 
 
 def check_message(ledger_id: object, entry_id: object, deliver_at: object = 0) -> None:
     """Raise unless this is a position and a time."""
-    check_int("ledger_id", ledger_id, 0, INT64_MAX)
-    check_int("entry_id", entry_id, 0, INT64_MAX)
-    check_int("deliver_at", deliver_at, INT64_MIN, INT64_MAX)
+    check_integer("ledger_id", ledger_id, 0, INT64_MAX)
+    check_integer("entry_id", entry_id, 0, INT64_MAX)
+    check_integer("deliver_at", deliver_at, INT64_MIN, INT64_MAX)
 
 
 def check_tick(tick_ms: object) -> None:
     """Raise unless this is a tick: 0 ms to a century."""
-    check_int("tick_ms", tick_ms, 0, MAX_DELAY_MS)
+    check_integer("tick_ms", tick_ms, 0, MAX_DELAY_MS)
 
 
 def check_on_due(on_due: object) -> None:
     """Raise unless this is a plain function or None."""
     if on_due is not None and (not callable(on_due) or inspect.iscoroutinefunction(on_due)):
         raise InvalidArgumentError("on_due", on_due, "a plain function without arguments (set an event in it)")
-
-
-def check_int(field: str, value: object, lowest: int, highest: int) -> None:
-    """Raise unless this is a plain int from ``lowest`` to ``highest``."""
-    if type(value) is not int:
-        raise InvalidArgumentError(field, value, "a plain int")
-    if not lowest <= value <= highest:
-        raise InvalidArgumentError(field, value, f"an integer from {lowest} to {highest}")
 
 
 def entries_of(entries: object) -> array[int]:

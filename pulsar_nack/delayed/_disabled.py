@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Final, Self
 
+from .._check import INT64_MAX, check_integer
+from .._lifetime import ClosesOnExit
 from ..errors import ClosedError
 from ..ids import Position
-from ._arguments import INT64_MAX, check_int, check_message, check_tick
+from ._arguments import check_message, check_tick
 
 _NAME: Final = "DisabledDelayedDeliveryTracker"
 
 
-class DisabledDelayedDeliveryTracker:
+class DisabledDelayedDeliveryTracker(ClosesOnExit):
     """Holds no message back: each is dispatched when it is read, whatever its time. Always empty."""
 
     __slots__ = ("__weakref__", "_is_closed")
@@ -23,11 +24,6 @@ class DisabledDelayedDeliveryTracker:
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def number_of_delayed_messages(self) -> int:
@@ -56,7 +52,7 @@ class DisabledDelayedDeliveryTracker:
 
     def get_scheduled_messages(self, max_messages: int) -> list[Position]:
         """Return an empty list."""
-        check_int("max_messages", max_messages, 0, INT64_MAX)
+        check_integer("max_messages", max_messages, 0, INT64_MAX)
         self._ensure_open()
         return []
 

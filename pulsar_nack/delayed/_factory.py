@@ -31,7 +31,7 @@ from .storage import BucketSnapshotStorage, DelayedCursor
 
 _NAME: Final = "DelayedDeliveryTrackerFactory"
 _MAX_RETRY_S: Final = 5.0
-"""How long to go on with a storage of which every read fails, if ``recovery_timeout`` is not shorter."""
+"""How long to continue with a storage of which every read fails, if ``recovery_timeout`` is not shorter."""
 _log = logging.getLogger("pulsar_nack.delayed")
 
 
@@ -40,9 +40,9 @@ class TrackerFallback:
     """A tracker is in memory although buckets are configured."""
 
     topic_name: str
-    """Its topic."""
+    """The topic of the tracker."""
     cursor_name: str
-    """Its subscription."""
+    """The subscription of the tracker."""
     error: Exception
     """The reason: the error of the storage, or :class:`TimeoutError`."""
 
@@ -196,7 +196,7 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
             await self._cleaner.idle()
 
     async def aclose(self) -> None:
-        """Close all trackers, stop cleaning, close the storage. Idempotent; closing goes on if this is cancelled."""
+        """Close all trackers, stop cleaning, close the storage. Idempotent; closing continues if this is cancelled."""
         if self._closing is None:
             self._check_loop(_NAME)
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -247,7 +247,7 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
         if kind == "bucket":
             try:
                 return await self._make_in_buckets(request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, dispatch goes on with a tracker in memory
+            except Exception as error:  # noqa: BLE001 - whatever it is, dispatch continues with a tracker in memory
                 self._fall_back(request, error)
         return InMemoryDelayedDeliveryTracker(self._config, clock=self._clock, on_due=request.on_due)
 
@@ -323,7 +323,7 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
 
 
 async def _recover(tracker: BucketDelayedDeliveryTracker, until: float) -> None:
-    """Wait until a tracker has recovered, or has recovered something and goes on in the background.
+    """Wait until a tracker has recovered, or has recovered something and continues in the background.
 
     :param until: the latest loop time
     :raises TimeoutError: some snapshots were not tried by then

@@ -15,7 +15,7 @@ from .storage import BucketSnapshotStorage, DelayedCursor
 class OwnedStorage:
     """A storage that is started once, by its first user, and closed at the end.
 
-    A start that takes longer than ``timeout`` seconds goes on, but no one waits for it any longer. A start that failed
+    A start that takes longer than ``timeout`` seconds continues, but no one waits for it. A start that failed
     is repeated by the next user.
     """
 

@@ -11,25 +11,24 @@ from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Self
 
-from .._check import clock_of, config_of
-from .._lifetime import NO_THREAD, check_loop, loop_thread_of
+from .._check import INT64_MAX, INT64_MIN, check_integer, clock_of, config_of
+from .._lifetime import NO_THREAD, ClosesOnExit, check_loop, loop_thread_of
 from .._wake_up import WakeUp
 from ..clock import Clock
 from ..config import DelayedDeliveryConfig
 from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..index import NEVER, TimeBuckets, as_entries
-from ._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick
+from ._arguments import check_message, check_on_due, check_tick
 from .ticks import CallPacing, FixedDelayDetector, TickRounding
 
 _NAME: Final = "InMemoryDelayedDeliveryTracker"
 _make = tuple.__new__
 
 
-class InMemoryDelayedDeliveryTracker:
+class InMemoryDelayedDeliveryTracker(ClosesOnExit):
     """Holds back delayed messages of one subscription in memory: 10 M messages take some hundred kilobytes.
 
     If it is not strict, a message may be taken up to a tick before its time. If it is strict, a message is never early,
@@ -43,7 +42,7 @@ class InMemoryDelayedDeliveryTracker:
 
     :param config: see :class:`~pulsar_nack.DelayedDeliveryConfig`
     :param clock: epoch ms, by default the wall clock
-    :param on_due: needs a running event loop, or a clock that is an :class:`~pulsar_nack.AlarmClock`
+    :param on_due: needs a running event loop, or a clock that is an :class:`~pulsar_nack.clock.AlarmClock`
     :raises InvalidArgumentError: ``on_due`` is a coroutine function or cannot be called back
     """
 
@@ -89,11 +88,6 @@ class InMemoryDelayedDeliveryTracker:
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
@@ -179,7 +173,7 @@ class InMemoryDelayedDeliveryTracker:
         :raises InvalidArgumentError: not an int, or negative; nothing has changed
         :raises ClosedError: after :meth:`aclose`
         """
-        check_int("max_messages", max_messages, 0, INT64_MAX)
+        check_integer("max_messages", max_messages, 0, INT64_MAX)
         self._ensure_open()
         now_ms = self._now_ms()
         positions = self._buckets.pop(self._ticks.last_due(now_ms), max_messages).positions()

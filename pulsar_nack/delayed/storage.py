@@ -20,9 +20,9 @@ class BucketSnapshotStorage(Protocol):
     """Keeps snapshots. A snapshot is a few entries of bytes under an id, written once and never changed.
 
     Entry 0 is the metadata, entries 1..n are the segments. A method may raise any error; the tracker retries with
-    backoff while the result is wanted. :class:`~pulsar_nack.SnapshotNotFoundError` means that there is no snapshot
-    with this id. Calls overlap. A cancelled call has either done its work or changed nothing. Entries have no
-    checksum, so the storage has to detect changed bytes and raise :class:`~pulsar_nack.SnapshotFormatError`.
+    backoff while the result is wanted. :class:`~pulsar_nack.errors.SnapshotNotFoundError` means that there is no
+    snapshot with this id. Calls overlap. A cancelled call has either done its work or changed nothing. Entries have no
+    checksum, so the storage has to detect changed bytes and raise :class:`~pulsar_nack.errors.SnapshotFormatError`.
     """
 
     async def start(self) -> None:

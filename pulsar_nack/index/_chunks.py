@@ -27,7 +27,7 @@ _ROARING: Final = ord("R")
 _ROARING64: Final = ord("W")
 _GAPS: Final = ord("G")
 _HEAD: Final = 9
-_MOST_GAPS: Final = 16_384
+_MAX_GAPS: Final = 16_384
 _COOKIE_WITH_RUNS: Final = 12_347
 _FAR_APART: Final = 1 << 14
 _EACH: Final = 32
@@ -108,7 +108,7 @@ def seal(numbers: Any) -> bytes:
         flat: array[int] = numbers.to_array()
         return flat.typecode.encode() + flat.tobytes()
     span = numbers.max() - numbers.min()
-    if count <= _MOST_GAPS and len(packed) > 1.25 * (count + _HEAD) and span < 128 * count:
+    if count <= _MAX_GAPS and len(packed) > 1.25 * (count + _HEAD) and span < 128 * count:
         gaps = _gaps(numbers.to_array())
         if gaps is not None and len(gaps) < len(packed):
             return gaps
@@ -189,7 +189,7 @@ def _gaps(flat: array[int]) -> bytes | None:
 
 @cache
 def _above_a_byte(width: int) -> int:
-    return int.from_bytes((b"\0" + b"\xff" * (width - 1)) * _MOST_GAPS, "little")
+    return int.from_bytes((b"\0" + b"\xff" * (width - 1)) * _MAX_GAPS, "little")
 
 
 def _is_of(size: int, chunk: bytes) -> bool:

@@ -19,7 +19,7 @@ NEVER: Final = INT64_MAX
 """The start of the earliest bucket while nothing is pending; later than every start, which has to fit into 63 bits."""
 
 _MANY: Final = 16_384
-_MOST_DROPPED: Final = 1_000
+_MAX_DROPPED: Final = 1_000
 
 
 class EarliestBucket:
@@ -73,7 +73,7 @@ class EarliestBucket:
         store = self._store
         dropped = 0
         while (start := self._sealer.first_start()) is not None:
-            if not (self._may_have_empty or store.stale) or store.is_live(start) or dropped >= _MOST_DROPPED:
+            if not (self._may_have_empty or store.stale) or store.is_live(start) or dropped >= _MAX_DROPPED:
                 self.start = start
                 return
             store.drop(start)

@@ -31,7 +31,7 @@ from ._sweep import Sweeper
 _WINDOW: Final = 8192
 _SEAL_FROM: Final = 64
 _OUT_OF_ORDER: Final = 1 << 100
-_MOST_APPENDS: Final = 512
+_MAX_APPENDS: Final = 512
 _MANY_BLOCKS: Final = 512
 
 
@@ -216,7 +216,7 @@ class Inserter:
 
     def _keep_append(self, start: int, numbers: array[int]) -> Callable[[int], None]:
         """Keep the ``append`` of the open array of a bucket for the fast path."""
-        if len(self._appends) >= _MOST_APPENDS:
+        if len(self._appends) >= _MAX_APPENDS:
             self._appends.clear()
         append = self._appends[start] = numbers.append
         return append

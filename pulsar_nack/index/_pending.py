@@ -29,7 +29,7 @@ _FEW_REMOVED: Final = 4_096
 _FEW_EACH: Final = 8
 _RELEASE_FROM: Final = 64
 _FEW_BLOCKS: Final = 8
-"""So many blocks are kept when nothing is pending; the base of the index's memory figure includes them."""
+"""This many blocks are kept when nothing is pending; the base of the index's memory figure includes them."""
 
 
 class PendingIds:

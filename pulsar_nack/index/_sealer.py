@@ -27,9 +27,9 @@ _FOLD_PLAIN: Final = 118
 """As above, for numbers that lie so far apart that chunks hold them as they are."""
 _MANY_OPEN: Final = 64
 _WORTH_CLOSING: Final = 64
-_MOST_OPEN: Final = 1024
+_MAX_OPEN: Final = 1024
 _SPLIT_AT: Final = 32
-_MOST_FAILED: Final = 2
+_MAX_FAILED: Final = 2
 _GIVE_UP: Final = 16
 _TRY_AGAIN: Final = 8
 _GIVE_UP_FOR_LONG: Final = 128
@@ -127,7 +127,7 @@ class Sealer:
     def is_distant(self, start: int, earliest: int) -> bool:
         """Return whether a number for ``start`` goes to a group: it is far off, and too many buckets are open."""
         store = self._store
-        return len(store.open) >= _MOST_OPEN and start - earliest > GROUP_MS and not store.has_parts(start)
+        return len(store.open) >= _MAX_OPEN and start - earliest > GROUP_MS and not store.has_parts(start)
 
     def add_distant(self, number: int, start: int) -> None:
         """Add a number to the group of its bucket."""
@@ -221,7 +221,7 @@ class Sealer:
                     self._failures = 0
                 else:
                     failed += 1
-                if failed == _MOST_FAILED:
+                if failed == _MAX_FAILED:
                     break
         if live:
             self._add_chunk(start, seal(live))

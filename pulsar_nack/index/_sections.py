@@ -30,7 +30,7 @@ _FEW: Final = 128
 _NARROW: Final = 1 << 32
 _CONTAINER: Final = 1 << 16
 _CONTAINER_BYTES: Final = _CONTAINER // 8
-_MOST_LISTED: Final = 4_096
+_MAX_LISTED: Final = 4_096
 _NO_RUNS: Final = 12_346
 _DENSE_SPAN: Final = 1 << 28
 _TO_FLAGS: Final = bytes.maketrans(b"01", b"\0\1")
@@ -177,7 +177,7 @@ def _add_words_at_once(ranges: EntryRanges, data: bytes, first: int) -> tuple[in
     dense, keys = list[bytes](), list[tuple[int, int]]()
     for key, container in enumerate(containers, first // _CONTAINER):
         count = int.from_bytes(container, "little").bit_count()
-        if count > _MOST_LISTED:
+        if count > _MAX_LISTED:
             keys.append((key, count - 1))
             dense.append(container)
         elif count:

@@ -154,7 +154,7 @@ class StaleCopies:
 
 
 class SweepMarks:
-    """What was marked since a sweep began, and the numbers whose live copy the sweep has seen."""
+    """The numbers marked since a sweep began, and the numbers whose live copy the sweep has seen."""
 
     __slots__ = ("doubled", "extra_before", "seen", "stale")
 

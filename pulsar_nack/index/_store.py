@@ -1,4 +1,4 @@
-"""What lies in each bucket of time, and how it is read and taken out.
+"""The numbers in each time bucket, and how they are read and taken out.
 
 A bucket is named by its start in ms. Its numbers are in up to five places:
 

@@ -18,7 +18,7 @@ _STEPS: Final = 4
 
 
 class Sweeper:
-    """Goes through all buckets in order of time when the extra copies outnumber what is pending.
+    """Goes through all buckets in order of time when the extra copies outnumber the pending ids.
 
     Other calls may come between its steps. Thin buckets of split groups are put back into groups afterwards.
     """

@@ -1,4 +1,4 @@
-"""What a durable folder contains and what is wrong with it, without changing it; ``pulsar-nack inspect`` prints it."""
+"""Reports the contents of a durable folder and its damage, without changing it; ``pulsar-nack inspect`` prints it."""
 
 from ._report import (
     AckedLedger,

@@ -33,7 +33,7 @@ _NAME: Final = re.compile(r"(.+)-(\d{10})(-snapshot)?")
 
 
 class _Stored(NamedTuple):
-    """The state in a marker, in a record of the old form, or in a snapshot."""
+    """The state in a marker, in a record in the legacy format, or in a snapshot."""
 
     sequence: int
     contents: MarkerContents
@@ -111,7 +111,7 @@ def _last_usable(store: InspectedStore, name: str, records: _Numbered) -> _Store
             continue
         try:
             check_version(name, number, record)
-            return _use_marker(name, number, records) if is_marker(record) else _use_single(number, record)
+            return _use_marker(name, number, records) if is_marker(record) else _use_legacy(number, record)
         except LogVersionError as error:
             store.note(name, f"record {number}", "newer", f"version {error.version} of the format")
         except (CursorFormatError, LogCorruptedError) as error:
@@ -119,9 +119,9 @@ def _last_usable(store: InspectedStore, name: str, records: _Numbered) -> _Store
     return None
 
 
-def _use_single(number: int, record: bytes) -> _Stored:
+def _use_legacy(number: int, record: bytes) -> _Stored:
     if not is_legacy(record):
-        raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the old form")
+        raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the legacy format")
     legacy = decode_legacy(record)
     return _Stored(legacy.sequence, legacy.contents, dict(legacy.states), {}, number, "single")
 

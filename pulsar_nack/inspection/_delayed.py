@@ -99,7 +99,7 @@ def _follow(store: InspectedStore, name: str, generations: dict[int, InspectedLo
         if following is None:
             return log.name, state
         if following.generation not in generations or following.generation <= generation:
-            store.note(log.name, "", "missing", f"it goes on in {name}-{following.generation}, which is missing")
+            store.note(log.name, "", "missing", f"it continues in {name}-{following.generation}, which is missing")
             return log.name, state
         generation = following.generation
 

@@ -20,7 +20,7 @@ DamageKind = Literal["torn", "damaged", "missing", "newer", "unreadable", "incon
 - ``inconsistent``: the bytes are whole, but contradict each other
 """
 LogKind = Literal["snapshot", "delayed cursor", "nacks", "cursor", "topic", "plain"]
-"""What a log belongs to: a bucket snapshot, the cursor of a bucket tracker, a consumer's durable state, a cursor of
+"""The owner of a log: a bucket snapshot, the cursor of a bucket tracker, a consumer's durable state, a cursor of
 acknowledgements, a local topic, or something else."""
 
 
@@ -107,7 +107,7 @@ class DelayedReport:
 
 @dataclass(frozen=True, slots=True)
 class BuiltReport:
-    """What ``build-index`` built in this folder, by its manifest; the folder may have changed since."""
+    """The index that ``build-index`` built in this folder, by its manifest; the folder may have changed since."""
 
     messages: int
     buckets: int
@@ -168,7 +168,7 @@ class AckedLedger:
 class CursorReport:
     """A cursor of acknowledgements, as the next opening finds it.
 
-    ``form`` is how the state is stored: ``ledgers`` (PIP-81), ``single`` (all in one record, the old form), or
+    ``form`` is how the state is stored: ``ledgers`` (PIP-81), ``single`` (all in one record, the legacy format), or
     ``snapshot`` (the mark-delete position only: no marker can be used). ``marker`` is the number of that record,
     ``size_bytes`` the size of it and the ledgers, ``ignored`` lists logs of the cursor that do not count.
     """
@@ -240,7 +240,7 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class FolderReport:
-    """What a folder contains: one store, or several below it."""
+    """The contents of a folder: one store, or several below it."""
 
     path: str
     stores: tuple[StoreReport, ...] = field(default=())

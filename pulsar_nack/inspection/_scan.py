@@ -67,7 +67,7 @@ class LogScan:
 
     @property
     def can_be_salvaged(self) -> bool:
-        """Return whether a cursor would open the log to read what is whole of it."""
+        """Return whether a cursor would open the log to read its whole records."""
         return not any(each.kind in ("newer", "unreadable") for each in self.damage)
 
     def records(self) -> Iterator[tuple[int, bytes]]:

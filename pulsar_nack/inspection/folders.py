@@ -41,7 +41,7 @@ class CursorFolder(NamedTuple):
 
 
 def inspect_folder(path: str | PathLike[str]) -> FolderReport:
-    """Return what a folder of the library holds, and what is wrong with it. Blocking; O(bytes): checks all checksums.
+    """Return the contents of a folder of the library, and its damage. Blocking; O(bytes): checks all checksums.
 
     Nothing is changed: no file is made, locked, repaired or removed. So it works beside a process that uses the folder,
     and on a copy without write permission. Subfolders are searched too. You can also pass the folder of a single log,

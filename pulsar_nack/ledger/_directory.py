@@ -63,7 +63,7 @@ class LogDirectory:
         self._max_segment_bytes = max_segment_bytes
 
     def open(self) -> None:
-        """Make the folder if it is missing, and remove leftovers of crashes; what is locked or refused stays."""
+        """Make the folder if it is missing, and remove leftovers of crashes; locked or refused ones stay."""
         with storage_errors(str(self._folder), "open the folder"):
             self._make_folder(self._folder)
             names = self._files.names(self._folder)
@@ -116,7 +116,7 @@ class LogDirectory:
         return self._open_locked(log, self._open)
 
     def open_damaged(self, log: str) -> OpenedFiles:
-        """Open a damaged log, locked as for writing, to read what is whole of it."""
+        """Open a damaged log, locked as for writing, to read its whole records."""
         return self._open_locked(log, self._open_damaged)
 
     def _open_locked(self, log: str, opening: Callable[[str, LogLock], OpenedFiles]) -> OpenedFiles:

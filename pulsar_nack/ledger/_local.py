@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Final, Self
 
-from .._check import as_folder, check_has
+from .._check import as_folder, check_has, check_integer
 from ..errors import LogCorruptedError, LogStorageError
 from ._directory import LogDirectory, OpenedFiles
-from ._log import DAMAGED, READ_ONLY, AsyncLog, check_number
+from ._log import DAMAGED, READ_ONLY, AsyncLog
 from ._protocol import LogDamage
 from ._store import AsyncLogStore
 from .files import Files, OsFiles
@@ -39,7 +39,7 @@ class LocalLog(AsyncLog):
 
     @property
     def damage(self) -> Sequence[LogDamage]:
-        """Return what is damaged, if the log was opened in spite of damage."""
+        """Return the damage, if the log was opened in spite of it."""
         return self._opened.damage
 
     def _write(self, records: Sequence[bytes]) -> int:
@@ -81,10 +81,10 @@ class LocalLogStore(AsyncLogStore[OpenedFiles, LocalLog]):
         return LocalLog(self._directory, opened, self._executor)
 
     async def open_damaged(self, name: str) -> LocalLog:
-        """Open a damaged log as its only owner, to read what is whole of it.
+        """Open a damaged log as its only owner, to read its whole records.
 
         Nothing is changed or cut off; ``log.damage`` lists what is damaged. Reading a lost record raises
-        :class:`~pulsar_nack.LogCorruptedError`. O(size of the log): the whole log is scanned.
+        :class:`~pulsar_nack.errors.LogCorruptedError`. O(size of the log): the whole log is scanned.
 
         :raises LogNotFoundError: there is no such log
         :raises LogLockedError: another process writes to it
@@ -110,8 +110,8 @@ class LocalLogStore(AsyncLogStore[OpenedFiles, LocalLog]):
         :raises LogStorageError: the folder cannot be made or listed
         """
         folder = as_folder("path", path)
-        check_number("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
-        check_number("threads", threads, 1, 64)
+        check_integer("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
+        check_integer("threads", threads, 1, 64)
         if files is not None:
             check_has("files", files, ("is_folder", "read"), "file operations, or None")
         executor = _executor(threads, files)

@@ -1,6 +1,6 @@
 """The asyncio side of a log: blocking file work or requests run in a few threads that the store owns.
 
-The threads are an executor of a fixed size, not ``anyio.to_thread``: a write has to go on, and be answered, when the
+The threads are an executor of a fixed size, not ``anyio.to_thread``: a write has to continue, and be answered, when the
 task that began it is cancelled, also by a plain ``task.cancel()``, from which anyio's shields do not protect.
 
 - A log is open or closed. Appends, the seal and the close pass through one queue in the order of the calls
@@ -18,7 +18,7 @@ from copy import copy
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-from .._check import check_list
+from .._check import check_integer, check_list
 from .._lifetime import ClosesOnExit, LoopBound
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._group_commit import GroupCommit
@@ -116,12 +116,12 @@ class AsyncLog(LoopBound, ClosesOnExit):
         """Return records ``first`` to ``last``, both included."""
         self._check_open()
         for field, value in (("first", first), ("last", last)):
-            check_number(field, value, 0, self.length - 1)
+            check_integer(field, value, 0, self.length - 1)
         return await self._run(self._read_all, first, last)
 
     async def records(self, first: int = 0) -> AsyncIterator[Record]:
         """Iterate over the records from ``first`` to the present end, with about 1 MiB in memory at a time."""
-        check_number("first", first, 0, _ALL)
+        check_integer("first", first, 0, _ALL)
         while first < self.length:
             self._check_open()
             for data in await self._run(self._read, first, self.length - 1, _CHUNK):
@@ -151,7 +151,7 @@ class AsyncLog(LoopBound, ClosesOnExit):
             raise error
 
     def close_soon(self) -> asyncio.Future[int]:
-        """Begin to close the log; this goes on even if nobody awaits it."""
+        """Begin to close the log; this continues even if nobody awaits it."""
         return self._closing or self._end(self._close)
 
     def _end(self, work: Callable[[], None]) -> asyncio.Future[int]:
@@ -203,9 +203,3 @@ def _check_record(data: object) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidArgumentError("data", data, "bytes")
     return bytes(data)
-
-
-def check_number(field: str, value: object, low: int, high: int) -> None:
-    """Raise unless ``value`` is an int in this range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgumentError(field, value, f"a whole number from {low:,} to {high:,}")

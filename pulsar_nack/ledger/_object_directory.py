@@ -2,7 +2,7 @@
 
 There are no locks on object storage, so the newest opener wins. Opening for writing raises the log's epoch in the
 catalog, and then puts a manifest of this epoch into the log's next slot, which fences the old writer. The old writer
-may go on until then, and may delete slots too, so the slots are listed to confirm that the manifest is the last one.
+may continue until then, and may delete slots too, so the slots are listed to confirm that the manifest is the last one.
 Deleting removes the name from the catalog, if the epoch still is that of the deleter; the objects are deleted after
 that. A folder that is not in the catalog belongs to a deleted log, for ever: a log enters the catalog before it has any
 object.

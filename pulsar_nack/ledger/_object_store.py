@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from .._check import check_integer
 from ..backoff import Backoff
 from ..errors import InvalidArgumentError, LogNotFoundError, LogStorageError
-from ._log import READ_ONLY, AsyncLog, check_number
+from ._log import READ_ONLY, AsyncLog
 from ._object_directory import ObjectDirectory, OpenedObjects
 from ._object_requests import ObjectStoreClient, RetryingClient, as_client, client_from_url
 from ._object_writer import MergeLimits
@@ -32,7 +33,7 @@ class ObjectLog(AsyncLog):
     """A :class:`~pulsar_nack.ledger.Log` on object storage, as a store opens it.
 
     The next process that opens the log for writing takes it over: from then on appending, sealing and deleting raise
-    :class:`~pulsar_nack.LogFencedError` here, and have no effect.
+    :class:`~pulsar_nack.errors.LogFencedError` here, and have no effect.
     """
 
     def __init__(self, directory: ObjectDirectory, opened: OpenedObjects, executor: ThreadPoolExecutor) -> None:
@@ -100,10 +101,10 @@ class ObjectLogStore(AsyncLogStore[OpenedObjects, ObjectLog]):
         :raises MissingExtraError: obstore is not installed
         """
         _check_prefix(prefix)
-        check_number("max_object_bytes", max_object_bytes, _MIN_OBJECT, _MAX_OBJECT)
-        check_number("max_small_objects", max_small_objects, 2, 1000)
-        check_number("threads", threads, 1, 64)
-        check_number("attempts", attempts, 1, 20)
+        check_integer("max_object_bytes", max_object_bytes, _MIN_OBJECT, _MAX_OBJECT)
+        check_integer("max_small_objects", max_small_objects, 2, 1000)
+        check_integer("threads", threads, 1, 64)
+        check_integer("attempts", attempts, 1, 20)
         client = RetryingClient(as_client(store), prefix, attempts=attempts, backoff=backoff)
         executor = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-ledger")
         fetchers = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-fetch")
@@ -146,7 +147,7 @@ class ObjectLogStore(AsyncLogStore[OpenedObjects, ObjectLog]):
         )
 
     async def aclose(self) -> None:
-        """Close all logs that were opened here, then the store. Idempotent; goes on when the call is cancelled."""
+        """Close all logs that were opened here, then the store. Idempotent; continues when the call is cancelled."""
         await super().aclose()
         if not self._is_owned:
             self._fetchers.shutdown(wait=False)

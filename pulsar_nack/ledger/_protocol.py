@@ -44,7 +44,7 @@ class Log(Protocol):
 
     Without locks, as on object storage, the writer is the process that opened the log last; changes by another one
     raise
-    :class:`~pulsar_nack.LogFencedError`.
+    :class:`~pulsar_nack.errors.LogFencedError`.
 
     A successful append survives a crash, a failed one has added nothing. A cancelled append is either dropped before it
     begins or still carried out. Concurrent appends are numbered in the order of the calls.
@@ -131,7 +131,7 @@ class LogStore(Protocol):
         ...
 
     async def open_log(self, name: str, *, read_only: bool = False) -> Log:
-        """Open a log for writing, or beside its writer for reading what is durable now.
+        """Open a log for writing, or beside its writer for reading its durable records.
 
         :raises LogNotFoundError: there is no such log
         :raises LogLockedError: another process writes to it
@@ -165,7 +165,7 @@ class DamagedLog(Log, Protocol):
 
     @property
     def damage(self) -> Sequence[LogDamage]:
-        """Return what is damaged, in order; empty if the log turned out to be whole."""
+        """Return the damaged parts, in order; empty if the log turned out to be whole."""
         ...
 
 
@@ -174,10 +174,10 @@ class SalvagingStore(Protocol):
     """A store of logs that can open damaged logs."""
 
     async def open_damaged(self, name: str) -> DamagedLog:
-        """Open a damaged log as its only owner, to read what is whole of it; nothing is changed.
+        """Open a damaged log as its only owner, to read its whole records; nothing is changed.
 
         ``length`` counts lost records too, as far as they are known. Reading a lost record raises
-        :class:`~pulsar_nack.LogCorruptedError`; :meth:`Log.records` yields those before it, and then raises.
+        :class:`~pulsar_nack.errors.LogCorruptedError`; :meth:`Log.records` yields those before it, and then raises.
 
         :raises LogNotFoundError: there is no such log
         :raises LogLockedError: another process writes to it

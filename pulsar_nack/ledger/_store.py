@@ -75,8 +75,8 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         """Become the owner of a name; return the store through which the owner works.
 
         On object storage this fences the former owner: once another owner has taken the name, the returned store raises
-        :class:`~pulsar_nack.LogFencedError` when a log is to be made, opened for writing or deleted. In a folder each
-        log is locked instead.
+        :class:`~pulsar_nack.errors.LogFencedError` when a log is to be made, opened for writing or deleted. In a folder
+        each log is locked instead.
         """
         check_name(name)
         self._check_open()
@@ -98,7 +98,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         return await self._open_log(self._directory.create, check_name(name))
 
     async def open_log(self, name: str, *, read_only: bool = False) -> _L:
-        """Open a log for writing, or for reading what is durable now."""
+        """Open a log for writing, or for reading its durable records."""
         check_flag("read_only", read_only)
         return await self._open_log(partial(self._directory.open_log, read_only=read_only), check_name(name))
 
@@ -114,7 +114,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         await asyncio.get_running_loop().run_in_executor(self._executor, self._directory.delete, name)
 
     def close_soon(self) -> None:
-        """Begin to close the logs that are open or being opened; this goes on without a caller."""
+        """Begin to close the logs that are open or being opened; this continues without a caller."""
         self._is_closed = True
         if self._is_owned:
             self._directory.abandon()
@@ -124,7 +124,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
             log.close_soon()
 
     async def aclose(self) -> None:
-        """Close all logs that were opened here, then the store. Idempotent; goes on when the call is cancelled."""
+        """Close all logs that were opened here, then the store. Idempotent; continues when the call is cancelled."""
         if not self._is_closed:
             self._check_loop("the store of logs")
         self.close_soon()

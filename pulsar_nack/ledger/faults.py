@@ -124,7 +124,7 @@ class FaultyFiles(_Faulty):
         self._crash_after = after
 
     def release(self) -> None:
-        """Close what is open, as the end of a process does; for real files after a crash."""
+        """Close all descriptors, as the end of a process does; for real files after a crash."""
         for descriptor in list(self._descriptors):
             self.close(descriptor)
 

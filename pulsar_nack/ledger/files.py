@@ -33,7 +33,7 @@ __all__ = [
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 _LOCK_TRIES: Final = 100
-_MOST_DIGITS: Final = 20
+_MAX_DIGITS: Final = 20
 
 PRIVATE_FILE: Final = 0o600
 """Mode of new files: only the user of the process may read messages, unless the user permits others to."""
@@ -236,7 +236,7 @@ class OsFiles:
         with suppress(OSError, ValueError):
             descriptor = self.open(path)
             try:
-                return int(self.read(descriptor, _MOST_DIGITS, 0))
+                return int(self.read(descriptor, _MAX_DIGITS, 0))
             finally:
                 os.close(descriptor)
         return None
@@ -312,7 +312,7 @@ def write_all(files: Files, descriptor: int, data: bytes, offset: int) -> None:
 
 @contextmanager
 def storage_errors(log: str, action: str, folder: str | None = None) -> Iterator[None]:
-    """Turn system errors into :class:`~pulsar_nack.LogStorageError`."""
+    """Turn system errors into :class:`~pulsar_nack.errors.LogStorageError`."""
     try:
         yield
     except OSError as error:

@@ -264,7 +264,7 @@ class MemoryFiles:
         return bytes(self._file(descriptor).live[offset : offset + size])
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
-        """_Write all of the data."""
+        """Write all of the data."""
         self._file(descriptor).change(_Write(offset, bytes(data)))
         return len(data)
 

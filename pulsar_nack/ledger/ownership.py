@@ -27,7 +27,7 @@ class OwnedStore(LogStore, Protocol):
     """A store as one owner sees it; closing it closes the logs that were opened through it."""
 
     def close_soon(self) -> None:
-        """Begin to close the logs, which goes on without a caller; the owned store cannot be used any more."""
+        """Begin to close the logs, which continues without a caller; the owned store cannot be used any more."""
         ...
 
 
@@ -44,7 +44,7 @@ async def take_ownership(store: LogStore, name: str) -> OwnedStore:
     """Become the owner of some logs of a store, which are made, opened for writing and deleted through the result.
 
     A former owner that comes back later cannot change any of these logs: the store refuses that with
-    :class:`~pulsar_nack.LogFencedError`. A store that is not an :class:`OwnableStore` cannot refuse it.
+    :class:`~pulsar_nack.errors.LogFencedError`. A store that is not an :class:`OwnableStore` cannot refuse it.
 
     :param name: the same in every process that may own these logs
     """

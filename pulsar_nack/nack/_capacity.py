@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from contextlib import suppress
 from typing import Final
 
+from .._waiting import WaitingCalls
 from ..errors import WouldBlockError
 
 UNBOUNDED: Final = 1 << 62
@@ -19,7 +17,7 @@ class CapacityLimiter:
     A caller takes a place by lowering ``free`` (the hot path), and returns it by :meth:`release`.
     """
 
-    __slots__ = ("_released", "_size", "_waiting", "free", "reserved")
+    __slots__ = ("_released", "_size", "free", "reserved", "waiting")
 
     def __init__(self, size: int | None) -> None:
         self._size = UNBOUNDED if size is None else size
@@ -27,12 +25,8 @@ class CapacityLimiter:
         self.reserved = EVERY_PLACE
         """Places that the fast path may not take: none, or all of them while every nack has to take the slow path."""
         self._released = 0
-        self._waiting: deque[asyncio.Future[bool]] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """Return how many callers wait."""
-        return len(self._waiting)
+        self.waiting = WaitingCalls[bool]()
+        """The calls that wait; each is woken with whether it has a place."""
 
     @property
     def taken(self) -> int:
@@ -48,38 +42,18 @@ class CapacityLimiter:
         """Return places."""
         self.free += places
         self._released += places
-        while self._waiting and self.free > 0:
-            future = self._waiting.popleft()
-            if not future.done():
-                self.free -= 1
-                self._released -= 1
-                future.set_result(True)
+        while self.waiting and self.free > 0 and self.waiting.wake_first(value=True):
+            self.free -= 1
+            self._released -= 1
 
     async def wait(self) -> None:
         """Wait in line for one place; it is free (not taken) when this returns, until the next await.
 
         A cancelled caller leaves the line, and passes on a place that it was already given.
         """
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        try:
-            has_place = await future
-        except asyncio.CancelledError:
-            if not future.cancelled() and future.result():
-                self.release(1)
-            with suppress(ValueError):
-                self._waiting.remove(future)
-            raise
-        if has_place:
+        if await self.waiting.wait(self.release):
             self.free += 1
             self._released += 1
-
-    def wake_all(self) -> None:
-        """Wake all callers that wait, without a place."""
-        while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(False)
 
     def would_block(self, wanted: int) -> WouldBlockError:
         """Return the error for ``wanted`` places that are not free."""

@@ -135,7 +135,7 @@ class NackSchedule:
         return self.buckets.clear()
 
     def pop_due(self, now_ms: int, limit: int | None = None) -> DueIds:
-        """Remove and return what is due, by bucket and by position within it; ids are made when they are read.
+        """Remove and return due ids, by bucket and by position within it; ids are made when they are read.
 
         An id has the topic and the chunks of all equal ids that were added, and no batch size.
         """

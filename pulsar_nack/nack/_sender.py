@@ -357,7 +357,7 @@ class Sender:
         return was_pending
 
     def clear(self) -> int:
-        """Drop what is pending and forget what is in flight; return how many ids were pending."""
+        """Drop pending ids and forget those in flight; return how many were pending."""
         count = self._buckets.clear() + len(self.retries)
         self.retries.pop_all()
         self.update_slow_path()
@@ -379,7 +379,7 @@ class Sender:
         self.disarm()
         self.update_slow_path()
         self._wake_event.set()
-        self.capacity.wake_all()
+        self.capacity.waiting.wake_all(value=False)
 
     def is_own_task(self, task: asyncio.Task[object] | None) -> bool:
         """Return whether a task runs a callback: it cannot wait for its own end."""

@@ -40,7 +40,7 @@ class NackStatistics:
     :param cleared: pending ids dropped by ``clear()``
     :param hook_errors: events for which a hook raised
     :param last_error: the last error of the callback as text
-    :param lateness: see :class:`Lateness`
+    :param lateness: see :class:`~pulsar_nack.nack.Lateness`
     """
 
     pending: int

@@ -16,12 +16,11 @@ import warnings
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from .._check import check_callable, check_clock, check_flag, check_integer, config_of
 from .._delays import Delay, delay_ms
-from .._lifetime import NO_THREAD, check_loop, loop_thread_of
+from .._lifetime import NO_THREAD, ClosesOnExit, check_loop, loop_thread_of
 from .._wake_up import NS_PER_MS, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
@@ -47,7 +46,7 @@ _UNSET: Final = object()
 _LONG_AGO: Final = -(1 << 127)
 
 
-class NegativeAcksTracker:
+class NegativeAcksTracker(ClosesOnExit):
     """Keeps negatively acknowledged ids and passes them to ``redeliver`` when they are due (PIP-393).
 
     Use it with ``async with``, and only in the thread of its event loop. Each id is passed once per nack, early by less
@@ -148,11 +147,6 @@ class NegativeAcksTracker:
         self._state = _OPEN
         self._task = SendingTask(self._sender.serve(), weakref.WeakMethod(self._on_task_end))
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         task: SendingTask | None = getattr(self, "_task", None)
@@ -333,7 +327,7 @@ class NegativeAcksTracker:
         return self._sender.cancel(id)
 
     def clear(self) -> int:
-        """Drop everything that is pending, and do not retry what is in flight; return how many ids were pending.
+        """Drop all pending ids, and do not retry those in flight; return how many were pending.
 
         For a seek, or a reconnect after which the broker delivers everything again.
         """
@@ -348,7 +342,7 @@ class NegativeAcksTracker:
             retrying=len(self._retries),
             in_flight=self._sender.calls.ids,
             held=capacity.taken,
-            waiting=capacity.waiting,
+            waiting=len(capacity.waiting),
             buckets=self._schedule.bucket_count,
             bytes=self._schedule.bytes,
             wakeups=counters.wakeups + self._sender.early_wakeups,

@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
-from types import TracebackType
 from typing import Final, Self
 
 import anyio
 
+from .._lifetime import ClosesOnExit
 from ..clock import Clock, WallClock
 from ..config import TraceConfig
 from ..consumer import TraceNote
@@ -44,7 +44,7 @@ class TraceStatistics:
     last_error: str | None
 
 
-class TraceWriter:
+class TraceWriter(ClosesOnExit):
     """Writes the events of consumers and trackers to a folder, as JSON lines. Use it as ``async with``.
 
     Pass it to consumers (``Consumer(..., trace=writer)``, also ``subscribe`` and ``wrap``), or ``writer.hook()`` to
@@ -72,11 +72,6 @@ class TraceWriter:
         self._was_opened = True
         self._worker.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         worker = getattr(self, "_worker", None)

@@ -72,18 +72,20 @@ _MODULES: Final = {name: module for module, names in _NAMES.items() for name in 
 _PACKAGES: Final = {"google", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 
 
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(f".{module}", __name__), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _PACKAGES:
-            raise
-        raise MissingExtraError("the pipeline", str(error.name), "spark") from error
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take any name from it, misspelled ones too
+
+    def __getattr__(name: str) -> Any:
+        module = _MODULES.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            value = getattr(importlib.import_module(f".{module}", __name__), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _PACKAGES:
+                raise
+            raise MissingExtraError("the pipeline", str(error.name), "spark") from error
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -22,6 +22,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from .._varint import varint
 from ..config import BucketConfig
 from ..delayed.format import (
     CURSOR_LOG_HEAD,
@@ -155,16 +156,6 @@ def _encode_row(bitmaps: Iterator[tuple[int, bytes]], min_at: int, max_at: int) 
     parts.append(b"%c%b%c%b" % (_MAX_AT, varint(max_at), _MIN_AT, varint(min_at)))
     row = b"".join(parts)
     return b"%c%b%b" % (_ROW, varint(len(row)), row)
-
-
-def varint(number: int) -> bytes:
-    """Return a number as a varint: groups of 7 bits, the lowest first."""
-    written = bytearray()
-    while number > 0x7F:
-        written.append(number & 0x7F | 0x80)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------

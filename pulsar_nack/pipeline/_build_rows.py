@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._check import INT64_MAX
 from ..config import BucketConfig
-from ..delayed.format import INT64_MAX
 from ..delayed.ticks import LATEST
 from ..errors import InvalidArgumentError
 from ..index import MAX_ENTRY

@@ -21,7 +21,7 @@ _SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
 
 
 def read_store(path: str) -> list[HoleRow | RefusedRow]:
-    """Return the rows of a folder's cursors, and what is damaged. Blocks; changes and locks nothing."""
+    """Return the rows of a folder's cursors, and the damage. Blocks; changes and locks nothing."""
     try:
         return _rows(inspect_cursor_folder(Path(path)))
     except OSError as error:

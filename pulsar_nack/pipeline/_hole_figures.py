@@ -236,7 +236,7 @@ def _bytes(snapshot: Snapshot) -> int:
 
 
 def _single_bytes(snapshot: Snapshot) -> int:
-    """Return the size of all ranges in one record, the form of brokers before PIP-81."""
+    """Return the size of all ranges in one record, the legacy format."""
     at = snapshot.mark_delete or _NOWHERE
     return _position_bytes(at.ledger, at.entry) + sum(_range_bytes(snapshot))
 

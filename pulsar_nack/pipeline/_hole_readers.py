@@ -24,7 +24,7 @@ from .schemas import HOLES
 if TYPE_CHECKING:
     import pyarrow
 
-_MOST_SLICES: Final = 1_000
+_MAX_SLICES: Final = 1_000
 _BATCH: Final = 10_000
 _SUFFIXES: Final = {".json", ".jsonl"}
 _REFUSED: Final = StructType([StructField("path", StringType()), StructField("reason", StringType())])
@@ -77,7 +77,7 @@ def read_stats_file(path: str) -> list[HoleRow | RefusedRow]:
 
 
 def _read(spark: SparkSession, paths: Sequence[str], read: Callable[[str], list[HoleRow | RefusedRow]]) -> ReadHoles:
-    slices = min(len(paths), _MOST_SLICES)
+    slices = min(len(paths), _MAX_SLICES)
     listed = spark.createDataFrame([(path,) for path in paths], "path string").repartition(slices)
     found = listed.mapInArrow(_reader(read), _READ)
     is_refused = sf.col("reason").isNotNull()

@@ -84,13 +84,10 @@ def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
     return list(takewhile(lambda each: each <= high + step * 1e-9, (round(n * step, 12) for n in count(first))))
 
 
-def lines(
-    title: str, series: Mapping[str, Points], *, x: Format = moment, y: Format = number, mark: float | None = None
-) -> str:
+def lines(title: str, series: Mapping[str, Points], *, y: Format = number, mark: float | None = None) -> str:
     """Draw a line for each series, with a legend.
 
     :param series: points in the order in which they are joined
-    :param x: formats the numbers along the bottom
     :param y: formats the numbers at the left
     :param mark: the height of a horizontal line, a limit, which the plot then includes
     """
@@ -102,11 +99,11 @@ def lines(
     low = min(0.0, *(point[1] for point in points), 0.0)
     across = Scale(min(xs), max(xs), _LEFT, WIDTH - _RIGHT)
     up = Scale(low, top if top > low else low + 1, _HEIGHT - _BOTTOM, _TOP)
-    parts = [*_grid(across, up, x, y)]
+    parts = [*_grid(across, up, y)]
     if mark is not None:
         parts.append(_line("mark", across.start, up(mark), across.end, up(mark)))
     for index, each in enumerate(series.values()):
-        drawn = [(across(px), up(py), f"{x(px)}: {y(py)}") for px, py in each]
+        drawn = [(across(px), up(py), f"{moment(px)}: {y(py)}") for px, py in each]
         parts += _series(f"s{index % _SERIES}", drawn)
     return _plot(title, _HEIGHT, [*parts, *_legend(series)])
 
@@ -130,7 +127,7 @@ def bars(title: str, rows: Iterable[tuple[str, float]], *, value: Format = numbe
     return _plot(title, _TOP + len(rows) * _BAR + 8, parts)
 
 
-def _grid(across: Scale, up: Scale, x: Format, y: Format) -> Iterable[str]:
+def _grid(across: Scale, up: Scale, y: Format) -> Iterable[str]:
     for each in ticks(up.low, up.high):
         yield _line("grid", across.start, up(each), across.end, up(each))
         yield _text("tick", _LEFT - 8, up(each) + 4, y(each), "end")
@@ -139,7 +136,7 @@ def _grid(across: Scale, up: Scale, x: Format, y: Format) -> Iterable[str]:
     ):
         if each != across.low or anchor == "start":
             yield _text(
-                "tick", across(each) if across.high > across.low else across.start, up.start + 20, x(each), anchor
+                "tick", across(each) if across.high > across.low else across.start, up.start + 20, moment(each), anchor
             )
 
 

@@ -75,7 +75,7 @@ class OverdueRules(NamedTuple):
         return pending.deadline_ms + self.bound_ms
 
     def follow(self, pending: Pending | None, events: Iterable[Event]) -> tuple[Pending | None, list[Alert]]:
-        """Return what is pending after events of a message, given in any order, and the alerts that they raise."""
+        """Return the pending nack after events of a message, given in any order, and the alerts that they raise."""
         alerts: list[Alert] = []
         for event in sorted(events, key=_order):
             pending = self._next(pending, event, alerts)

@@ -24,9 +24,9 @@ from ._workload import Kind, Workload
 
 SEGMENTS: Final = (5_000, 2_000, 1_000, 500, 200)
 """Segment sizes to choose from, Pulsar's default first."""
-_MOST_BUCKETS: Final = 1_000
+_MAX_BUCKETS: Final = 1_000
 """More properties are too much for a cursor."""
-_MOST_MEMORY: Final = 2**50
+_MAX_MEMORY: Final = 2**50
 _STEPS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 _INDEX_BYTES: Final = 24
 _LEDGER_BYTES: Final = 260
@@ -182,7 +182,7 @@ def make_bucket_plan(load: BucketLoad, memory_bytes: float) -> BucketPlan:
 
     :raises InvalidArgumentError: ``memory_bytes`` is not a positive number
     """
-    if not 0 < memory_bytes < _MOST_MEMORY:  # false for NaN too
+    if not 0 < memory_bytes < _MAX_MEMORY:  # false for NaN too
         raise InvalidArgumentError("memory_bytes", memory_bytes, "a positive number of bytes")
     found = next((best for segment in SEGMENTS if (best := _largest(load, memory_bytes, segment)) is not None), None)
     recommended = _least(load) if found is None else found
@@ -192,7 +192,7 @@ def make_bucket_plan(load: BucketLoad, memory_bytes: float) -> BucketPlan:
 
 
 def _sizes(load: BucketLoad, segment: int) -> list[BucketSize]:
-    return [bucket_size(load, count, segment) for count in range(min(load.most_buckets, _MOST_BUCKETS), 0, -1)]
+    return [bucket_size(load, count, segment) for count in range(min(load.most_buckets, _MAX_BUCKETS), 0, -1)]
 
 
 def _largest(load: BucketLoad, memory_bytes: float, segment: int) -> BucketSize | None:

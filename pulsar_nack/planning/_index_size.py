@@ -33,8 +33,8 @@ _OLD_BYTES: Final = {Kind.NACK: (48.0, 213.0), Kind.DELAYED: (24.0, 24.0)}
 _SLOT_BYTES: Final = 468
 _WINDOW_BYTES: Final = 20
 _FOLD: Final = 512
-_MOST_OPEN: Final = 8_192
-_LEAST_IN_WINDOW: Final = 32
+_MAX_OPEN: Final = 8_192
+_MIN_IN_WINDOW: Final = 32
 _EMPTY_BYTES: Final = 4_096
 _OPEN_BYTES: Final = 2 * 240
 _NUMBER_BYTES: Final = 4.5
@@ -86,7 +86,7 @@ def predicted_bytes(workload: Workload, bits: int) -> float:
     unoptimized = min(1, (1 + slots / 32) / slots)
     containers = sum(each.number * _container_bytes(each, workload.share, unoptimized) for each in blocks)
     pieces = slots * _CHUNK_BYTES if classes > 1 else 0
-    unsealed = min(workload.pending, workload.pending / _buckets(workload, bits), _MOST_OPEN)
+    unsealed = min(workload.pending, workload.pending / _buckets(workload, bits), _MAX_OPEN)
     fixed = _EMPTY_BYTES + _OPEN_BYTES + _NUMBER_BYTES * unsealed
     return fixed + slots * _SLOT_BYTES + containers + pieces + _WINDOW_BYTES * _windows(workload, bits, classes)
 
@@ -134,7 +134,7 @@ def _windows(workload: Workload, bits: int, classes: int) -> float:
     used = buckets * (1 - exp(-in_bucket)) if workload.share < 1 else min(buckets, workload.pending)
     if classes == 1:
         return used
-    return min(used * classes * ceil(in_bucket / _FOLD), workload.pending / _LEAST_IN_WINDOW)
+    return min(used * classes * ceil(in_bucket / _FOLD), workload.pending / _MIN_IN_WINDOW)
 
 
 def _buckets(workload: Workload, bits: int) -> float:

@@ -9,7 +9,7 @@ from ..errors import InvalidArgumentError
 
 
 class ManualClock:
-    """A clock in ms that stands still until :meth:`set` or :meth:`advance`; it is an :class:`~pulsar_nack.AlarmClock`.
+    """A clock in ms that stands still until :meth:`set` or :meth:`advance`; an :class:`~pulsar_nack.clock.AlarmClock`.
 
     Moving stops at each alarm on the way, so that its callback sees exactly the time it asked for, and includes alarms
     that callbacks add on the way. Alarms of one time go off in the order in which they were set. An alarm for a time

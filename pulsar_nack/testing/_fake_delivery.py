@@ -93,7 +93,7 @@ class FakeInbox:
         self.unacked = 0
         """How many of their messages are not acknowledged."""
         self.acked_members: dict[FakeEntry, set[int]] = {}
-        """What the client has acknowledged of each batch since the batch arrived."""
+        """The members of each batch that the client has acknowledged since the batch arrived."""
         self._latency = latency
         self._is_wanted = is_wanted
         self._on_arrival = on_arrival

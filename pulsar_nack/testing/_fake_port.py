@@ -101,7 +101,7 @@ class FakePort(PortWithFaults):
 
     @property
     def subscription(self) -> FakeSubscription:
-        """Return the broker's side: what is acknowledged, the backlog, reset and restart."""
+        """Return the broker's side: acknowledgements, the backlog, reset and restart."""
         return self._subscription
 
     def redeliver_acked_next(self, times: int = 1) -> None:

@@ -14,7 +14,7 @@ from ._call_faults import seconds
 
 @dataclass(frozen=True, slots=True)
 class FakeLetter:
-    """A published dead letter; the fields are the arguments of :meth:`pulsar_nack.Publisher.publish`."""
+    """A published dead letter; the fields are the arguments of :meth:`pulsar_nack.consumer.Publisher.publish`."""
 
     topic: str
     data: bytes | None
@@ -25,7 +25,7 @@ class FakeLetter:
 
 
 class FakePublisher:
-    """A :class:`~pulsar_nack.Publisher` that keeps what it publishes.
+    """A :class:`~pulsar_nack.consumer.Publisher` that keeps what it publishes.
 
     Pass it as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``.
 
@@ -34,7 +34,7 @@ class FakePublisher:
 
     def __init__(self, latency: float = 0.0) -> None:
         self.letters: list[FakeLetter] = []
-        """What was published, in order."""
+        """The published dead letters, in order."""
         self.attempts = 0
         """How often publishing was tried."""
         self._latency = seconds("latency", latency)
@@ -69,7 +69,7 @@ class FakePublisher:
         ordering_key: str | None,
         event_time_ms: int,
     ) -> MessageId:
-        """Publish a letter."""
+        """Publish a dead letter."""
         self.attempts += 1
         if self._latency:
             await asyncio.sleep(self._latency)

@@ -1,4 +1,4 @@
-"""A topic in memory and its subscriptions: which entries are acknowledged, who holds which, what is sent next.
+"""A topic in memory and its subscriptions: which entries are acknowledged, who holds which, and which is sent next.
 
 An entry is in one of three states of a subscription: *queued* (waits for a consumer), *held* (sent to one, not
 acknowledged), *done* (acknowledged). What a leaving consumer held is queued again. One heap in the order of publishing
@@ -114,7 +114,7 @@ class FakeTopic:
         return self._store([FakeMessage(b"".join(chunks), key)], chunks=len(chunks)).message_id(0)
 
     def subscription(self, name: str = "fake") -> FakeSubscription:
-        """Return a subscription, created if it is new: what is acknowledged, and an administrator's operations."""
+        """Return a subscription, created if it is new: its acknowledgements, and an administrator's operations."""
         if name not in self._subscriptions:
             self._subscriptions[name] = FakeSubscription(self, name)
         return self._subscriptions[name]

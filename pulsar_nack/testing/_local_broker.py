@@ -102,7 +102,7 @@ class LocalBroker(ClosesOnExit):
     ) -> FaultyPort:
         """Subscribe to a topic; a new subscription begins with the first message.
 
-        :param options: those of :meth:`LocalTopic.subscribe`
+        :param options: those of :meth:`~pulsar_nack.LocalTopic.subscribe`
         """
 
         async def connect() -> LocalPort:
@@ -123,7 +123,7 @@ class LocalBroker(ClosesOnExit):
     ) -> Subscribing:
         """Subscribe with a :class:`~pulsar_nack.Consumer`, whose ``port`` is a :class:`FaultyPort`.
 
-        :param options: those of :meth:`LocalTopic.subscribe`, and those of the consumer
+        :param options: those of :meth:`~pulsar_nack.LocalTopic.subscribe`, and those of the consumer
         """
         for_port = {name: options.pop(name) for name in _PORT_OPTIONS if name in options}
 

@@ -8,7 +8,7 @@ In each turn the loop distinguishes four cases, in this order:
    it took a few turns of the loop: their number is drawn, and is the same in each run.
 3. A timer is set: time jumps to it, exactly.
 4. Nothing at all: with open sockets the loop waits in real time, else it raises
-   :class:`~pulsar_nack.VirtualDeadlockError`.
+   :class:`~pulsar_nack.errors.VirtualDeadlockError`.
 
 A real wait is bounded by ``patience``. While a timer is set, sockets do not hold time back: put communication with a
 real peer into a block of :func:`hold_time`. Time starts at 0 because at the size of a Unix time the float loses the
@@ -40,7 +40,7 @@ _RESOLUTION = 1e-9
 _SLICE = 0.005
 _AT_ONCE = 1.0
 """Real seconds that the loop waits for a job of an executor, so that runs do not depend on the speed of threads."""
-_MOST_ROUNDS = 4
+_MAX_ROUNDS = 4
 _Events = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -109,7 +109,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
             job.exception(_AT_ONCE)
         if job.done():
             future: asyncio.Future[_T] = self.create_future()
-            self._answer(future, job, self._rounds.randrange(_MOST_ROUNDS))
+            self._answer(future, job, self._rounds.randrange(_MAX_ROUNDS))
         else:
             future = asyncio.wrap_future(job, loop=self)
         self._holds += 1

@@ -129,7 +129,7 @@ class MemorySnapshotStorage:
 
 
 class MemoryDelayedCursor:
-    """A :class:`~pulsar_nack.DelayedCursor` in memory, which outlives the trackers that use it.
+    """A :class:`~pulsar_nack.delayed.DelayedCursor` in memory, which outlives the trackers that use it.
 
     ``held`` has its properties and ``mark_delete_position`` its mark-delete position; tests may set both. ``faults`` is
     a

@@ -1,7 +1,7 @@
-"""Admission control: which entries of a subscription the gate lets pass (PIP-299), and what is in flight.
+"""Admission control: which entries of a subscription the gate admits (PIP-299), and which are in flight.
 
 It is asked before entries are read, when the size of a batch is known only if it was read before, and again for a batch
-that was just read. If the gate holds the batch then, its size is known, so it is not read again in vain.
+that was just read. If the gate holds the batch then, its size is known, so it is read again only to be sent.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class AdmissionControl:
 
 
 class _HeldKeys:
-    """The keys of entries that the gate holds: what follows of them would overtake, or be read in vain."""
+    """The keys of entries that the gate holds: later entries of these keys have to wait too."""
 
     def __init__(self) -> None:
         self._keys: set[int] = set()

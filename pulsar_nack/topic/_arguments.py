@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypeVar, cast
 from urllib.parse import quote
 
+from .._check import INT64_MAX, check_integer, check_text
 from .._delays import delay_ms
 from ..config import BucketConfig, DelayedDeliveryConfig
 from ..errors import InvalidArgumentError
@@ -16,8 +17,6 @@ from ._entry import EntryMessage
 _T = TypeVar("_T")
 
 _MAX_NAME: Final = 100
-_INT64_MAX: Final = 2**63 - 1
-
 
 InitialPosition = Literal["latest", "earliest"]
 SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
@@ -64,7 +63,7 @@ def check_subscribe(
     check_subscription_name(name)
     check_initial(initial_position)
     check_text("consumer_name", consumer_name)
-    check_count("receiver_queue_size", receiver_queue_size, least=0)
+    check_integer("receiver_queue_size", receiver_queue_size, 0)
     return found
 
 
@@ -84,7 +83,7 @@ def deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
         return now_ms + delay_ms(at, "deliver_at")
     if isinstance(at, datetime) and at.tzinfo is not None:
         return max(round(at.timestamp() * 1000), 0)
-    if type(at) is not int or not 0 <= at <= _INT64_MAX:
+    if type(at) is not int or not 0 <= at <= INT64_MAX:
         raise InvalidArgumentError("deliver_at", at, "epoch ms, a datetime with a time zone, or a timedelta")
     return at
 
@@ -104,7 +103,7 @@ def message_of(payload: object, key: object, properties: object, event_ms: objec
         raise InvalidArgumentError("payload", payload, "bytes, or None for a message without a value")
     if key is not None:
         check_text("key", key)
-    if type(event_ms) is not int or not 0 <= event_ms <= _INT64_MAX:
+    if type(event_ms) is not int or not 0 <= event_ms <= INT64_MAX:
         raise InvalidArgumentError("event_time_ms", event_ms, "epoch ms")
     given = {} if properties is None else properties
     if not isinstance(given, Mapping):
@@ -114,20 +113,3 @@ def message_of(payload: object, key: object, properties: object, event_ms: objec
         check_text("properties", value)
     value = None if payload is None else bytes(payload)
     return EntryMessage(value, cast("str | None", key), dict(given), event_ms)
-
-
-def check_text(field: str, value: object) -> None:
-    """Raise InvalidArgumentError unless this is text that can be written as UTF-8."""
-    try:
-        if isinstance(value, str):
-            value.encode()
-            return
-    except UnicodeEncodeError:
-        pass
-    raise InvalidArgumentError(field, value, "a string without lone surrogates")
-
-
-def check_count(field: str, value: object, *, least: int = 1) -> None:
-    """Raise InvalidArgumentError unless this is a number of messages, at least ``least``."""
-    if type(value) is not int or value < least:
-        raise InvalidArgumentError(field, value, f"an integer of at least {least}")

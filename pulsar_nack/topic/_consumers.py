@@ -5,29 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ..consumer import Delivery, SessionEvent
 from ..ids import Position
 from ._entry import hash_of
 
 _POINTS = 100
-
-
-class ConsumerInbox(Protocol):
-    """The inbox of a consumer, as its subscription fills it."""
-
-    def take(self, deliveries: Iterable[Delivery]) -> None:
-        """Take the messages of an entry."""
-
-    def tell(self, event: SessionEvent) -> None:
-        """Note that the subscription was moved, or that another consumer is active now."""
-
-    def fail(self, error: BaseException) -> None:
-        """Raise an error in those who wait for messages, now and later."""
-
-    def give_back(self, positions: Iterable[Position]) -> int:
-        """Drop the messages of these entries that were not received yet; return how many."""
 
 
 @dataclass(slots=True)

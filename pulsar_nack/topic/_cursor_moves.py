@@ -235,8 +235,8 @@ class CursorMoves:
         inboxes = self._delivery.inboxes
         self._delivery.take_back(list(self._dispatcher.in_flight), *inboxes)
         for inbox in inboxes.values():
-            inbox.tell(SessionEvent.CLOSED)
-            inbox.tell(SessionEvent.BEGAN)
+            inbox.report(SessionEvent.CLOSED)
+            inbox.report(SessionEvent.BEGAN)
         self._admission.forget()
         self._delivery.rewind(forget=True)
         if self._delivery.tracker is not None:

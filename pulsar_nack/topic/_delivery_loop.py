@@ -22,10 +22,10 @@ from ..delayed import DelayedDeliveryTracker
 from ..errors import LedgerError, LogNotFoundError, TopicFormatError
 from ..ids import Position
 from ._admission import AdmissionControl
-from ._consumers import ConsumerInbox
 from ._dispatch_queue import EntryInfo
 from ._dispatcher import Dispatcher, SubscriptionType
 from ._entry import NO_KEY, Entry, deliveries_of
+from ._inbox import LocalInbox
 from ._ledgers import TopicLedgers
 
 _AT_A_TIME: Final = 100
@@ -48,7 +48,7 @@ class DeliveryLoop:
         dispatcher: Dispatcher,
         admission: AdmissionControl,
     ) -> None:
-        self.inboxes: dict[int, ConsumerInbox] = {}
+        self.inboxes: dict[int, LocalInbox] = {}
         self.tracker: DelayedDeliveryTracker | None = None
         self.failures = 0
         """How often entries could not be read."""
@@ -265,7 +265,7 @@ class DeliveryLoop:
         self.inboxes[number].take(deliveries_of(self._topic, position, entry, indexes, count))
 
     async def _state_of(self, position: Position, entry: Entry) -> tuple[bool, BatchSet | None]:
-        """Return whether an entry is acknowledged, and what is left of its batch, both as of the same moment."""
+        """Return whether an entry is acknowledged, and which messages of its batch are not, both at the same moment."""
         while True:
             parts = self._dispatcher.parts_acked
             batch = await self._cursor.batch_set(position) if entry.is_batch else None

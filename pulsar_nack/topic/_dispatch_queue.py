@@ -1,4 +1,4 @@
-"""The entries of a subscription that wait to be sent, and what is known of those that were read."""
+"""The entries of a subscription that wait to be sent, with the keys and sizes of those that were read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._entry import NO_KEY
 
 
 class EntryInfo(NamedTuple):
-    """What is known of an entry that was read: the hash of its key, and the size of its batch, 0 for no batch."""
+    """The known facts about an entry that was read: the hash of its key, and the size of its batch, 0 for no batch."""
 
     key_hash: int = NO_KEY
     batch_size: int = 0
@@ -37,7 +37,7 @@ class DispatchQueue:
         return position in self._positions
 
     def info(self, position: Position) -> EntryInfo | None:
-        """Return what is known of an entry, None if it was not read."""
+        """Return the key and size of an entry, None if it was not read."""
         return self._info.get(position)
 
     def lowest(self, key_hash: int | None = None) -> Position | None:
@@ -53,7 +53,7 @@ class DispatchQueue:
         self._by_key.setdefault(info.key_hash, OrderedPositions()).add(position)
 
     def update(self, positions: Iterable[Position]) -> None:
-        """Add entries that were not read; what is known of those already here stays."""
+        """Add entries that were not read; those already here keep their info."""
         self._positions.update(positions)
 
     def discard(self, position: Position) -> None:
@@ -68,7 +68,7 @@ class DispatchQueue:
             self._forget(position)
 
     def forget_info(self) -> None:
-        """Forget what is known of the entries; they stay."""
+        """Forget the keys and sizes of the entries; the entries stay."""
         self._info.clear()
         self._by_key.clear()
 

@@ -7,7 +7,7 @@ States of an entry above the mark-delete position, as far as it is known here:
 
 - *in flight*: sent to a consumer, and not acknowledged as a whole
 - *queued*: not sent when it was read because no consumer had room, returned by a consumer that asked for redelivery or
-  left, or delayed and due; lowest first. If it was read, its key and size are known, so that it is not read in vain.
+  left, or delayed and due; lowest first. If it was read, its key and size are known, so it is not read for nothing.
 
 Order of a key, on Key_Shared subscriptions: no consumer gets an entry while a lower one of its key is queued, and only
 the consumer that holds entries of the key gets more of them. On Exclusive and Failover subscriptions all entries have
@@ -237,7 +237,7 @@ class Dispatcher:
         return held
 
     def give_back(self, number: int, positions: Iterable[Position]) -> list[Position]:
-        """Queue entries that a consumer has not shown, for other consumers; return those that it held."""
+        """Queue undelivered entries of a consumer for other consumers; return those that it held."""
         mine = [
             position
             for position in dict.fromkeys(positions)

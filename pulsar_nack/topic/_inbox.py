@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from .._waiting import WaitingCalls
 from ..consumer import Delivery, SessionEvent
-from ..consumer.transport import WaitingCalls
 from ..ids import MessageId, Position
 
 
@@ -23,7 +23,7 @@ class LocalInbox:
         """Called with each session event of the consumer; holds no reference to the port, see :mod:`._port`."""
         self._members = members
         self._here: deque[Delivery] = deque()
-        self._waiters = WaitingCalls()
+        self._waiters = WaitingCalls[None]()
 
     def __len__(self) -> int:
         return len(self._here)
@@ -33,7 +33,7 @@ class LocalInbox:
         check()
         while not self._here:
             before_wait()
-            await self._waiters.wait(self.__len__)
+            await self._waiters.wait(self._pass_on)
             check()
         return self._here.popleft()
 
@@ -44,7 +44,11 @@ class LocalInbox:
             self._members.arrived([delivery.id for delivery in arrived])
         for delivery in arrived:
             self._here.append(delivery)
-            self._waiters.wake_one()
+            self._waiters.wake_first(None)
+
+    def _pass_on(self, _: None) -> None:
+        if self._here:
+            self._waiters.wake_first(None)
 
     def whole(self) -> list[Position]:
         """Return the entries of which no message was taken yet."""
@@ -67,7 +71,7 @@ class LocalInbox:
         """Drop all messages."""
         self._here.clear()
 
-    def tell(self, event: SessionEvent) -> None:
+    def report(self, event: SessionEvent) -> None:
         """Report an event to the consumer, before it gets anything else."""
         if self.on_event is not None:
             self.on_event(event)
@@ -84,11 +88,11 @@ class LocalInbox:
 
     def wake_all(self) -> None:
         """Let all waiting calls check again."""
-        self._waiters.wake_all()
+        self._waiters.wake_all(None)
 
 
 class Noted(NamedTuple):
-    """What a call acknowledges: whole entries, and the members of batches that it is the first to name."""
+    """The acknowledgements of a call: whole entries, and the members of batches that it is the first to name."""
 
     completed: list[MessageId]
     taken: dict[Position, set[int]]

@@ -70,7 +70,7 @@ class EntryPublisher:
 
 
 class LocalPublisher:
-    """A :class:`~pulsar_nack.Publisher` that puts everything into one topic; get it from ``topic.publisher()``.
+    """A :class:`~pulsar_nack.consumer.Publisher` that puts everything into one topic; from ``topic.publisher()``.
 
     A local topic has no ordering keys, and no keys of bytes: those become base64.
 

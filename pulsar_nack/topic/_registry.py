@@ -15,9 +15,9 @@ from ..cursor import Cursor
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ledger import LogStore
 from ._arguments import InitialPosition
-from ._consumers import ConsumerInbox
 from ._cursors import Cursors, LedgerTrimmer
 from ._dispatcher import SubscriptionType
+from ._inbox import LocalInbox
 from ._ledgers import TopicLedgers
 from ._port import LocalPort
 from ._subscription import Subscription
@@ -126,7 +126,7 @@ class SubscriptionRegistry:
             self._ports_made += 1
             label = consumer_name or f"{self._ports_made:09}"
 
-            def attach(inbox: ConsumerInbox) -> int:
+            def attach(inbox: LocalInbox) -> int:
                 return subscription.join(inbox, label, room=room, unacked_limit=unacked_limit, kind=kind)
 
             port = LocalPort(

@@ -19,10 +19,10 @@ from ..delayed import DelayedDeliveryTracker
 from ..errors import BrokerError
 from ..ids import MessageId, Position
 from ._admission import AdmissionControl
-from ._consumers import ConsumerInbox
 from ._cursor_moves import CursorMoves
 from ._delivery_loop import DeliveryLoop
 from ._dispatcher import Dispatcher, SubscriptionType
+from ._inbox import LocalInbox
 from ._ledgers import TopicLedgers
 from ._statistics import SubscriptionStatistics
 
@@ -69,7 +69,7 @@ class Subscription:
             tasks=self._tasks,
             on_trimmable=on_trimmable,
         )
-        """What changes the cursor other than acknowledgements: skips and seeks."""
+        """Skips and seeks: the changes of the cursor that are not acknowledgements."""
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
@@ -148,14 +148,14 @@ class Subscription:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._failure = error
-            _log.error("subscription %s delivers nothing any more", self.name, exc_info=error)
+            _log.error("subscription %s has stopped delivering", self.name, exc_info=error)
             for inbox in list(self._inboxes.values()):
                 inbox.fail(error)
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     def join(
-        self, inbox: ConsumerInbox, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType
+        self, inbox: LocalInbox, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType
     ) -> int:
         """Add a consumer; return its number.
 
@@ -171,12 +171,12 @@ class Subscription:
             self._delivery.rewind(forget=True)
         elif not kind.is_shared and before is not None and self._dispatcher.active != before:
             self._delivery.take_back(self._dispatcher.rewind(), before)
-            self._inboxes[before].tell(SessionEvent.INACTIVE)
+            self._inboxes[before].report(SessionEvent.INACTIVE)
         self.wake()
         return number
 
     def leave(self, number: int) -> None:
-        """Remove a consumer, if it is there; what it has not acknowledged goes to the others at once."""
+        """Remove a consumer, if it is there; its unacknowledged entries go to the others at once."""
         if self._inboxes.pop(number, None) is not None:
             self._admission.came_back(list(self._dispatcher.held_by(number)))
             self._dispatcher.leave(number)
@@ -204,7 +204,7 @@ class Subscription:
             self.wake()
 
     def give_back(self, number: int, positions: Iterable[Position]) -> None:
-        """Give entries that a consumer has not shown to the others; they count as not delivered to it."""
+        """Give undelivered entries of a consumer to the others; they count as never sent to it."""
         if number in self._inboxes:
             self._delivery.take_back(self._dispatcher.give_back(number, positions), number)
             self._delivery.changed()

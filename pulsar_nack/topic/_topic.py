@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from os import PathLike
-from types import TracebackType
 from typing import Any, NamedTuple, Self, overload
 
-from .._check import check_flag, clock_of, config_of
+from .._check import check_flag, check_integer, check_text, clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
-from .._lifetime import LoopBound
+from .._lifetime import ClosesOnExit, LoopBound
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -25,11 +24,9 @@ from ._arguments import (
     InitialPosition,
     SubscriptionTypeName,
     as_bucket_config,
-    check_count,
     check_initial,
     check_subscribe,
     check_subscription_name,
-    check_text,
 )
 from ._dispatcher import SubscriptionType
 from ._entry import entry_class
@@ -40,7 +37,7 @@ from ._registry import SubscriptionRegistry
 from ._statistics import TopicStatistics
 
 
-class LocalTopic(LoopBound):
+class LocalTopic(ClosesOnExit, LoopBound):
     """A topic without a broker: durable, ordered, with the four subscription types.
 
     Open it with :meth:`open`, and close it with :meth:`aclose` or ``async with``. A message survives kill -9 once
@@ -120,11 +117,6 @@ class LocalTopic(LoopBound):
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if not self._is_closed:
@@ -293,7 +285,7 @@ class LocalTopic(LoopBound):
         kind = check_subscribe(name, type, initial_position, consumer_name, receiver_queue_size)
         check_flag("batch_index_ack", batch_index_ack)
         if unacked_limit is not None:
-            check_count("unacked_limit", unacked_limit)
+            check_integer("unacked_limit", unacked_limit, 1)
         return await self._subscriptions.join(
             name,
             initial_position,
@@ -364,7 +356,7 @@ class LocalTopic(LoopBound):
 
     async def skip(self, subscription: str, count: int) -> int:
         """Acknowledge a subscription's next ``count`` unacknowledged entries; return how many they were."""
-        check_count("count", count, least=0)
+        check_integer("count", count, 0)
         return await (await self._subscriptions.get(subscription)).moves.skip(count)
 
     async def clear_backlog(self, subscription: str) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from copy import copy
 from typing import Final, NamedTuple
 
-from ..errors import PulsarNackError
+from .._tasks import set_error
 from ..ids import Position
 from ..ledger import Log
 from ._entry import Entry
@@ -93,7 +92,8 @@ class EntryWriter:
             group = self._take(place.room)
             first = await place.log.append_many([waiting.data for waiting in group]) if group else 0
         except BaseException as error:
-            _fail(group or self._take(len(self._queue)), error)
+            for waiting in group or self._take(len(self._queue)):
+                set_error(waiting.done, error)
             if not isinstance(error, Exception):
                 raise
             return
@@ -120,14 +120,3 @@ class EntryWriter:
             if not waiting.done.done():
                 group.append(waiting)
         return group
-
-
-def _fail(group: Sequence[_QueuedEntry], error: BaseException) -> None:
-    """Raise an error in several callers, each with its own copy, because they must not share a traceback."""
-    for waiting in group:
-        if waiting.done.done():
-            continue
-        if isinstance(error, asyncio.CancelledError):
-            waiting.done.cancel()
-        else:
-            waiting.done.set_exception(copy(error) if isinstance(error, PulsarNackError) else error)

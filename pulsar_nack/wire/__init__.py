@@ -59,12 +59,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name of ``_LATER`` on its first use."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
-    return found
+if not TYPE_CHECKING:  # a type checker would take any name from it, misspelled ones too
+
+    def __getattr__(name: str) -> Any:
+        """Import a name of ``_LATER`` on its first use."""
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from .._check import check_config
 from .._delays import Delay, delay_ms
-from .._foreign import quoted
-from .._lifetime import NotCopied, check_loop
+from .._lifetime import ClosesWhenDropped, check_loop
 from ..clock import LoopClock
 from ..consumer import Consumer, Subscribing
 from ..consumer.transport import check_settings
@@ -34,10 +30,8 @@ from ._protocol._topics import normalize, normalize_namespace
 if TYPE_CHECKING:
     from ._producer._producer import Producer, Producing
 
-_LOG: Final = logging.getLogger("pulsar_nack.wire")
 
-
-class Client(NotCopied):
+class Client(ClosesWhenDropped):
     """A client of a broker or a cluster, over the broker's own protocol. Get it from :func:`pulsar_nack.connect`.
 
     Use it as ``async with``, or call :meth:`aclose`, in one event loop. Closing it closes its open consumers and
@@ -59,24 +53,14 @@ class Client(NotCopied):
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._inner = self._twin()
 
     def __repr__(self) -> str:
         return f"<Client of {self._url!r}{', closed' if self._is_closed else ''}>"
 
-    def __del__(self) -> None:
-        context = self.__dict__.get("_context")  # not set if the URL was refused
-        if context is not None and not self._is_closed and not context.loop.is_closed():
-            context.loop.call_soon_threadsafe(_close_dropped, context, quoted(self))
-            warnings.warn(f"unclosed {quoted(self)}", ResourceWarning, source=self, stacklevel=2)
-
     async def __aenter__(self) -> Self:
         self._open_context()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close all open consumers and producers, then the connections. Idempotent, in any loop.
@@ -86,11 +70,18 @@ class Client(NotCopied):
         if self._context is not None and (self._closing is None or not self._closing.done()):
             check_loop(self._context.loop, "the client")
         self._is_closed = True
-        if self._context is None:
-            return
+        if self._context is not None:
+            await asyncio.shield(self._begin_close())
+
+    def _open_in(self) -> asyncio.AbstractEventLoop | None:
+        return None if self._is_closed or self._context is None else self._context.loop
+
+    def _begin_close(self) -> asyncio.Task[None]:
+        assert self._context is not None
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close(self._context), name="pulsar_nack.wire client closing")
-        await asyncio.shield(self._closing)
+            closing = self._close(self._context)
+            self._closing = self._context.loop.create_task(closing, name="pulsar_nack.wire client closing")
+        return self._closing
 
     async def _close(self, context: ClientContext) -> None:
         await gather_settled(each.close() for each in list(self._open))
@@ -232,11 +223,6 @@ class Client(NotCopied):
             )
         check_loop(self._context.loop, "the client")
         return self._context
-
-
-def _close_dropped(context: ClientContext, name: str) -> None:
-    context.loop.create_task(context.aclose(), name="pulsar_nack.wire client closing")
-    _LOG.warning("%s was dropped without being closed; its connections are closed now", name)
 
 
 def connect(url: str, options: Mapping[str, Any]) -> Client:

@@ -27,7 +27,7 @@ GRACE: Final = 2.0
 TOLD_WITHIN: Final = 1.5
 """Seconds in which a consumer has asked for what is gone, also where that takes a new connection."""
 _LONGEST_DELAY: Final = 1.0
-_MOST_STUCK: Final = 3
+_MAX_STUCK: Final = 3
 _KEPT: Final = ("in_work", "ready", "held", "requested", "kept", "dead_letters_waiting")
 
 
@@ -55,7 +55,7 @@ class Judge:
                 break
             waited = life.now() - began_at
             late = [each for each in hidden if waited > patience(_LONGEST_DELAY + GRACE + each.extra_delay)]
-            if late and life.times_stuck < _MOST_STUCK and await life.got_moving():
+            if late and life.times_stuck < _MAX_STUCK and await life.got_moving():
                 began_at = life.now()
             elif late:
                 life.note(f"hidden are {[each.number for each in hidden]}, in memory {list(map(_left, life.workers))}")

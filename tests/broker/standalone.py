@@ -33,7 +33,7 @@ START_ATTEMPTS = 3  # a port may be taken between looking and binding
 RESTART_ATTEMPTS = 20
 LOST_LOCK = b"/ledgers/available/"
 LOST_LOCK_END = b"was invalidated"
-MOST_LOST_LOCKS = 20
+MAX_LOST_LOCKS = 20
 
 
 class StandaloneError(RuntimeError):
@@ -214,7 +214,7 @@ class Standalone:
         with (self._folder / "log").open("rb") as log:
             log.seek(self._log_begins_at)
             lost = sum(LOST_LOCK in line and LOST_LOCK_END in line for line in log)
-        if lost > MOST_LOST_LOCKS:
+        if lost > MAX_LOST_LOCKS:
             raise RegistrationLoopError(f"the storage registered itself {lost} times")
 
 

@@ -18,7 +18,7 @@ from tests.broker._admin import Admin
 from tests.broker._assembly import version
 from tests.broker.standalone import (
     ADMIN_URL,
-    MOST_LOST_LOCKS,
+    MAX_LOST_LOCKS,
     SERVICE_URL,
     RegistrationLoopError,
     Standalone,
@@ -96,7 +96,7 @@ def test_starts_anew_while_storage_registers_in_a_loop(own_broker: Standalone, m
     assert is_healthy(own_broker.admin_url)
 
 
-@pytest.mark.parametrize(("lost", "is_loop"), [(MOST_LOST_LOCKS, False), (MOST_LOST_LOCKS + 1, True)])
+@pytest.mark.parametrize(("lost", "is_loop"), [(MAX_LOST_LOCKS, False), (MAX_LOST_LOCKS + 1, True)])
 def test_a_registration_loop_is_seen_in_the_log(tmp_path: Path, *, lost: int, is_loop: bool) -> None:
     """A few lost registrations are none; many since the last start are, and those before it do not count."""
     line = "12:00 - INFO  - Lock on resource /ledgers/available/127.0.0.1:3181 was invalidated. state Valid\n"

@@ -830,6 +830,8 @@ async def test_bad_input() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=name):
             Consumer(FakePort(), **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^Consumer\(\) got an unexpected keyword argument 'back_off'$"):
+        Consumer(FakePort(), back_off=1)  # type: ignore[call-arg]
     with pytest.raises(NotOpenError):
         await Consumer(FakePort()).receive()
     async with consuming(FakePort()) as (port, consumer):

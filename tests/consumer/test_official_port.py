@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import subprocess
 import sys
@@ -17,9 +18,12 @@ import pytest
 import pulsar_nack
 from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
 from pulsar_nack._topic_pattern import for_official_client
+from pulsar_nack.consumer import ConsumerOptions
 from pulsar_nack.consumer import _official as official
 from pulsar_nack.consumer._native_ids import NativeMessageIds, delivery_of
 from pulsar_nack.consumer._official import OfficialPort, broker_error
+from pulsar_nack.consumer._subscribe import OfficialSettings
+from pulsar_nack.consumer.transport import CONSUMER_SETTINGS
 from pulsar_nack.errors import TopicNotFoundError
 from pulsar_nack.testing import virtual_time
 from tests.for_each import for_each
@@ -70,9 +74,9 @@ async def test_bad_arguments_are_refused_before_anything_happens() -> None:
 async def test_no_queue_is_for_one_topic() -> None:
     """O16, O57: lists and patterns without a queue are refused by name: the client would hand out nothing for ever."""
     client = object.__new__(pulsar.asyncio.Client)
-    for topic, options in ((["t"], {}), ("t.*", {"is_pattern_topic": True})):
+    for topic, is_pattern in ((["t"], False), ("t.*", True)):
         with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
-            pulsar_nack.subscribe(client, topic, "s", receiver_queue_size=0, **options)
+            pulsar_nack.subscribe(client, topic, "s", receiver_queue_size=0, is_pattern_topic=is_pattern)
 
 
 async def test_partitions_without_a_queue_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +326,18 @@ async def test_settings_that_there_are_not() -> None:
         wrong: Any = {name: 1}
         with pytest.raises(InvalidArgumentError, match=f"{name}: .*{near}"):
             pulsar_nack.subscribe(client, "t", "s", **wrong)
+    with pytest.raises(InvalidArgumentError, match=r"backof: .*\(backoff\?\)"):
+        pulsar_nack.subscribe(client, "t", "s", backof=1)  # type: ignore[call-arg]
     pulsar_nack.subscribe(client, "t", "s", receiver_queue_size=1)
+
+
+def test_every_setting_of_the_client_has_a_type() -> None:
+    """A type checker knows all settings that pass through to the client; ``help`` names those of a consumer."""
+    known = set(inspect.signature(pulsar.asyncio.Client.subscribe).parameters)
+    ours = {"self", "topic", "subscription_name", "consumer_type", "negative_ack_redelivery_delay_ms"}
+    assert set(OfficialSettings.__annotations__) - set(ConsumerOptions.__annotations__) == known - ours
+    shown = list(inspect.signature(pulsar_nack.subscribe).parameters)
+    assert shown[4:] == [*CONSUMER_SETTINGS, "settings"]
 
 
 def test_ids_are_built_with_their_topic() -> None:
@@ -349,7 +364,7 @@ def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
 
 def test_handles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the client's id objects the newest are kept; those that are acknowledged go."""
-    monkeypatch.setattr("pulsar_nack.consumer._native_ids._MOST_HANDLES", 3)
+    monkeypatch.setattr("pulsar_nack.consumer._native_ids._MAX_HANDLES", 3)
     handles = NativeMessageIds("t")
     for entry in range(5):
         handles.remember(MessageId(1, entry), entry)

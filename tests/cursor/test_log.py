@@ -87,7 +87,7 @@ async def test_damage_all_over(caplog: pytest.LogCaptureFixture) -> None:
         await cursor.acknowledge([Position(3, 3)])
     async with home.cursor(LEDGERS) as cursor:
         assert await acked(cursor) == [*durable[0], (3, 3)]
-    assert "an older state is searched" in caplog.text
+    assert "searching for an older state" in caplog.text
 
 
 async def test_entry_of_another_ledger() -> None:

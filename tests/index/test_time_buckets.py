@@ -31,7 +31,7 @@ SMALL: dict[tuple[Any, str], int] = {
     (sealer_module, "_FOLD_EARLY"): 2,
     (sealer_module, "_FOLD_PLAIN"): 2,
     (sealer_module, "_MANY_OPEN"): 1,
-    (sealer_module, "_MOST_OPEN"): 2,
+    (sealer_module, "_MAX_OPEN"): 2,
     (sealer_module, "_WORTH_CLOSING"): 1,
     (sealer_module, "_SPLIT_AT"): 2,
     (sealer_module, "_GIVE_UP"): 2,
@@ -42,7 +42,7 @@ SMALL: dict[tuple[Any, str], int] = {
     (sweep_module, "_SWEEP_AT"): 3,
     (inserter_module, "_SEAL_FROM"): 4,
     (sweep_module, "_STEPS"): 1,
-    (inserter_module, "_MOST_APPENDS"): 2,
+    (inserter_module, "_MAX_APPENDS"): 2,
     (pending_module, "_FEW_ADDED"): 1,
     (pending_module, "_FEW_EACH"): 1_000,
 }

@@ -99,7 +99,7 @@ async def test_empty_cursor(tmp_path: Path) -> None:
 
 
 async def test_old_form(tmp_path: Path) -> None:
-    """A cursor in the old form is reported as such, with its ledgers."""
+    """A cursor in the legacy format is reported as such, with its ledgers."""
     config = QUIET.model_copy(update={"enable_lru_cache_max_unacked_ranges": False})
     await write(tmp_path, [(1, 3), (2, 5)], [(2, 7)], config=config)
     report = only(tmp_path)

@@ -11,7 +11,7 @@ from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._index import BucketIndex
 from pulsar_nack.delayed.bucket._snapshot_builder import SnapshotBuilder
 from pulsar_nack.delayed.format import decode_metadata
-from pulsar_nack.pipeline._build_encoding import encode_bucket, varint
+from pulsar_nack.pipeline._build_encoding import encode_bucket
 from pulsar_nack.pipeline._build_rows import Cutter, DuplicatePositionError, Rows
 from pulsar_nack.pipeline._build_units import Block, Unit, make_units, split_evenly
 
@@ -99,11 +99,3 @@ def test_no_rows_are_no_units() -> None:
     """Nothing is divided into nothing."""
     assert make_units([], BucketConfig()) == []
     assert split_evenly([], 4) == []
-
-
-@pytest.mark.parametrize(
-    ("number", "data"), [(0, b"\0"), (127, b"\x7f"), (128, b"\x80\x01"), (2**63 - 1, b"\xff" * 8 + b"\x7f")]
-)
-def test_varint(number: int, data: bytes) -> None:
-    """Numbers are written in groups of 7 bits, the lowest first."""
-    assert varint(number) == data

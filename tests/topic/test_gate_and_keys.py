@@ -22,7 +22,7 @@ from tests.tiers import seeds, size
 from .test_gate_on_topics import LIMIT, TICK
 
 KEYS = 6
-MOST_ROUNDS = 100
+MAX_ROUNDS = 100
 
 
 class KeyedLife:
@@ -129,7 +129,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         goes_on = await look(self)
         is_idle = goes_on and before == (self._read_at, set(self._dispatcher.in_flight))
         idle[self._name] = idle[self._name] + 1 if is_idle else 0
-        assert idle[self._name] < MOST_ROUNDS, "it spins"
+        assert idle[self._name] < MAX_ROUNDS, "it spins"
         return goes_on
 
     monkeypatch.setattr(DeliveryLoop, "_round", counted)

@@ -14,6 +14,7 @@ import pytest
 from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.consumer import ConsumerPort
+from pulsar_nack.errors import AlreadyEnteredError, LogLockedError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, MemoryFiles, virtual_time
 from pulsar_nack.topic import LocalTopic, SubscriptionType, open_local
@@ -31,6 +32,21 @@ async def until_quiet(port: ConsumerPort) -> list[Delivery]:
             got.append(await asyncio.wait_for(port.receive(), 0.2))
         except TimeoutError:
             return got
+
+
+async def test_entered_once_at_a_time(tmp_path: Path) -> None:
+    """An opening that is entered twice is refused: nobody would close the first topic; after leaving it works."""
+    opening = open_local(tmp_path, SMALL)
+    async with open_local(tmp_path):
+        with pytest.raises(LogLockedError):
+            await opening.__aenter__()
+    for _ in range(2):
+        async with opening as topic:
+            with pytest.raises(AlreadyEnteredError, match="the topic was entered already"):
+                await opening.__aenter__()
+            await topic.publish(b"x")
+        with pytest.raises(ClosedError):
+            await topic.publish(b"x")
 
 
 async def test_a_dropped_consumer_gives_back_at_once(tmp_path: Path) -> None:

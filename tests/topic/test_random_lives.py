@@ -132,7 +132,7 @@ class Lives:
             for number, inbox in subscription._inboxes.items():
                 member = dispatcher._consumers[number]
                 if member.name in self.queues:
-                    assert member.room + len(inbox) == self.queues[member.name]  # type: ignore[arg-type]
+                    assert member.room + len(inbox) == self.queues[member.name]
                 held = [dispatcher.in_flight[position] for position in dispatcher.held_by(number)]
                 assert member.unacked == sum(each.messages for each in held)
                 assert all(each.consumer == number and each.left for each in held)

@@ -30,7 +30,7 @@ from tests.wire.fake_broker import Call, FakeBroker, silence
 from tests.wire.mutations import MUTATORS, mended
 from tests.wire.recorded import Recorded, recorded
 
-MOST_RECEIVED: Final = 200
+MAX_RECEIVED: Final = 200
 """Messages that are received of one frame."""
 QUIET: Final = ("AUTH_RESPONSE", "CLOSE_CONSUMER", "FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES")
 """Commands that are not answered."""
@@ -147,7 +147,7 @@ class Fuzz:
     async def _settle(self, port: Any, member: Any, producer: Producer) -> None:
         """Receive what has come, and connect again where the connection is gone or waits for the rest of a frame."""
         await asyncio.sleep(0.001)
-        for _ in range(MOST_RECEIVED):
+        for _ in range(MAX_RECEIVED):
             delivery = port.receive_nowait()
             if delivery is None:
                 break

@@ -12,7 +12,7 @@ When = Literal["waiting", "answered", "insisting"]
 again at each of the awaits where it cleans up after that, before anything runs that it began there."""
 
 TICK_S: Final = 0.0005
-_MOST_TIMES: Final = 10
+_MAX_TIMES: Final = 10
 
 
 class Stepped:
@@ -48,7 +48,7 @@ class Stepped:
                 resume = partial(self._inner.throw, error)
             else:
                 resume = partial(self._inner.send, None)
-            if self._when == "insisting" and self.was_reached and self._insisted < _MOST_TIMES:
+            if self._when == "insisting" and self.was_reached and self._insisted < _MAX_TIMES:
                 self._insisted += 1
                 asyncio.get_running_loop().call_soon(task.cancel)
 

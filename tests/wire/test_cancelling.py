@@ -21,7 +21,7 @@ from tests.wire.stepping import When, cancelled_at
 BASE: Final = "persistent://public/default/"
 LONG_S: Final = 200.0
 """After so long all that goes on by itself has come to its end."""
-MOST_AWAITS: Final = 100
+MAX_AWAITS: Final = 100
 
 whens = pytest.mark.parametrize("when", get_args(When))
 Step = Callable[[Client], Coroutine[Any, Any, object]]
@@ -53,7 +53,7 @@ def at_each_await(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> int:
 
     The fast tier tries every fourth await only.
     """
-    for at in range(1, MOST_AWAITS, size(1, fast=4)):
+    for at in range(1, MAX_AWAITS, size(1, fast=4)):
         if not run(scenario(at)):
             gc.collect()  # what nobody looked at is logged
             return at - 1

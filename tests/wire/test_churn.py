@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
         """Assert that it did not grow; less than that for each round is noise."""
         print(f"\n{rounds} rounds: {later.objects - self.objects:+} objects, {later.blocks - self.blocks:+} blocks")
         assert later.objects - self.objects <= 20 + rounds // 100
-        assert later.blocks - self.blocks <= 150 + rounds // 5
+        assert later.blocks - self.blocks <= 200 + rounds // 5
         assert later.tasks == self.tasks
         assert later.timers <= self.timers
 

@@ -162,7 +162,7 @@ async def test_entered_once_at_a_time() -> None:
             await subscribing.__aenter__()
         for _ in range(2):
             async with subscribing as consumer, producing as producer:
-                with pytest.raises(AlreadyEnteredError, match="subscription"):
+                with pytest.raises(AlreadyEnteredError, match="consumer"):
                     await subscribing.__aenter__()
                 with pytest.raises(AlreadyEnteredError, match="producer"):
                     await producing.__aenter__()
@@ -232,7 +232,7 @@ def test_protobuf_is_not_imported_before_it_is_needed() -> None:
         "sys.modules['google'] = None\n"
         "try:\n"
         "    pulsar_nack.connect('pulsar://localhost:6650')\n"
-        "except MissingExtraError as error:\n"
+        "except pulsar_nack.errors.MissingExtraError as error:\n"
         "    assert error.extra == 'wire', error.extra\n"
         "else:\n"
         "    sys.exit('it connected')\n"

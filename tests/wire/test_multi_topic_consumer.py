@@ -154,7 +154,7 @@ async def test_a_topic_that_was_deleted_has_nothing_to_do(maker: Maker, caplog: 
     member.redeliver_nowait([left])
     assert maker.gone == [f"{BASE}orders"] * 2
     assert [record.message for record in caplog.records if "was deleted" in record.message] == [
-        f"{BASE}orders was deleted: acknowledgements and nacks of its messages have nothing to do"
+        f"{BASE}orders was deleted: acknowledgements and nacks of its messages have no effect"
     ]
     with pytest.raises(BrokerError, match="was deleted"):
         await member.seek(left)

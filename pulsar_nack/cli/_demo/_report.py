@@ -1,4 +1,4 @@
-"""What the demo prints: progress on stderr, and on stdout a table, with a column for each consumer on a broker."""
+"""The output of the demo: progress on stderr, and on stdout a table, with a column for each consumer on a broker."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ... import Consumer, DelayedDeliveryConfig, LocalTopic, LoopClock, NackConfig, connect, subscribe
+from ... import Consumer, DelayedDeliveryConfig, LocalTopic, NackConfig, connect, subscribe
+from ...clock import LoopClock
 from ...consumer.transport import broker_error
 from ...errors import BrokerError, MissingExtraError, PulsarNackError
 from ...testing import EmbeddedBroker, FakePort, FakeTopic

@@ -230,7 +230,7 @@ class AckedMessages:
     # --- dropping ----------------------------------------------------------------------------------------------------
 
     def drop_old(self, now_ms: int, ttl_ms: int | None = None) -> None:
-        """Drop what is older than ``memory_ms``, and batches without a new acknowledgement for ``ttl_ms``.
+        """Drop acknowledgements older than ``memory_ms``, and batches without a new acknowledgement for ``ttl_ms``.
 
         O(dropped batches).
         """

@@ -46,7 +46,7 @@ def check_home(durable: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DurableContext:
-    """What a durable state needs from its consumer.
+    """The facts about its consumer that a durable state needs.
 
     :param in_flight: the number of messages that are delivered or held
     :param is_connected: whether the transport has its connection
@@ -178,7 +178,7 @@ class DurableNacks:
             _log.warning("durable state: storage does not answer; %d changes may not be there", self.journal.waiting)
 
     async def aclose(self, timeout: float = math.inf) -> None:
-        """Close the logs, and the store of a folder, after :meth:`run`; past ``timeout`` seconds this goes on alone."""
+        """Close the logs, and the store of a folder, after :meth:`run`; after ``timeout`` s in the background."""
         if not await _ends_in_time(self._store.aclose(), timeout):
             _log.warning("durable state: storage does not answer; it is closed as soon as it does")
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from ..._varint import read_varint, write_varint
 from ...ids import MessageId
 
 RECORD_VERSION: Final = 1
@@ -152,8 +153,8 @@ def encode_ranges(acks: RangeAcks) -> bytes:
     numbers = bytearray()
     end = 0
     for first, last in acks.ranges:
-        _write_number(numbers, first - end)
-        _write_number(numbers, last - first)
+        write_varint(numbers, first - end)
+        write_varint(numbers, last - first)
         end = last + 1
     head = (
         RECORD_VERSION << 4 | RecordKind.RANGES,
@@ -233,33 +234,13 @@ def _decode_ranges(data: bytes) -> RangeAcks:
     ranges = []
     end = 0
     for _ in range(count):
-        gap, at = _read_number(data, at)
-        length, at = _read_number(data, at)
+        gap, at = read_varint(data, at)
+        length, at = read_varint(data, at)
         ranges.append((end + gap, end + gap + length))
         end += gap + length + 1
     if at != len(data) or end > 1 << 63:
         raise ValueError("ranges that end elsewhere")
     return RangeAcks(MessageId(ledger, 0, partition, topic=topic), at_ms, ranges)
-
-
-def _write_number(into: bytearray, number: int) -> None:
-    """Append a varint."""
-    while number > 127:
-        into.append(number & 127 | 128)
-        number >>= 7
-    into.append(number)
-
-
-def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a varint and the offset after it."""
-    number = shift = 0
-    while True:
-        byte = data[at]
-        number |= (byte & 127) << shift
-        at += 1
-        if byte < 128:
-            return number, at
-        shift += 7
 
 
 def _topic(data: bytes) -> str | None:

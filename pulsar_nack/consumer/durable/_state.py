@@ -93,7 +93,7 @@ class DurableState:
         return self._pending.pages()
 
     def snapshot(self, now_ms: int) -> Iterator[bytes | None]:
-        """Return the records of the whole state, and drop what is too old; None: a step without a record.
+        """Return the records of the whole state, and drop old parts; None: a step without a record.
 
         Changes may be applied between the steps.
         """

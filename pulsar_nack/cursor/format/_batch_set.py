@@ -1,7 +1,7 @@
 """Batch sets: which messages of a batch are not acknowledged yet, and the batch sets of one ledger.
 
-A ledger may have tens of thousands of batch sets, and the size that they take when written is asked for again and again
-(K47). So :class:`BatchSets` keeps the sums from which that size follows with every change.
+A ledger may have tens of thousands of batch sets, and the size that they take when written is asked for again and
+again. So :class:`BatchSets` keeps the sums from which that size follows with every change.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class BatchSet:
         return index >= 0 and not self.unacked >> index & 1
 
     def merge(self, other: BatchSet) -> BatchSet:
-        """Return what is left when both were acknowledged: an index stays only if it is in both."""
+        """Return the set that is left when both were acknowledged: an index stays only if it is in both."""
         return BatchSet(max(self.size, other.size), self.unacked & other.unacked)
 
     def __iter__(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Batch sets as columns of a ledger's record: entries, batch sizes, and what is not acknowledged."""
+"""Batch sets as columns of a ledger's record: entries, batch sizes, and unacknowledged indexes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
+from ..._check import INT64_MAX
 from ...errors import CursorFormatError, InvalidArgumentError
 from ...index import varint_bytes, whole_section
 from ._batch_set import BatchSet, BatchSets
-from ._protobuf import INT64_MAX, deltas, messages
+from ._protobuf import deltas, messages
 
 _STEP: Final = 1_024
 """Batch sets in one set of columns."""

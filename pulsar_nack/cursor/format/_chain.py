@@ -24,7 +24,7 @@ _FIXED: Final = 60
 
 
 class MarkerContents(NamedTuple):
-    """What a marker says, except for where the ledgers' states lie."""
+    """The contents of a marker, without the places of the ledgers' states."""
 
     mark_delete: Position
     properties: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What is acknowledged in one ledger, and the summary of it that stays in memory when it is evicted."""
+"""The acknowledged part of one ledger, and the summary of it that stays in memory when it is evicted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LedgerSummary(NamedTuple):
 
 
 class LedgerAcks:
-    """What is acknowledged in one ledger beyond the mark-delete position: whole entries, and parts of batches."""
+    """The acknowledged part of one ledger beyond the mark-delete position: whole entries, and parts of batches."""
 
     __slots__ = ("batches", "ranges")
 
@@ -68,7 +68,7 @@ class LedgerAcks:
         return LedgerSummary(len(self.ranges), leading, -1 if last is None else last, len(self.batches))
 
     def trim(self, entry: int) -> None:
-        """Drop what lies at or before this entry, that of the mark-delete position. O(batches)."""
+        """Drop everything up to this entry, that of the mark-delete position. O(batches)."""
         self.ranges.discard_below(entry + 1)
         for passed in [passed for passed in self.batches if passed <= entry]:
             del self.batches[passed]

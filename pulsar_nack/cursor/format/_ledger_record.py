@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from ..._check import INT64_MAX
 from ...errors import CursorFormatError, InvalidArgumentError
 from ...index import varint_bytes
 from ._batches import batches_size, decode_batches, encode_batches
 from ._entries import MAX_ACKED, decode_entries, encode_entries, entries_size
 from ._ledger_acks import LedgerAcks
 from ._parts import empty_record, join_parts, split_body, split_size
-from ._protobuf import INT64_MAX, LEDGER, RecordKind, messages, parse
+from ._protobuf import LEDGER, RecordKind, messages, parse
 
 MAX_RECORD_BYTES: Final = 5 << 20
 """The largest record that is written: what bookkeepers take by default."""
@@ -77,7 +78,7 @@ def decode_state(ledger: int, records: Sequence[bytes]) -> LedgerAcks:
 def ledger_size(state: LedgerAcks, ledger: int, *, limit: int = MAX_RECORD_BYTES) -> int:
     """Return how many bytes the records of a ledger's state would take; exact but for some bytes in 1 024 batch sets.
 
-    It is found from the bitmap, without encoding, whenever the ledger has changed (K47). O(bytes of the bitmaps): some
+    It is found from the bitmap, without encoding, whenever the ledger has changed. O(bytes of the bitmaps): some
     microseconds for a ledger of 50 000 entries.
     """
     body = entries_size(state.ranges) + batches_size(state.batches)

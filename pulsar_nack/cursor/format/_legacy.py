@@ -42,7 +42,7 @@ _WORD: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LegacyRecord:
-    """What a record in the legacy format says.
+    """The contents of a record in the legacy format.
 
     :param mark_delete: the mark-delete position
     :param states: what is acknowledged beyond it, by ledger

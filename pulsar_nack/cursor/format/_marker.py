@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any, Final
 
+from ..._check import INT64_MAX
 from ...errors import CursorFormatError, InvalidArgumentError
 from ...ids import Position
 from ._ledger_record import MAX_RECORD_BYTES
 from ._parts import empty_record, join_parts, part_number, split_body
 from ._protobuf import (
-    INT64_MAX,
     MARKER,
     MARKER_PART,
     RecordKind,
@@ -35,7 +35,7 @@ _WHAT: Final = "a marker"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a marker says.
+    """The contents of a marker.
 
     :param sequence: its sequence number, 0 <= n < 2**63
     :param mark_delete: the mark-delete position

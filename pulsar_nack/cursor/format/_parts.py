@@ -19,7 +19,7 @@ _DESCRIPTION: Final = 2 * 4 + 5
 """At most what a part says beside its body: its number, the count, and the checksum."""
 _RESERVED: Final = _DESCRIPTION + 18
 """At most what a record takes beside its envelope and its piece of the body: the description, and the lengths."""
-_LEAST_BODY: Final = 64
+_MIN_BODY: Final = 64
 _MAX_PARTS: Final = 1 << 20
 
 Envelope = Callable[[], Any]
@@ -38,9 +38,9 @@ def split_body(body: bytes, limit: int, *, last: Envelope, others: Envelope) -> 
     if whole.ByteSize() <= limit:
         return [bytes(whole.SerializeToString())]
     room = limit - _RESERVED - max(last().ByteSize(), others().ByteSize())
-    if room < _LEAST_BODY:
+    if room < _MIN_BODY:
         raise InvalidArgumentError(
-            "limit", limit, f"at least {limit - room + _LEAST_BODY} bytes, for what is in each record"
+            "limit", limit, f"at least {limit - room + _MIN_BODY} bytes, for what is in each record"
         )
     pieces = [body[at : at + room] for at in range(0, len(body), room)]
     checksum = zlib.crc32(body)

@@ -26,6 +26,7 @@ from operator import sub
 from sys import byteorder
 from typing import Any, Final, NamedTuple
 
+from ..._check import INT64_MAX
 from ...errors import CursorFormatError, InvalidArgumentError, MissingExtraError
 from ...ids import Position
 
@@ -35,14 +36,13 @@ MARKER_PART: Final = "#acks.part"
 SEQUENCE: Final = "#acks.sequence"
 NOWHERE: Final = Position(0, -1)
 """The position of records that have no position: nothing is acknowledged."""
-INT64_MAX: Final = 2**63 - 1
 _MARKS: Final = "#acks."
 _FOREIGN: Final = "entry-type"
 """Marks what a later proposal of Pulsar (PIP-488) writes, whose positions mean something else."""
 
 
 class RecordKind(Enum):
-    """What a record is."""
+    """The kind of a record."""
 
     LEDGER = "a ledger's state"
     MARKER = "a marker"

@@ -11,7 +11,7 @@ APPEND: Final = 1 << 22
 """Bytes that are appended or read at a time; one record may have more."""
 RECORD_OVERHEAD: Final = 4
 _FIRST_READ: Final = 8
-_MOST_READ: Final = 256
+_MAX_READ: Final = 256
 
 
 class StoredRecords(NamedTuple):
@@ -77,7 +77,7 @@ async def read_ledgers(log: Log, wanted: Mapping[int, Sequence[int]]) -> AsyncIt
             yield ledger, [records[number] for number in mine]
         at += len(batch)
         each = sum(map(len, records.values())) // len(batch)
-        count = min(max(APPEND // (each + 1), 1), _MOST_READ, 4 * count)
+        count = min(max(APPEND // (each + 1), 1), _MAX_READ, 4 * count)
 
 
 async def read_numbers(log: Log, numbers: Sequence[int]) -> list[bytes]:
@@ -101,7 +101,7 @@ class Copied(NamedTuple):
 
 
 async def copy_states(old: Log, index: Mapping[int, StoredRecords], new: Log) -> Copied:
-    """Copy the records of ``index`` to a new log, with a bounded part in memory at a time (K28).
+    """Copy the records of ``index`` to a new log, with a bounded part in memory at a time.
 
     :raises LedgerError: a record could not be read or written
     """

@@ -16,7 +16,7 @@ from ...index import NEVER
 
 _NO_LEDGER: Final = -1
 _BUCKET_BYTES: Final = 1_400
-"""What a bucket takes, its entries in the storage's and the cursor's tables included."""
+"""About the memory of a bucket, its entries in the storage's and the cursor's tables included."""
 
 
 @dataclass(slots=True, eq=False)

@@ -251,7 +251,7 @@ class BucketIndex:
         return dropped
 
     def clear(self) -> None:
-        """Drop everything, including what is being stored."""
+        """Drop everything, including buckets that are being stored."""
         dropped: list[AnyBucket] = [*self.buckets, *self.sealing]
         for each in dropped:
             each.is_dropped = True

@@ -20,13 +20,13 @@ import asyncio
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from copy import copy
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
+from ..._check import INT64_MAX, check_integer
 from ..._delays import Delay, delay_seconds
 from ..._lifetime import ClosesOnExit, LoopBound
-from ..._tasks import TaskOwner
+from ..._tasks import TaskOwner, own_copy, set_error
 from ...config import DELAYED_PREFIX
 from ...errors import (
     ClosedError,
@@ -42,7 +42,6 @@ from ...errors import (
 from ...ids import Position
 from ...ledger import Log, LogStore
 from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
-from .._arguments import INT64_MAX, check_int
 from ..format import (
     CURSOR_LOG_HEAD,
     CursorChange,
@@ -71,7 +70,7 @@ class _Waiting(NamedTuple):
 
 
 class LogDelayedCursor(ClosesOnExit, LoopBound):
-    """A :class:`~pulsar_nack.DelayedCursor` on a store of logs, with one owner at a time.
+    """A :class:`~pulsar_nack.delayed.DelayedCursor` on a store of logs, with one owner at a time.
 
     Open it with :meth:`open`, and close it before its store, with :meth:`aclose` or ``async with``.
     """
@@ -109,7 +108,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         :raises LogStorageError: the store refused
         """
         _check_text("name", name)
-        check_int("compact_at", compact_at, 0, INT64_MAX)
+        check_integer("compact_at", compact_at, 0, INT64_MAX)
         close_timeout_s = delay_seconds(close_timeout, "close_timeout")
         await check_name_is_free(store, name)
         part = await take_ownership(store, name)
@@ -140,8 +139,8 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
             ledger, entry = position
         except (TypeError, ValueError):
             raise InvalidArgumentError("position", position, "a Position") from None
-        check_int("ledger", ledger, 0, INT64_MAX)
-        check_int("entry", entry, -1, INT64_MAX)
+        check_integer("ledger", ledger, 0, INT64_MAX)
+        check_integer("entry", entry, -1, INT64_MAX)
         self._ensure_open()
         if (ledger, entry) > self._state.mark_delete_position:
             await self._change(MarkDelete(Position(ledger, entry)))
@@ -169,7 +168,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         :raises LogFencedError: another owner has taken the cursor over
         :raises LogStorageError: it could not be written; nothing has changed
         """
-        check_int("snapshot_id", snapshot_id, 0, INT64_MAX)
+        check_integer("snapshot_id", snapshot_id, 0, INT64_MAX)
         value = str(snapshot_id)
         named = [
             key for key, held in self._state.properties.items() if held == value and key.startswith(DELAYED_PREFIX)
@@ -180,7 +179,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
             await self._change(MarkDelete(self.mark_delete_position))
 
     async def aclose(self) -> None:
-        """Finish what was begun, and give up the cursor. Takes at most ``close_timeout``. Idempotent.
+        """Finish pending writes, and give up the cursor. Takes at most ``close_timeout``. Idempotent.
 
         :raises TimeoutError: storage did not answer in time; the cursor is given up as soon as it does
         """
@@ -203,7 +202,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
             raise ClosedError("LogDelayedCursor")
         self._check_loop("the cursor")
         if self._broken is not None:
-            raise _copy_of(self._broken)
+            raise own_copy(self._broken)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -224,9 +223,9 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
                 if wanted:
                     await self._write(wanted)
             except BaseException as error:
-                self._broken = error  # it is unknown whether the log goes on in another one
+                self._broken = error  # it is unknown whether the log continues in another one
                 for waiting in (*wanted, *self._queue):
-                    _refuse(waiting.done, error)
+                    set_error(waiting.done, error)
                 self._queue.clear()
                 raise
 
@@ -238,7 +237,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
                 await self._log.append_many(records)
             except Exception as error:  # noqa: BLE001 - passed to the callers
                 for waiting in (*group, *changes):
-                    _refuse(waiting.done, error)
+                    set_error(waiting.done, error)
                 return
             for waiting in group:
                 self._state.apply(waiting.change)
@@ -377,19 +376,5 @@ async def check_name_is_free(store: LogStore, name: str) -> None:
 
 
 def _check_text(field: str, value: object) -> None:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:  # lone surrogates can be stored
         raise InvalidArgumentError(field, value, f"text, at most {_MAX_TEXT:,} characters")
-
-
-def _refuse(done: asyncio.Future[None], error: BaseException) -> None:
-    if done.done():
-        return
-    if isinstance(error, asyncio.CancelledError):
-        done.cancel()
-    else:
-        done.set_exception(_copy_of(error))
-
-
-def _copy_of(error: BaseException) -> BaseException:
-    """Return an error for one of several callers, since they must not share a traceback."""
-    return copy(error) if isinstance(error, LedgerError) else error

@@ -4,7 +4,7 @@ The digest in a log's name identifies topic and cursor, so that the snapshots of
 of its creation time (epoch ms) and 20 random bits, and is greater than all existing ids. So neither this process nor
 another one reuses it after its snapshot was deleted.
 
-Creation goes on if its caller is cancelled; then the snapshot is deleted. A log that could not be deleted after a
+Creation continues if its caller is cancelled; then the snapshot is deleted. A log that could not be deleted after a
 failure is deleted before the next one is created. What a crash leaves, a log without a seal or a snapshot that no
 property names, is listed with the others, so that the tracker deletes it.
 """
@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from ..._check import check_clock, check_has, check_kind, check_list, check_text
+from ..._check import INT64_MAX, INT64_MIN, check_clock, check_has, check_integer, check_kind, check_list, check_text
 from ..._delays import Delay, delay_seconds
 from ..._lifetime import LoopBound
 from ..._tasks import TaskOwner
@@ -33,7 +33,6 @@ from ...errors import (
 )
 from ...ledger import LogStore
 from ...ledger.ownership import storage_timeout
-from .._arguments import INT64_MAX, INT64_MIN, check_int
 from ..format import (
     SNAPSHOT_LOG_NAME,
     Footer,
@@ -55,8 +54,8 @@ _HIGHEST_APPEND: Final = 15 << 20
 class LogSnapshotStorage(LoopBound):
     """A :class:`~pulsar_nack.BucketSnapshotStorage` on a store of logs, which its owner closes afterwards.
 
-    A damaged or truncated snapshot raises :class:`~pulsar_nack.SnapshotFormatError`, one that a later release wrote
-    :class:`~pulsar_nack.errors.LogVersionError`. The errors of the store are passed on.
+    A damaged or truncated snapshot raises :class:`~pulsar_nack.errors.SnapshotFormatError`, one that a later release
+    wrote :class:`~pulsar_nack.errors.LogVersionError`. The errors of the store are passed on.
 
     :param store: has the logs; other logs in it are left alone
     :param max_open: the number of snapshots that stay open for reading
@@ -76,8 +75,8 @@ class LogSnapshotStorage(LoopBound):
     ) -> None:
         check_has("store", store, ("create", "open_log"), "a LogStore")
         check_clock(clock)
-        check_int("max_open", max_open, 1, INT64_MAX)
-        check_int("max_append", max_append, 1, _HIGHEST_APPEND)
+        check_integer("max_open", max_open, 1, INT64_MAX)
+        check_integer("max_append", max_append, 1, _HIGHEST_APPEND)
         self._close_timeout_s = delay_seconds(close_timeout, "close_timeout")
         self._store = store
         self._max_append = max_append
@@ -98,7 +97,7 @@ class LogSnapshotStorage(LoopBound):
         await self._list()
 
     async def close(self) -> None:
-        """Finish what was begun, and close open snapshots. Takes at most ``close_timeout``. Idempotent.
+        """Finish pending work, and close open snapshots. Takes at most ``close_timeout``. Idempotent.
 
         :raises TimeoutError: storage did not answer in time; unfinished work ends as soon as it does
         """
@@ -142,7 +141,7 @@ class LogSnapshotStorage(LoopBound):
 
     async def get_bucket_snapshot_metadata(self, snapshot_id: int) -> bytes:
         """Return entry 0."""
-        check_int("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
+        check_integer("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
         (metadata,) = await self.get_bucket_snapshot_segment(snapshot_id, 0, 0)
         return metadata
 
@@ -152,16 +151,16 @@ class LogSnapshotStorage(LoopBound):
         :raises SnapshotNotFoundError: no snapshot has this id
         :raises SnapshotFormatError: the snapshot is damaged
         """
-        check_int("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
-        check_int("first", first, 0, INT64_MAX)
-        check_int("last", last, first, INT64_MAX)
+        check_integer("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
+        check_integer("first", first, 0, INT64_MAX)
+        check_integer("last", last, first, INT64_MAX)
         self._ensure_open()
         async with self._open_snapshots.use(snapshot_id) as snapshot:
             return await snapshot.entries(first, last)
 
     async def get_bucket_snapshot_length(self, snapshot_id: int) -> int:
         """Return the size of a snapshot on storage in bytes."""
-        check_int("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
+        check_integer("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
         self._ensure_open()
         async with self._open_snapshots.use(snapshot_id) as snapshot:
             return snapshot.log.size
@@ -172,7 +171,7 @@ class LogSnapshotStorage(LoopBound):
         :raises SnapshotNotFoundError: no snapshot has this id
         :raises LogForeignFilesError: its folder has files of something else
         """
-        check_int("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
+        check_integer("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
         self._ensure_open()
         name = await self._name_of(snapshot_id)
         self._open_snapshots.drop(snapshot_id)

@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Self
 
-from ..._check import check_flag, check_has
+from ..._check import INT64_MAX, check_flag, check_has, check_integer
 from ..._lifetime import ClosesOnExit
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError, InvalidArgumentError
 from ...ids import Position
 from ...index import PositionSet
-from .._arguments import INT64_MAX, check_int, check_message, check_on_due
+from .._arguments import check_message, check_on_due
 from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting
 from ._tracker import BucketDelayedDeliveryTracker
 
@@ -47,7 +47,7 @@ class SharedDelayedIndex(ClosesOnExit):
         topic_name: str = "",
         closes_with_last: bool = False,
     ) -> Self:
-        """Open the index; see :meth:`BucketDelayedDeliveryTracker.open`.
+        """Open the index; see :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.open`.
 
         :param cursor: keeps the names of the snapshots; its mark-delete position counts while there is no subscription
         :param closes_with_last: close when the last subscription is closed
@@ -102,7 +102,7 @@ class SharedDelayedIndex(ClosesOnExit):
 
 
 class SharedSubscription:
-    """The tracker of one subscription over a shared index; a :class:`DelayedDeliveryTracker`."""
+    """The tracker of one subscription over a shared index; a :class:`~pulsar_nack.DelayedDeliveryTracker`."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class SharedSubscription:
         return self._shared
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
-        """Hold a message back; see :meth:`BucketDelayedDeliveryTracker.add_message`.
+        """Hold a message back; see :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.add_message`.
 
         If the message is due, this subscription has to dispatch it; the others get it from their replay queues.
         """
@@ -145,7 +145,7 @@ class SharedSubscription:
 
     def get_scheduled_messages(self, max_messages: int) -> list[Position]:
         """Remove and return the messages that this subscription may dispatch now, in order of position."""
-        check_int("max_messages", max_messages, 0, INT64_MAX)
+        check_integer("max_messages", max_messages, 0, INT64_MAX)
         due = self._tracker.get_scheduled_messages(max_messages)
         for position in due:
             self._replay.add(*position)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any, Final, Self
 
-from ..._check import check_flag, check_has, check_text, clock_of, config_of
+from ..._check import INT64_MAX, INT64_MIN, check_flag, check_has, check_integer, check_text, clock_of, config_of
 from ..._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
 from ...clock import Clock
 from ...config import BucketConfig
@@ -20,7 +20,7 @@ from ...ids import Position
 from ...index import MAX_ENTRY
 from ...ledger import LogStore
 from ...ledger.ownership import close_on_error
-from .._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick, entries_of, times_of
+from .._arguments import check_message, check_on_due, check_tick, entries_of, times_of
 from ..format import snapshot_protobuf
 from ..storage import BucketSnapshotStorage, DelayedCursor
 from ..ticks import LATEST
@@ -159,7 +159,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
             and INT64_MIN <= deliver_at <= INT64_MAX
         ):
             check_message(ledger_id, entry_id, deliver_at)
-            check_int("entry_id", entry_id, 0, MAX_ENTRY)
+            check_integer("entry_id", entry_id, 0, MAX_ENTRY)
         if get_ident() != self._home._thread_id:
             self._check_home()
         now_ms = self._now_ms()
@@ -234,7 +234,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
         :raises InvalidArgumentError: not an int, or negative; nothing has changed
         :raises ClosedError: after :meth:`aclose`
         """
-        check_int("max_messages", max_messages, 0, INT64_MAX)
+        check_integer("max_messages", max_messages, 0, INT64_MAX)
         self._ensure_open()
         if self._snapshots.mark_delete_position.ledger != self._trimmed_to:
             self.trim()

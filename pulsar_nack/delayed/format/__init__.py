@@ -24,7 +24,6 @@ from ._names import (
 )
 from ._positions import BulkPositionSet
 from ._snapshot import (
-    INT64_MAX,
     STEP,
     SegmentRow,
     decode_metadata,
@@ -38,7 +37,6 @@ from ._snapshot_log import Footer, decode_footer, group_records, split_entries
 
 __all__ = [
     "CURSOR_LOG_HEAD",
-    "INT64_MAX",
     "SNAPSHOT_LOG_NAME",
     "STEP",
     "BulkPositionSet",

@@ -37,7 +37,7 @@ class RemoveProperty(NamedTuple):
 
 
 class NextGeneration(NamedTuple):
-    """The last record of a log: the log of this generation begins with a snapshot of the state and goes on."""
+    """The last record of a log: the log of this generation begins with a snapshot of the state."""
 
     generation: int
 

@@ -12,6 +12,7 @@ from operator import gt
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
+from ..._check import INT64_MAX
 from ...errors import MissingExtraError, SnapshotFormatError
 from ...index import MAX_ENTRY
 from ._columns import Columns, Index
@@ -23,8 +24,6 @@ Only this many objects exist at a time, and they are released before other tasks
 garbage collector, which blocks the loop for up to 20 ms.
 """
 
-INT64_MAX: Final = 2**63 - 1
-"""The largest ledger id and time."""
 _SEGMENT: Final = "snapshot segment"
 _METADATA: Final = "snapshot metadata"
 

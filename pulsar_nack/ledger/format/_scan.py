@@ -21,7 +21,7 @@ from ._segment import FrameReader, Segment
 
 
 class ScanResult(NamedTuple):
-    """How many records the log had at least, whether it was sealed, and what is damaged."""
+    """How many records the log had at least, whether it was sealed, and the damage."""
 
     length: int
     is_sealed: bool

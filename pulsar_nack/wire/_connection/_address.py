@@ -12,7 +12,7 @@ PLAIN_SCHEME: Final = "pulsar"
 SECURE_SCHEME: Final = "pulsar+ssl"
 _DEFAULT_PORTS: Final = {PLAIN_SCHEME: 6650, SECURE_SCHEME: 6651}
 _HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s\[\]:/@?#,]+))(?::(?P<port>[0-9]{1,5}))?")
-_MOST_LETTERS: Final = 300  # of a host with its port; a host name has at most 253
+_MAX_LETTERS: Final = 300  # of a host with its port; a host name has at most 253
 _EXPECTED: Final = "a URL as pulsar://host:6650 or pulsar+ssl://host:6651, with several hosts separated by commas"
 
 
@@ -70,7 +70,7 @@ def parse_service_url(url: str) -> tuple[Address, ...]:
 
 def _parse_host(text: str, scheme: str, url: str) -> Address:
     match = _HOST.fullmatch(text.strip())
-    if match is None or len(text) > _MOST_LETTERS or not text.isprintable():
+    if match is None or len(text) > _MAX_LETTERS or not text.isprintable():
         raise InvalidArgumentError(
             "url", url, f"hosts as name:port, not {quoted(without_credentials(text))}: {_EXPECTED}"
         )

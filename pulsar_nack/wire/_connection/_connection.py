@@ -55,7 +55,7 @@ _RESPONSES: Final[dict[int, str]] = {
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Get one from :meth:`open` or a pool, and use it in one event loop only."""
+    """A connection; get it from :meth:`open` or a pool, and use it in one event loop only."""
 
     def __init__(
         self, address: Address, options: ClientOptions, on_closed: Callable[[Connection], None] | None = None
@@ -323,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
                 if isinstance(frame, Frame):
                     self._dispatch(frame.command)
                     continue
-                command, headers_and_payload = frame  # in line: the hot path
+                command, headers_and_payload = frame  # inlined: the hot path
                 consumer = self._consumers.get(command[0])
                 if consumer is not None:
                     consumer.on_message(command, headers_and_payload)

@@ -1,4 +1,4 @@
-"""What the consumers and producers of one client share: connections, lookup, options, event loop."""
+"""Shared by the consumers and producers of one client: connections, lookup, options, event loop."""
 
 from __future__ import annotations
 

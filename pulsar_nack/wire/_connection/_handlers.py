@@ -12,7 +12,7 @@ _OF_CONSUMERS: Final = 1  # CommandTopicMigrated.ResourceType.Consumer
 
 
 class Handler(Protocol):
-    """What every handler has. All calls come from the event loop and must not block."""
+    """The base of all handlers. All calls come from the event loop and must not block."""
 
     def on_connection_lost(self, error: Exception) -> None:
         """Handle the end of the connection; the last call."""

@@ -19,8 +19,8 @@ from ._tls import make_context
 
 PROTOCOL_VERSION: Final = 21
 CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"
-_MOST_CHALLENGES: Final = 10
-_LEAST_SECRET: Final = 4
+_MAX_CHALLENGES: Final = 10
+_MIN_SECRET: Final = 4
 """A shorter secret is not replaced in texts, because it may be part of any word."""
 
 
@@ -109,7 +109,7 @@ class Handshake:
 
         :raises ProtocolError: too many challenges are unanswered
         """
-        if len(self._tasks) >= _MOST_CHALLENGES:
+        if len(self._tasks) >= _MAX_CHALLENGES:
             raise ProtocolError(f"a command AUTH_CHALLENGE, while {len(self._tasks)} others are not answered")
         task = asyncio.create_task(self._answer(challenge), name="pulsar_nack.wire answer to a challenge")
         self._tasks.add(task)
@@ -126,7 +126,7 @@ class Handshake:
     async def _auth_data(self, challenge: bytes | None) -> bytes:
         data = await self._authentication.data(challenge)
         text = data.decode(errors="replace")
-        self._secrets = tuple(each for each in (text, text.rpartition(":")[2]) if len(each) >= _LEAST_SECRET)
+        self._secrets = tuple(each for each in (text, text.rpartition(":")[2]) if len(each) >= _MIN_SECRET)
         return data
 
     def without_secrets(self, text: str) -> str:

@@ -13,7 +13,7 @@ import urllib.request
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-_MOST_HEAD_BYTES: Final = 1 << 15
+_MAX_HEAD_BYTES: Final = 1 << 15
 _CHUNKS_AT_ONCE: Final = 64
 _STATUS: Final = re.compile(rb"HTTP/1\.[0-9] ([0-9]{3})(?: .*)?", re.DOTALL)
 _LENGTH: Final = re.compile(rb"[0-9]{1,10}")
@@ -77,13 +77,13 @@ async def _connect(parts: SplitResult, tls: ssl.SSLContext | None) -> _Streams:
     if proxy is not None:
         assert tls is not None
         return await _through(urlsplit(proxy if "://" in proxy else f"http://{proxy}"), host, port, tls)
-    return await asyncio.open_connection(host, port, ssl=tls, limit=_MOST_HEAD_BYTES)
+    return await asyncio.open_connection(host, port, ssl=tls, limit=_MAX_HEAD_BYTES)
 
 
 async def _through(proxy: SplitResult, host: str, port: int, tls: ssl.SSLContext) -> _Streams:
     if proxy.scheme != "http" or not proxy.hostname:
         raise ConnectionError("the proxy of the environment is not an http:// URL")
-    reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or 80, limit=_MOST_HEAD_BYTES)
+    reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or 80, limit=_MAX_HEAD_BYTES)
     try:
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}"]
@@ -126,7 +126,7 @@ async def _body(reader: asyncio.StreamReader, headers: _Headers, most: int) -> b
             raise ValueError("a length that is no number")
         return await reader.readexactly(_bounded(int(length), most))
     body = bytearray()
-    while piece := await reader.read(_MOST_HEAD_BYTES):
+    while piece := await reader.read(_MAX_HEAD_BYTES):
         body += piece
         _bounded(len(body), most)
     return bytes(body)

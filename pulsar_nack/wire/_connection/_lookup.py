@@ -19,7 +19,7 @@ from ._pool import Pool
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _SLICE: Final = 2_000
-_MOST_LETTERS: Final = 2_000
+_MAX_LETTERS: Final = 2_000
 """Longest full name of a topic."""
 _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
     "persistent": pb.CommandGetTopicsOfNamespace.PERSISTENT,
@@ -105,7 +105,7 @@ class Lookup:
         invalid: list[str] = []
         for at in range(0, len(names), _SLICE):
             for name in names[at : at + _SLICE]:
-                if not name.isprintable() or len(name) > _MOST_LETTERS:
+                if not name.isprintable() or len(name) > _MAX_LETTERS:
                     invalid.append(name)
                 elif wanted is None or wanted.fullmatch(name):
                     found.append(name)

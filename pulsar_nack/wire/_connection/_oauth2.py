@@ -27,7 +27,7 @@ from ...errors import BrokerError, InvalidArgumentError
 from ._http import HttpResponse, fetch
 
 _WELL_KNOWN: Final = "/.well-known/openid-configuration"
-_MOST_ANSWER_BYTES: Final = 1 << 18
+_MAX_ANSWER_BYTES: Final = 1 << 18
 _NEW_FROM: Final = 0.9  # of its lifetime; after that the next connection requests a new token
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _CODES: Final = frozenset(
@@ -189,7 +189,7 @@ class OAuth2Authentication:
         try:
             async with asyncio.timeout(self._timeout):
                 tls = await self._context() if url.startswith("https:") else None
-                answer = await fetch(url, form, tls=tls, most_bytes=_MOST_ANSWER_BYTES)
+                answer = await fetch(url, form, tls=tls, most_bytes=_MAX_ANSWER_BYTES)
         except TimeoutError:
             raise self._fault(f"it gave no whole answer within {self._timeout:g} s") from None
         except OSError as error:

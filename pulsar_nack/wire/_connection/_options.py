@@ -17,10 +17,10 @@ from pydantic import (
     model_validator,
 )
 
+from ..._check import check_strings, check_text
 from ...backoff import Exponential
 from ...config import DelayField, _Settings
 from ...errors import InvalidArgumentError
-from .._consumer._subscribe_options import check_strings, is_text
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._batches import DEFAULT_MAX_BATCH_MESSAGES, DEFAULT_MAX_METADATA_BYTES
 from .._protocol._frames import DEFAULT_MAX_COMMAND_BYTES, DEFAULT_MAX_TOPICS
@@ -140,8 +140,7 @@ class SchemaInfo:
             )
         if not isinstance(self.data, bytes):
             raise InvalidArgumentError("data", self.data, "bytes")
-        if not is_text(self.name):
-            raise InvalidArgumentError("name", self.name, "a str without lone surrogates")
+        check_text("name", self.name)
         check_strings("properties", self.properties)
 
     def to_protobuf(self) -> pb.Schema:

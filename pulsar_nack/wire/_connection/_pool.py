@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ..._tasks import retrieve_error
 from ...errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError, ProtocolError
 from ._address import Address, parse_service_url
 from ._connection import Connection, Dial
 from ._options import ClientOptions
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
-_MOST_LOST: Final = 1_000
+_MAX_LOST: Final = 1_000
 
 
 class _Endpoint(NamedTuple):
@@ -148,7 +149,7 @@ class Pool:
                 self._connect(endpoint), name=f"pulsar_nack.wire connecting to {endpoint.physical}"
             )
             self._opening[endpoint] = task
-            task.add_done_callback(_retrieve_error)
+            task.add_done_callback(retrieve_error)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -187,7 +188,7 @@ class Pool:
         self._counts["connections_lost"] += 1
         self._counts["protocol_errors"] += isinstance(error, ProtocolError)
         self._lost[endpoint] = asyncio.get_running_loop().time(), error
-        if len(self._lost) > _MOST_LOST:
+        if len(self._lost) > _MAX_LOST:
             del self._lost[next(iter(self._lost))]
         _LOG.warning("connection lost: %s", error)
 
@@ -213,9 +214,3 @@ class Pool:
         if opening:
             await asyncio.wait(opening)
         await asyncio.gather(*(connection.aclose() for connection in self.connections()))
-
-
-def _retrieve_error(task: asyncio.Task[Connection]) -> None:
-    """Keep asyncio from reporting the error of an attempt whose callers were all cancelled."""
-    if not task.cancelled():
-        task.exception()

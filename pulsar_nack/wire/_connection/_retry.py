@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ._context import ClientContext
 
 T = TypeVar("T")
-MOST_AT_ONCE: Final = 32
+MAX_AT_ONCE: Final = 32
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _BUSY_S: Final = 1.0
-_LEAST_TRIES: Final = 15
+_MIN_TRIES: Final = 15
 """A pause between tries is at most this fraction of a request's time, so that a late recovery is not missed."""
 
 
@@ -32,7 +32,7 @@ def with_context(operation: str, error: BrokerError) -> BrokerError:
 # --- concurrent calls ------------------------------------------------------------------------------------------------
 
 
-async def gather_or_cancel(calls: Iterable[Awaitable[T]], most: int = MOST_AT_ONCE) -> list[T]:
+async def gather_or_cancel(calls: Iterable[Awaitable[T]], most: int = MAX_AT_ONCE) -> list[T]:
     """Await all calls, at most ``most`` at a time, and return their results in order.
 
     The first failure cancels the other calls and is raised.
@@ -96,7 +96,7 @@ async def retry_transient(
                 return await call()
         except BrokerError as error:
             last, may_pass = error, is_transient(error)
-            pause = min(float(backoff(tries - 1)), limit / _LEAST_TRIES)
+            pause = min(float(backoff(tries - 1)), limit / _MIN_TRIES)
             gives_up_at = ends_at if may_pass else min(began_at + _BUSY_S, ends_at) if is_busy(error) else 0.0
             if loop.time() + pause > gives_up_at:
                 if not may_pass or tries == 1:

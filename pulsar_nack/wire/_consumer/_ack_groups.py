@@ -127,7 +127,7 @@ class AckGroupingTracker:
             self._send(group)
 
     def connected(self, send: Send) -> None:
-        """Use a new connection; first send again what is unanswered."""
+        """Use a new connection; first send unanswered groups again."""
         self._send_group = send
         for group in list(self._unanswered):
             self._send(group)

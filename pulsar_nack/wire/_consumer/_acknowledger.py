@@ -67,7 +67,7 @@ class Acknowledger:
         self._members_done = self._on_members_done  # one object, so that members of different calls share a group
 
     def disconnected(self) -> None:
-        """Keep what is not confirmed for the next session; forget the ack sets."""
+        """Keep unconfirmed acknowledgements for the next session; forget the ack sets."""
         self._groups.disconnected()
         self.sets.forget()
 

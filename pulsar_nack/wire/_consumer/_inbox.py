@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from ..._waiting import WaitingCalls
 from ...consumer import Delivery
-from ...consumer.transport import WaitingCalls
 from ._deliveries import QueuedMessage
 from ._receiver_queue import ReceiverQueue
 from ._unread_entry import QueuedEntry, UnreadEntry
@@ -28,7 +28,7 @@ class WireInbox:
         self._before_wait = before_wait
         self._ready: deque[QueuedMessage | UnreadEntry] = deque()
         self._sources: deque[ReceiverQueue] = deque()  # the source of each item in _ready
-        self._waiters = WaitingCalls()
+        self._waiters = WaitingCalls[None]()
         self._epochs: dict[ReceiverQueue, int] = {}
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class WireInbox:
         self._ready.append(item)
         self._sources.append(source)
         if self._waiters:
-            self.wake_all() if type(item) is UnreadEntry else self._waiters.wake_one()
+            self.wake_all() if type(item) is UnreadEntry else self._waiters.wake_first(None)
 
     async def get(self) -> Delivery:
         """Wait for a delivery and take it; cancelling it loses none."""
@@ -52,7 +52,11 @@ class WireInbox:
             if self._ready and (delivery := self.get_nowait()) is not None:
                 return delivery
             self._before_wait()
-            await self._waiters.wait(self.__len__)
+            await self._waiters.wait(self._pass_on)
+
+    def _pass_on(self, _: None) -> None:
+        if self._ready:
+            self._waiters.wake_first(None)
 
     def get_nowait(self) -> Delivery | None:
         """Take the next delivery, None if none is here."""
@@ -129,4 +133,4 @@ class WireInbox:
 
     def wake_all(self) -> None:
         """Let every waiting call check again."""
-        self._waiters.wake_all()
+        self._waiters.wake_all(None)

@@ -18,7 +18,7 @@ from ...errors import BrokerError, ClosedError, MissingExtraError, TopicNotFound
 from ...ids import MessageId
 from .._connection._broker_errors import as_text
 from .._connection._context import ClientContext
-from .._connection._retry import MOST_AT_ONCE, gather_or_cancel, gather_settled, retry_transient, with_context
+from .._connection._retry import MAX_AT_ONCE, gather_or_cancel, gather_settled, retry_transient, with_context
 from ._inbox import WireInbox
 from ._selection import PatternSelection, Selection, name_of
 from ._subscribe_options import SubscribeOptions
@@ -78,7 +78,7 @@ class DeletedTopicConsumer:
     def _log(self) -> None:
         if not self._is_logged:
             self._is_logged = True
-            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have nothing to do", self._topic)
+            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have no effect", self._topic)
 
 
 AnyTopicConsumer = TopicConsumer | DeletedTopicConsumer
@@ -140,7 +140,7 @@ class MultiTopicConsumer:
         try:
             more_s = self._context.options.request_timeout.total_seconds()
             await gather_or_cancel(
-                self._open(name, consumer, ends_at + number // MOST_AT_ONCE * more_s)
+                self._open(name, consumer, ends_at + number // MAX_AT_ONCE * more_s)
                 for number, (name, consumer) in enumerate(made.items())
             )
         except BaseException:
@@ -226,7 +226,7 @@ class MultiTopicConsumer:
             await gather_settled([consumer.aclose()])
             raise
         else:
-            _LOG.info("%s is new, and consumed from now on", name)
+            _LOG.info("%s is new, and is consumed from now on", name)
             self._consumers[name] = consumer
             self._deleted.pop(name, None)
             self._note_only()
@@ -325,7 +325,7 @@ class MultiTopicConsumer:
         if self._unreadable is None:
             self._unreadable = error
             label, subscription = self._selection.label, self._options.subscription
-            _LOG.error("%s as %s: nothing more is received, for one message cannot be: %s", label, subscription, error)
+            _LOG.error("%s as %s: receiving stops, because a message cannot be read: %s", label, subscription, error)
             for consumer in self:
                 self._pause(consumer)
             self.inbox.wake_all()
@@ -340,7 +340,7 @@ class MultiTopicConsumer:
         if consumer.missing is None:  # it has ended
             self.inbox.wake_all()
         elif any(each.missing is None for each in self):
-            _LOG.warning("%s was deleted, and may not be created again: the other topics go on", consumer.topic)
+            _LOG.warning("%s was deleted, and may not be created again: the other topics continue", consumer.topic)
         else:
             self.inbox.wake_all()
 

@@ -16,7 +16,7 @@ from ._redelivery_requests import Place
 
 _FIRST_S: Final = 0.1
 _LONGEST_S: Final = 100.0
-_MOST_KNOWN: Final = 10_000
+_MAX_KNOWN: Final = 10_000
 
 
 class PausedEntries:
@@ -64,7 +64,7 @@ class PausedEntries:
         """Return entries that the application did not get."""
         for place in places:
             self._times[place] = self._times.pop(place, 0) + 1
-        for oldest in list(self._times)[: max(len(self._times) - _MOST_KNOWN, 0)]:
+        for oldest in list(self._times)[: max(len(self._times) - _MAX_KNOWN, 0)]:
             del self._times[oldest]
         if places:
             self._update()

@@ -315,5 +315,5 @@ def traits_of(options: SubscribeOptions) -> PortTraits:
 
 def queue_required() -> InvalidArgumentError:
     """Return the error of consuming several topics or partitions without a receiver queue."""
-    wanted = "at least 1 for several topics or partitions, each of which would hold a message that nobody works on"
+    wanted = "at least 1 with several topics or partitions, each of which would fetch a message that no call takes"
     return InvalidArgumentError("receiver_queue_size", 0, wanted)

@@ -44,7 +44,7 @@ class SessionOwner(Protocol):
 
 
 class ConsumerSession:
-    """Made by :meth:`begin`; ends once: by :meth:`end` or :meth:`drop`, by the broker, or with the connection."""
+    """A session, made by :meth:`begin`; ended once, by :meth:`end`, :meth:`drop`, the broker or a lost connection."""
 
     def __init__(self, connection: Connection, owner: SessionOwner, topic: str) -> None:
         self.connection = connection

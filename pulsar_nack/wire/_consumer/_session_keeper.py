@@ -311,7 +311,7 @@ class SessionKeeper:
                 self._acks.close()
 
     def on_active_changed(self, session: ConsumerSession, is_active: bool) -> None:
-        """Drop what was not taken when another consumer of the Failover subscription becomes active."""
+        """Drop untaken messages when another consumer of the Failover subscription becomes active."""
         if self.session is not None and session is not self.session:
             return
         was_active, self._was_active = self._was_active, is_active

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ..._check import check_flag
+from ..._check import check_flag, check_integer, check_name, check_one_of, check_strings
 from ..._delays import Delay, delay_ms
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
@@ -18,7 +18,7 @@ TYPES: Final = ("exclusive", "shared", "failover", "key_shared")
 _POSITIONS: Final = ("latest", "earliest")
 _HASHES: Final = 65_536
 _INT32_MAX: Final = 2**31 - 1
-_MOST_QUEUED: Final = 1_000_000
+_MAX_QUEUED: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,18 @@ class SubscribeOptions:
     create_topic: bool = True
 
     def __post_init__(self) -> None:
-        _check_name("subscription", self.subscription)
+        check_name("subscription", self.subscription)
         if self.consumer_name is not None:
-            _check_name("consumer_name", self.consumer_name)
-        _check_one_of("type", self.type, TYPES)
-        _check_one_of("initial_position", self.initial_position, _POSITIONS)
-        _check_int("priority_level", self.priority_level, 0, _INT32_MAX)
+            check_name("consumer_name", self.consumer_name)
+        check_one_of("type", self.type, TYPES)
+        check_one_of("initial_position", self.initial_position, _POSITIONS)
+        check_integer("priority_level", self.priority_level, 0, _INT32_MAX)
         check_strings("properties", self.properties)
         check_strings("subscription_properties", self.subscription_properties)
-        _check_int("receiver_queue_size", self.receiver_queue_size, 0, _MOST_QUEUED)
-        _check_int("ack_group_ms", self.ack_group_ms, 0, 10_000)
-        _check_int("max_pending_chunked", self.max_pending_chunked, 1, 100_000)
-        _check_int("max_chunked_bytes", self.max_chunked_bytes, 1, 2**40)
+        check_integer("receiver_queue_size", self.receiver_queue_size, 0, _MAX_QUEUED)
+        check_integer("ack_group_ms", self.ack_group_ms, 0, 10_000)
+        check_integer("max_pending_chunked", self.max_pending_chunked, 1, 100_000)
+        check_integer("max_chunked_bytes", self.max_chunked_bytes, 1, 2**40)
         if not delay_ms(self.chunk_timeout, "chunk_timeout"):
             raise InvalidArgumentError("chunk_timeout", self.chunk_timeout, "more than 0")
         for name in ("batch_index_ack", "read_compacted", "durable", "replicate_subscription_state", "create_topic"):
@@ -137,29 +137,3 @@ def _as_ranges(value: object) -> tuple[tuple[int, int], ...]:
         if not isinstance(pair, tuple) or len(pair) != 2 or any(type(end) is not int for end in pair):
             raise InvalidArgumentError("ranges", value, wanted)
     return value
-
-
-def is_text(value: object) -> bool:
-    """Return whether a value is text that can be encoded: without lone surrogates."""
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
-def _check_name(name: str, value: object) -> None:
-    if not is_text(value) or not value:
-        raise InvalidArgumentError(name, value, "a name")
-
-
-def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise InvalidArgumentError(name, value, f"one of {', '.join(known)}")
-
-
-def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
-    if type(value) is not int or not lowest <= value <= highest:
-        raise InvalidArgumentError(name, value, f"an integer from {lowest} to {highest}")
-
-
-def check_strings(name: str, value: object) -> None:
-    """Raise unless ``value`` is a mapping from text to text that can be encoded."""
-    if not isinstance(value, Mapping) or not all(is_text(text) for pair in value.items() for text in pair):
-        raise InvalidArgumentError(name, value, "a mapping from str to str")

@@ -24,7 +24,7 @@ _GATHER_S: Final = 0.05
 """Changes within this time are handled together."""
 _RETRY_S: Final = 1.0
 """The pause before the next watch after a connection broke."""
-_MOST_LOST: Final = 3
+_MAX_LOST: Final = 3
 """A broker or proxy that broke the connection this often instead of answering is not asked again."""
 
 
@@ -74,7 +74,7 @@ class TopicListWatcher:
             if self._context.pool.is_closed:
                 raise
             is_final = isinstance(error, BrokerRefusedError) and not is_transient(error)
-            self._is_refused = is_final or self._lost >= _MOST_LOST
+            self._is_refused = is_final or self._lost >= _MAX_LOST
             _LOG.log(logging.INFO if self._is_refused else logging.DEBUG, "%s is not watched: %s", self, error)
 
     async def _watch(self, connection: Connection) -> None:

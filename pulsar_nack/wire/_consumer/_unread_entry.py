@@ -26,7 +26,7 @@ from ._deliveries import DeliveryFactory, plain_member
 
 READ_AT_ONCE: Final = 100
 """Most messages of a batch that are read together."""
-_MOST_PROPERTIES: Final = 2_000
+_MAX_PROPERTIES: Final = 2_000
 """Reading stops early once the messages together have this many properties."""
 _LARGE: Final = 1 << 20
 """A payload of more bytes is decompressed in a thread."""
@@ -181,7 +181,7 @@ class UnreadEntry:
                     member = _delivered_id((ledger, entry, partition, index), extras)
                     deliveries.append(factory.delivery(member, self.command, metadata, payload, of_entry))
                     properties += len(metadata.properties)
-                    if properties >= _MOST_PROPERTIES:
+                    if properties >= _MAX_PROPERTIES:
                         break
         except UndecodableMessageError as error:  # later ones are unreadable too: where they begin is not known
             self._damage = error

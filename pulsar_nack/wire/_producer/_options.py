@@ -37,7 +37,7 @@ class ProducerOptions(_Settings):
     """How a producer sends messages. Times are seconds as a number, or a timedelta."""
 
     name: str | None = Field(default=None, min_length=1)
-    """The producer's name, unique on a topic; None: the broker makes one up. Deduplication uses it."""
+    """The producer's name, unique on a topic; None: the broker chooses one. Deduplication uses it."""
     compression: Compression = "none"
     """All but zlib need the extra ``compression``."""
     batching: bool = False
@@ -67,7 +67,7 @@ class ProducerOptions(_Settings):
     access_mode: AccessMode = "shared"
     """Whether other producers are allowed on the topic."""
     properties: dict[str, str] = Field(default_factory=dict)
-    """Of the producer, as the broker shows them."""
+    """Properties of the producer, as the broker shows them."""
     initial_sequence_id: int | None = Field(default=None, ge=0, le=2**63 - 1)
     """The sequence id of the first message; None: the next one after the broker's last of this name."""
     initial_subscription: str | None = Field(default=None, min_length=1)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ..._check import INT64_MAX, check_integer
 from ..._delays import Delay, delay_ms
+from ..._waiting import WaitingCalls
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
 from .._protocol import _pulsar_pb2 as pb
 
-_INT64_MAX: Final = 2**63 - 1
 _MESSAGE_OVERHEAD: Final = 64
 """Most bytes of a message that are not counted; so messages without a payload have a size too."""
 _PROPERTY_OVERHEAD: Final = 12
@@ -69,11 +69,11 @@ class OutgoingMessage:
         self.is_key_encoded = isinstance(key, bytes | bytearray)
         self.key = None if key is None else _as_key(key)
         self.ordering_key = None if ordering_key is None else _as_ordering_key(ordering_key)
-        self.event_time_ms = _as_whole("event_time_ms", event_time_ms) if event_time_ms else 0
+        self.event_time_ms = check_integer("event_time_ms", event_time_ms, 0, INT64_MAX) if event_time_ms else 0
         self.deliver_at_ms = None
         if deliver_at_ms is not None or deliver_after is not None:
             self.deliver_at_ms = _delivery_time(deliver_at_ms, deliver_after)
-        self.sequence_id = None if sequence_id is None else _as_whole("sequence_id", sequence_id)
+        self.sequence_id = None if sequence_id is None else check_integer("sequence_id", sequence_id, 0, INT64_MAX)
         self.replicate_to = None if replicate_to is None else _as_clusters(replicate_to)
         self.size = len(self.data) + _MESSAGE_OVERHEAD
         if self.properties:
@@ -179,12 +179,13 @@ class PendingLimiter:
         self.max_bytes = max_bytes
         self.messages = 0
         self.bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.waiting = WaitingCalls[None]()
+        """The calls that wait; each is woken when its message was admitted."""
         self._error: Exception | None = None
 
     def acquire_nowait(self, size: int) -> bool:
         """Admit one message if it fits and nothing waits; return whether it was admitted."""
-        if self._waiting or not self._fits(size):
+        if self.waiting or not self._fits(size):
             return False
         self.messages += 1
         self.bytes += size
@@ -199,49 +200,32 @@ class PendingLimiter:
             raise self._error
         if self.acquire_nowait(size):
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
         try:
-            await turn
+            await self.waiting.wait(lambda _: self.release(size), size)
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.release(size)
-            else:
-                self._admit()  # those behind may be smaller
+            self._admit()  # those behind may be smaller
             raise
-
-    def waiting(self) -> list[asyncio.Future[None]]:
-        """Return the futures of the waiting calls; each is done when its call is admitted, failed or cancelled."""
-        return [turn for _, turn in self._waiting]
 
     def release(self, size: int) -> None:
         """Remove one message that was admitted."""
         self.messages -= 1
         self.bytes -= size
-        if self._waiting:
+        if self.waiting:
             self._admit()
 
     def close(self, error: Exception) -> None:
         """Fail all waiters, and all later calls that would wait."""
         self._error = error
-        while self._waiting:
-            _, turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
+        self.waiting.fail_all(error)
 
     def _fits(self, size: int) -> bool:
         return not self.messages or (self.messages < self.max_messages and self.bytes + size <= self.max_bytes)
 
     def _admit(self) -> None:
-        while self._waiting:
-            size, turn = self._waiting[0]
-            if not turn.done():
-                if not self._fits(size):
-                    return
-                self.messages += 1
-                self.bytes += size
-                turn.set_result(None)
-            self._waiting.popleft()
+        while (size := self.waiting.first_size()) is not None and self._fits(size):
+            self.messages += 1
+            self.bytes += size
+            self.waiting.wake_first(None)
 
 
 # --- checked arguments -----------------------------------------------------------------------------------------------
@@ -299,15 +283,9 @@ def _as_ordering_key(key: object) -> bytes:
     raise InvalidArgumentError("ordering_key", key, "a str, bytes or None")
 
 
-def _as_whole(field: str, value: object) -> int:
-    if type(value) is not int or not 0 <= value <= _INT64_MAX:
-        raise InvalidArgumentError(field, value, f"an integer from 0 to {_INT64_MAX}")
-    return value
-
-
 def _delivery_time(deliver_at_ms: int | None, deliver_after: Delay | None) -> int:
     if deliver_after is None:
-        return _as_whole("deliver_at_ms", deliver_at_ms)
+        return check_integer("deliver_at_ms", deliver_at_ms, 0, INT64_MAX)
     if deliver_at_ms is not None:
         raise InvalidArgumentError("deliver_after", deliver_after, "None, as deliver_at_ms is given")
     return epoch_ms() + delay_ms(deliver_after, "deliver_after")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 from ..._delays import Delay
-from ..._lifetime import ClosesWhenDropped, check_loop
+from ..._lifetime import ClosesWhenDropped, Opening, check_loop
 from ...consumer.transport import DeadLetterProducers, Schema, warn_without_schema
-from ...errors import AlreadyEnteredError, BrokerError, BrokerRefusedError, ClosedError, WouldBlockError
+from ...errors import BrokerError, BrokerRefusedError, ClosedError, WouldBlockError
 from ...ids import MessageId
 from .._connection._broker_errors import as_text, is_transient
 from .._connection._context import ClientContext
@@ -77,21 +76,13 @@ class Producer(ClosesWhenDropped):
         self._inner = self
         return self._twin()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     def __repr__(self) -> str:
         state = "closed" if self._closing else f"{self._pending.messages} messages unconfirmed"
         return f"<Producer of {self.topic} as {self.name!r}, {state}>"
 
     @property
     def name(self) -> str:
-        """Return its name, given or made up by the broker; with partitions, that of the first one's producer."""
+        """Return the producer's name, yours or the broker's choice; with partitions, that of the first one."""
         return self._producers[0].name if self._producers else self._options.name or ""
 
     @property
@@ -143,7 +134,7 @@ class Producer(ClosesWhenDropped):
         :param sequence_id: above that of the previous message in this partition, unless that one failed; a producer
             may begin with one that an earlier producer of its name has sent. None: the next one
         :param replicate_to: names of clusters; None: those of the namespace
-        :return: with ledger and entry -1 if the broker has had a message with this sequence id already
+        :return: with ledger and entry -1 if the broker has received a message with this sequence id already
         :raises InvalidArgumentError: names the argument; or the message is too large
         :raises BrokerRefusedError: the broker refused the message
         :raises RequestTimeoutError: not confirmed within ``send_timeout``; it may still be stored
@@ -217,7 +208,7 @@ class Producer(ClosesWhenDropped):
         That includes calls of :meth:`send` that still wait; each of them returns, or raises, for its own message.
         """
         check_loop(self._context.loop, "the producer")
-        for turn in self._pending.waiting():
+        for turn in list(self._pending.waiting):
             if not turn.done():
                 self._send_batches()
                 await asyncio.wait([turn])
@@ -299,46 +290,17 @@ async def _open(producer: TopicProducer, ends_at: float | None) -> None:
         raise with_context(f"producing to {producer.topic}", error) from error
 
 
-class Producing:
+class Producing(Opening[Producer]):
     """Returned by :meth:`Client.producer`: use it as ``async with``, or await it and close the producer yourself."""
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, Producer]]) -> None:
-        self._make = make
-        self._producer: Producer | None = None
-        self._is_entered = False
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"no {name!r} yet: enter it with `async with`, or await it, to have the producer", name=name
-        )
-
-    def __await__(self) -> Generator[Any, None, Producer]:
-        return self._make().__await__()
-
-    async def __aenter__(self) -> Producer:
-        if self._is_entered:
-            raise AlreadyEnteredError("the producer")  # leaving would close the later one twice, and not this
-        self._is_entered = True
-        try:
-            self._producer = await self._make()
-        except BaseException:
-            self._is_entered = False
-            raise
-        return self._producer
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        producer, self._producer, self._is_entered = self._producer, None, False
-        if producer is not None:
-            await producer.aclose()
+    _what = "producer"
 
 
 class WirePublisher:
-    """The :class:`~pulsar_nack.OwnPublisher` of the native client, for dead letters; large messages go in chunks.
+    """The :class:`~pulsar_nack.consumer.OwnPublisher` of the native client, for dead letters.
 
-    Each schema has its own producer, which registers the schema for the dead-letter topic: brokers that enforce schemas
-    refuse messages without.
+    Large messages are sent in chunks. Each schema has its own producer, which registers the schema for the dead-letter
+    topic: brokers that enforce schemas refuse messages without one.
 
     :param initial_subscription: created together with a new dead-letter topic; None: no subscription
     """

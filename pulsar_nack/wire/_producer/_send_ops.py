@@ -67,7 +67,7 @@ class SendOp:
         self.position: Position | None = None
         """Where a chunk was stored when it was last sent."""
         self.is_overtaken = False
-        """Whether a later op was confirmed first: then, that the broker has had this one does not mean it is stored."""
+        """Whether a later op was confirmed first: then this one may be received by the broker and not stored."""
 
     @property
     def is_chunk(self) -> bool:
@@ -166,9 +166,9 @@ def batch_op(messages: Sequence[OutgoingMessage], encoding: EntryEncoding, ends_
 
 
 def split_batch(op: SendOp, last: int, encoding: EntryEncoding) -> list[SendOp]:
-    """Divide a batch of which the broker has had the messages up to the sequence id ``last``, and not the others.
+    """Divide a batch of which the broker has received the messages up to the sequence id ``last``, and not the others.
 
-    It would drop the whole batch, as it has had the first message.
+    It would drop the whole batch, as it has received the first message.
     """
     for message, (_, _, payload) in zip(op.messages, decode_entry(op.headers_and_payload).members(), strict=True):
         message.data = payload

@@ -8,11 +8,11 @@ sent again with the same uuid: on Shared subscriptions brokers deliver nothing b
 and consumers accept repeated chunks of the same message. A receipt out of order ends the session, so that all
 unconfirmed messages are sent again.
 
-A broker with deduplication says at the beginning of a session up to which sequence id it has *had* messages of this
+When a session begins, a broker with deduplication names the highest sequence id that it has *received* from this
 producer. It compares the first sequence id of a batch, so a batch that begins at or below that id and ends above it is
-divided. Of a chunked message it compares that of the last chunk: if it has had the message, only that chunk is sent
-again, to get its receipt, and nothing is stored. The broker may have had a message that is not stored yet, and then
-refuses to say; the queue asks again in another session.
+divided. Of a chunked message it compares that of the last chunk: if it has received the message, only that chunk is
+sent again, to get its receipt, and nothing is stored. The broker may have received a message that is not stored yet,
+and then refuses to say; the queue asks again in another session.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SendQueue:
         self._partition = split_partition(topic)[1]
         self._timeout = None if options.send_timeout is None else options.send_timeout.total_seconds()
         self._connection: Connection | None = None
-        """The session's; None: there is no session."""
+        """The connection of the session; None: there is no session."""
         self._producer_id = -1
         self._encoding: EntryEncoding
         self.batches = BatchContainer(options.batch_max_messages, options.batch_max_bytes, by_key=options.batch_by_key)
@@ -74,9 +74,9 @@ class SendQueue:
         """Waiters for all messages up to a sequence id."""
         self._next_id = -1
         self._last_id = -1
-        """Of the last message that is in flight or confirmed here; the next id must be higher."""
+        """The sequence id of the last message in flight or confirmed here; the next id must be higher."""
         self._had_id = -1
-        """The highest sequence id that the broker had had when the session began; -1: none."""
+        """The highest sequence id that the broker had received when the session began; -1: none."""
         self._first_had_id = -1  # of the first session
         self._failed_id = -1
         """The highest sequence id that failed in this session after it had been sent."""
@@ -88,7 +88,7 @@ class SendQueue:
 
     @property
     def last_sequence_id(self) -> int:
-        """Return that of the last confirmed message, also of an earlier producer with this name; -1: none."""
+        """Return the sequence id of the last confirmed message, also of an earlier producer of this name; -1: none."""
         return max(self._first_had_id, self.confirmed_id)
 
     # --- sessions --------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class SendQueue:
                 connection.send(op.frame(self._producer_id))
 
     def _is_sent_again(self, op: SendOp) -> bool:
-        """Return whether to send an op that the broker has had; divide a batch that it has had in part."""
+        """Return whether to send an op that the broker has received; divide a batch that it has received in part."""
         if op.is_chunk:
             return op.is_last_chunk
         if op.highest_sequence_id <= self._had_id:
@@ -287,8 +287,8 @@ class SendQueue:
     def _is_in_doubt(self, op: SendOp, *, has_had: bool) -> bool:
         """Return whether a receipt does not say whether a message is stored.
 
-        That the broker has had it proves nothing after a later message was confirmed first. Of a chunked message it has
-        either had all chunks when the session began, and says so of the last one, or stores all of them.
+        Once a later message is confirmed, "received" proves nothing. Of a chunked message the broker either had all
+        chunks when the session began, and says so of the last one, or it stores all of them.
         """
         if self._topic.startswith("non-persistent:"):
             return False  # no message is stored

@@ -156,7 +156,7 @@ class TopicProducer:
     ) -> None:
         self.topic = topic
         self.name = options.name or ""
-        """Its name; empty until the broker has made one up."""
+        """The producer's name; empty until the broker has chosen one."""
         self.failed_attempts = 0
         """How many attempts to reconnect have failed."""
         self.queue = SendQueue(topic, options, context.loop, on_done=on_done, restart=self._restart)

@@ -15,8 +15,8 @@ from . import _pulsar_pb2 as pb
 
 DEFAULT_MAX_METADATA_BYTES: Final = 256 << 10
 DEFAULT_MAX_BATCH_MESSAGES: Final = 1_000_000
-LEAST_PROPERTY_BYTES: Final = 6  # tags and sizes of a pair, its name and its value
-_LEAST_MESSAGE_BYTES: Final = 6  # the metadata's size, and the payload's in it
+MIN_PROPERTY_BYTES: Final = 6  # tags and sizes of a pair, its name and its value
+_MIN_MESSAGE_BYTES: Final = 6  # the metadata's size, and the payload's in it
 _SIZE: Final = struct.Struct(">I")
 _is_plain = re.compile(
     rb"\x18(?:[\x00-\x7f]|[\x80-\xff][\x00-\x7f])"  # payload size, below 16 KiB
@@ -77,7 +77,7 @@ def encode_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> 
 
 def check_count(count: int, size: int, most: int) -> None:
     """Raise UndecodableMessageError if ``size`` bytes cannot hold ``count`` messages, or if they are too many."""
-    if count != 1 and not 0 < count <= size // _LEAST_MESSAGE_BYTES:
+    if count != 1 and not 0 < count <= size // _MIN_MESSAGE_BYTES:
         raise UndecodableMessageError(f"batch: {count} messages in {size} bytes")
     if count > most:
         problem = f"batch: {count} messages, at most {most} are allowed (max_batch_messages)"
@@ -91,7 +91,7 @@ def _parsed(
         metadata = parse(data)
     except (DecodeError, UnicodeDecodeError) as error:
         raise _damaged(index, count, f"metadata: {shown(str(error))}") from error
-    if len(metadata.properties) * LEAST_PROPERTY_BYTES > len(data):
+    if len(metadata.properties) * MIN_PROPERTY_BYTES > len(data):
         raise _damaged(index, count, f"{len(metadata.properties)} properties in {len(data)} bytes of metadata")
     return metadata, metadata.payload_size
 

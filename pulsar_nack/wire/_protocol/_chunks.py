@@ -20,25 +20,25 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from ..._foreign import MOST_SHOWN
+from ..._foreign import MAX_SHOWN
 from ...ids import Position
 
 _PAUSE_MS: Final = 1_000
 """How long the chunks of a message without space wait at least before they are redelivered."""
-_MOST_DOUBLINGS: Final = 6
-_MOST_REMEMBERED: Final = 1_000
+_MAX_DOUBLINGS: Final = 6
+_MAX_REMEMBERED: Final = 1_000
 """Abandoned messages that are remembered."""
 _OVERHEAD_BYTES: Final = 200
 """Bookkeeping of a chunk, about; the number of chunks is limited to ``max_bytes`` divided by this."""
-_LEAST_CHUNKS: Final = 5_000
+_MIN_CHUNKS: Final = 5_000
 """This many chunks are allowed, however small ``max_bytes`` is."""
-_MOST_ABANDONED: Final = 10_000
+_MAX_ABANDONED: Final = 10_000
 """If more chunks than this were abandoned, they are redelivered at once, without the pause."""
 
 
 def short_uuid(uuid: str) -> str:
     """Return a message's uuid; of a long one the beginning and a digest."""
-    if len(uuid) <= MOST_SHOWN:
+    if len(uuid) <= MAX_SHOWN:
         return uuid
     return f"{uuid[:100]}...{blake2b(uuid.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
@@ -113,7 +113,7 @@ class ChunkAssembler:
         self._most = most
         self._max_bytes = max_bytes
         self._chunk_count = 0
-        self._max_chunks = max(max_bytes // _OVERHEAD_BYTES, _LEAST_CHUNKS)
+        self._max_chunks = max(max_bytes // _OVERHEAD_BYTES, _MIN_CHUNKS)
         self._timeout_ms = timeout_ms
         self._partial: dict[str, _PartialMessage] = {}
         self._expiries: list[tuple[int, int, str]] = []
@@ -187,7 +187,7 @@ class ChunkAssembler:
         if len(self._partial) >= self._most:
             self._abandon_oldest(now_ms)
         is_kept = chunk.total_bytes <= self._max_bytes
-        timeout_ms = self._timeout_ms << min(self._times_abandoned.get(chunk.uuid, 0), _MOST_DOUBLINGS)
+        timeout_ms = self._timeout_ms << min(self._times_abandoned.get(chunk.uuid, 0), _MAX_DOUBLINGS)
         message = _PartialMessage(chunk.count, chunk.total_bytes, now_ms + timeout_ms, is_kept)
         self._partial[chunk.uuid] = message
         self._started += 1
@@ -227,20 +227,20 @@ class ChunkAssembler:
 
     def _abandon_oldest(self, now_ms: int) -> None:
         """Make space. The chunks are redelivered together, after pauses that grow until a message is completed."""
-        pause_ms = min(_PAUSE_MS << min(self._full_rounds, _MOST_DOUBLINGS), max(self._timeout_ms, _PAUSE_MS))
+        pause_ms = min(_PAUSE_MS << min(self._full_rounds, _MAX_DOUBLINGS), max(self._timeout_ms, _PAUSE_MS))
         self._abandon(next(iter(self._partial)), now_ms + pause_ms)
 
     def _abandon(self, uuid: str, due_at_ms: int) -> None:
         message = self._drop(uuid)
         times = self._times_abandoned.pop(uuid, 0) + 1
         self._times_abandoned[uuid] = times
-        if len(self._times_abandoned) > _MOST_REMEMBERED:
+        if len(self._times_abandoned) > _MAX_REMEMBERED:
             del self._times_abandoned[next(iter(self._times_abandoned))]
         self._return_at_ms = min(self._return_at_ms, due_at_ms) if self._abandoned else due_at_ms
         abandoned = AbandonedMessage(uuid, sorted(message.positions()), len(message.chunks), message.count, times)
         self._abandoned.append(abandoned)
         self._abandoned_chunks += len(abandoned.positions)
-        if self._abandoned_chunks > _MOST_ABANDONED:
+        if self._abandoned_chunks > _MAX_ABANDONED:
             self._return_at_ms = 0  # now
 
     def _drop(self, uuid: str) -> _PartialMessage:

@@ -7,8 +7,8 @@
 An entry is one message, a batch (see ``_batches.py``), or one chunk of a message. A chunk's payload stays compressed,
 since a message is compressed before it is cut into chunks.
 
-A fault in an entry concerns that entry only. It is an :class:`~pulsar_nack.UndecodableMessageError` that says how many
-messages the broker counted the entry as, if that can be read.
+A fault in an entry concerns that entry only. It is an :class:`~pulsar_nack.errors.UndecodableMessageError` that says
+how many messages the broker counted the entry as, if that can be read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import _pulsar_pb2 as pb
 from ._batches import (
     DEFAULT_MAX_BATCH_MESSAGES,
     DEFAULT_MAX_METADATA_BYTES,
-    LEAST_PROPERTY_BYTES,
+    MIN_PROPERTY_BYTES,
     Member,
     check_count,
     read_batch,
@@ -38,7 +38,7 @@ from ._compression import decompress
 from ._frames import MAGIC_CHECKSUM
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
-"""Of a payload after decompression, which may be larger than the largest frame."""
+"""The largest payload after decompression, which may be larger than the largest frame."""
 
 _MAGIC_BROKER: Final = b"\x0e\x02"
 _crc32c = google_crc32c.value
@@ -56,7 +56,7 @@ _is_after_name = re.compile(
 ).fullmatch
 """Matches the metadata after the name if a message has no other fields: faster than to ask for each other field."""
 _FEW_BYTES: Final = 1_000  # metadata of this size cannot hold many properties
-_MOST_KEYS: Final = 10  # named in the error about an encrypted payload
+_MAX_KEYS: Final = 10  # named in the error about an encrypted payload
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
 
 Metadata = pb.MessageMetadata | pb.SingleMessageMetadata
@@ -280,7 +280,7 @@ def batch_size_of(metadata: pb.MessageMetadata) -> int:
 def _check_properties(metadata: pb.MessageMetadata, size: int) -> None:
     """Refuse more properties than fit into ``size`` bytes: invalid ones, without name and value, take only two."""
     count = len(metadata.properties)
-    if count * LEAST_PROPERTY_BYTES > size:
+    if count * MIN_PROPERTY_BYTES > size:
         problem = f"metadata: {count} properties in {size} bytes"
         raise UndecodableMessageError(problem, batch_size=batch_size_of(metadata))
 
@@ -322,7 +322,7 @@ def _check_required(metadata: pb.MessageMetadata) -> None:
 
 
 def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
-    keys = ", ".join(text_of(key.key) for key in metadata.encryption_keys[:_MOST_KEYS])
+    keys = ", ".join(text_of(key.key) for key in metadata.encryption_keys[:_MAX_KEYS])
     return UndecodableMessageError(f"payload: encrypted with the key {shown(keys)}", is_local=True)
 
 

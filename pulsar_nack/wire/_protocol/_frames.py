@@ -131,7 +131,7 @@ class FrameDecoder:
         return frames
 
     def _cut(self, data: bytes, frames: list[Frame | MessageFrame], read_message: ReadMessage | None) -> int:
-        """Append the frames in ``data`` and return where the next one begins. Everything in line: the hot path."""
+        """Append the frames in ``data`` and return where the next one begins. All of it inlined: the hot path."""
         at, end = 0, len(data)
         limit, sizes = self.max_frame_bytes, _SIZES.unpack_from
         self._needed = 8

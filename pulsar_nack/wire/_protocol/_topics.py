@@ -16,7 +16,7 @@ _EXPECTED: Final = "a topic as 'name', 'tenant/namespace/name' or 'persistent://
 
 
 class TopicName(NamedTuple):
-    """The parts of a name; ``namespace`` is ``tenant/namespace``, or ``tenant/cluster/namespace`` in the old form."""
+    """The parts of a name; ``namespace`` is ``tenant/namespace``, or ``tenant/cluster/namespace`` in old names."""
 
     domain: str
     namespace: str

@@ -1,0 +1,57 @@
+"""Calls that wait in line: for capacity, for room, or for a queue to have items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+class WaitingCalls(OrderedDict["asyncio.Future[_T]", int], Generic[_T]):
+    """Calls that wait, first come, first served, each with its size. A call that is woken gets a value."""
+
+    async def wait(self, pass_on: Callable[[_T], object], size: int = 1) -> _T:
+        """Wait until woken, and return the value; a call that is cancelled after that passes the value on."""
+        call: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self[call] = size
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if not call.cancelled() and call.exception() is None:
+                pass_on(call.result())
+            raise
+        finally:
+            self.pop(call, None)
+
+    def first_size(self) -> int | None:
+        """Return the size of the call that waits longest, None if no call waits."""
+        while self:
+            call, size = next(iter(self.items()))
+            if not call.done():
+                return size
+            del self[call]
+        return None
+
+    def wake_first(self, value: _T) -> bool:
+        """Wake the call that waits longest; return whether there was one."""
+        while self:
+            call, _ = self.popitem(last=False)
+            if not call.done():
+                call.set_result(value)
+                return True
+        return False
+
+    def wake_all(self, value: _T) -> None:
+        """Wake all calls, in their order."""
+        while self.wake_first(value):
+            pass
+
+    def fail_all(self, error: Exception) -> None:
+        """Raise an error in all calls."""
+        while self:
+            call, _ = self.popitem(last=False)
+            if not call.done():
+                call.set_exception(error)
