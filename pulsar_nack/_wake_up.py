@@ -73,8 +73,8 @@ class WakeUp:
         "_is_loop_clock",
         "_lead_time",
         "_longest_ms",
-        "_now_ms",
         "_set_count",
+        "_ticks",
         "at_ms",
         "early",
         "lead_time_ns",
@@ -82,7 +82,6 @@ class WakeUp:
     )
 
     def __init__(self, clock: Clock, call: Callable[[int], None], lead_time: float = 0.0) -> None:
-        self._now_ms = clock.now_ms
         self._call = call
         self._alarm_clock = clock if isinstance(clock, AlarmClock) else None
         self._is_loop_clock = isinstance(clock, LoopClock)
@@ -91,7 +90,10 @@ class WakeUp:
         self.lead_time_ns = 0
         if self.loop is not None and self._is_loop_clock and _is_monotonic(self.loop):
             self.lead_time_ns = round(lead_time * 1e9)
-            self._now_ms = lambda: (time.monotonic_ns() + self.lead_time_ns) // NS_PER_MS
+            self._ticks: Ticker = time.monotonic_ns
+        else:
+            now_ms = clock.now_ms
+            self._ticks = lambda: now_ms() * NS_PER_MS
         self._lead_time = self.lead_time_ns / 1e9
         self._context = contextvars.copy_context()
         self._cancel: Callable[[], object] | None = None
@@ -104,7 +106,8 @@ class WakeUp:
         """Set the timer to ``at_ms`` instead of its present time; for a past time it fires at once."""
         if at_ms == self.at_ms:
             return
-        self.cancel()
+        if self.at_ms is not None:
+            self.cancel()
         self.at_ms = at_ms
         self._schedule(at_ms, now_ms)
 
@@ -132,12 +135,13 @@ class WakeUp:
         at_ms = self.at_ms
         if set_count != self._set_count or at_ms is None:
             return
-        now_ms = self._now_ms()
+        now_ms = (self._ticks() + self.lead_time_ns) // NS_PER_MS
         if now_ms < at_ms:
             self.early += not is_clock_read
             self._schedule(at_ms, now_ms, is_retry=True)
             return
-        self.cancel()
+        self.at_ms = self._cancel = None
+        self._set_count += 1
         self._call(at_ms)
 
 

@@ -164,12 +164,16 @@ class MessageId(_Identity):
 class _ChunkedId(MessageId):
     """The id of a chunked message; its type shows that four numbers do not suffice to rebuild it."""
 
+    is_chunked = True
+
     def _maker(self) -> type[MessageId]:  # type: ignore[override]
         return MessageId
 
 
 class _TopicId(MessageId):
-    """An id that has a topic; its type shows that four numbers do not suffice to rebuild it."""
+    """An id that has a topic and no chunks; its type shows that four numbers do not suffice to rebuild it."""
+
+    is_chunked = False
 
     def _maker(self) -> type[MessageId]:  # type: ignore[override]
         return MessageId

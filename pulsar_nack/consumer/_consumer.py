@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Self, Unpack
 
 from .._check import check_has
-from .._delays import Delay, seek_position
+from .._delays import Delay, delay_ms, seek_position
 from .._lifetime import ClosesWhenDropped, check_loop, running_loop
 from ..errors import ClosedError, InvalidArgumentError, NotDurableError
 from ..ids import MessageId, _is_message_id
@@ -80,7 +80,6 @@ class Consumer(ClosesWhenDropped):
         self._receiver = engine.receiver
         self._settler = engine.settler
         self._turn = engine.settler.turn
-        self._is_durable = settings.get("durable") is not None
         self._server: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] | None = None
         self._inner = self._twin()
@@ -179,8 +178,10 @@ class Consumer(ClosesWhenDropped):
         receive_nowait = receiver.receive_nowait
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
-            is_plain = timeout is None and not self._is_durable
-            message = await (receiver.inbox.get() if is_plain else receiver.wait(timeout))
+            wait = receiver.inbox.get if receiver.durable is None else receiver.wait_noted
+            seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
+            async with asyncio.timeout(seconds):
+                message = await wait()
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
             else:

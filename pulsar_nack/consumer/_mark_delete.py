@@ -52,15 +52,18 @@ class MarkDeleteWatch:
         self._next_at_ms: int | None = None
         self._is_sooner = asyncio.Event()
 
-    def note(self, record: MessageState, delay_ms: int) -> None:
+    def note(self, record: MessageState, delay_ms: int, now_ms: int | None = None) -> None:
         """Note that a message waits from now on, for this delay."""
-        place = place_of(record.id)
+        message_id = record.id
+        place = message_id.topic, message_id[2]  # as place_of: the hot path
         if place not in self._new:
             self._new[place] = {}
         self._new[place][record] = None
         if self._next_at_ms is not None and delay_ms >= 2 * _INTERVAL_MS:
             return  # the next question is soon enough
-        at_ms = self._clock.now_ms() + min(max(delay_ms >> 1, _SOONEST_MS), _INTERVAL_MS)
+        if now_ms is None:
+            now_ms = self._clock.now_ms()
+        at_ms = now_ms + min(max(delay_ms >> 1, _SOONEST_MS), _INTERVAL_MS)
         if self._next_at_ms is None or at_ms < self._next_at_ms:
             self._next_at_ms = at_ms
             self._is_sooner.set()
@@ -115,6 +118,6 @@ class MarkDeleteWatch:
             self._passed(gone)
 
 
-def ignore_wait(record: MessageState, delay_ms: int) -> None:
+def ignore_wait(record: MessageState, delay_ms: int, now_ms: int) -> None:
     """Replace :meth:`MarkDeleteWatch.note` for ports that do not report positions."""
-    del record, delay_ms
+    del record, delay_ms, now_ms

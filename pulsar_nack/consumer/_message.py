@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from .._delays import Delay
@@ -227,10 +228,7 @@ class Message:
             self._settled_as = before
             raise
         finally:
-            settler.turn.call_at_end(self._forget_nacking)
-
-    def _forget_nacking(self) -> None:
-        self._nacking = None
+            settler.turn.call_at_end(partial(setattr, self, "_nacking", None))
 
     async def dead_letter(self, reason: str = "") -> None:
         """Send the message to the dead-letter topic now, whatever attempt this is; a nack of it is cancelled.

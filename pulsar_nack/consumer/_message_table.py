@@ -103,17 +103,19 @@ class MessageTable:
 
     def deliver(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
         """Decide on a delivery and note it; amortized O(1)."""
-        if self.requests.open:
+        requests = self.requests
+        if requests.open and next(iter(requests.open)).expires_at_ms <= now_ms:
             self.expire(now_ms)
         record = self._records.get(message_id)
         if record is None:
             verdict = self.acked.judge(message_id, now_ms)
             if verdict is not Verdict.ACK_AGAIN:
-                counts = self.requests.counts
+                counts = requests.counts
                 count = max(broker_count, counts.pop(message_id, -1) + 1) if counts else broker_count
                 self._add(MessageState(message_id, State.DELIVERED, count))
             return verdict
-        record.learn(message_id)
+        if message_id.is_chunked:
+            record.learn(message_id)
         if record.state is State.REQUESTED:  # what the broker counted for dropped duplicates is left out
             record.redelivery_count = max(record.redelivery_count + 1, broker_count - record.hidden_count)
             self._move(record, State.DELIVERED)
@@ -147,7 +149,10 @@ class MessageTable:
         """
         record = self._records.get(message_id)
         if record is not None and record.state is State.DELIVERED:
-            self._move(record, State.HELD)
+            record.state = State.HELD  # in line: the hot path
+            self.delivered -= 1
+            self.held += 1
+            self.requests.open.pop(record, None)
             record.is_guessed = False  # the next delivery has its count
             if message_id is not record.id:
                 record.learn(message_id)
@@ -182,8 +187,13 @@ class MessageTable:
         record.is_held = False
         record.request += 1
         record.received_before = None
+        if record.state is State.HELD and record.id[3] < 0:  # as _move: the hot path
+            record.state = State.REQUESTED
+            self.held -= 1
+            self.requested += 1
+        else:
+            self._move(record, State.REQUESTED)
         self.requests.expect(record, now_ms)
-        self._move(record, State.REQUESTED)
         return record.request
 
     def request_failed(self, record: MessageState, request: int) -> bool:
@@ -343,13 +353,18 @@ class MessageTable:
 
     def _move(self, record: MessageState, state: State) -> None:
         before, record.state = record.state, state
-        if before is State.HELD:
+        if before is State.HELD:  # in line, as _count: the hot path
             self.held -= 1
         elif before is State.REQUESTED:
             self.requested -= 1
         else:
             self.delivered -= 1
-        self._count(state, 1)
+        if state is State.HELD:
+            self.held += 1
+        elif state is State.REQUESTED:
+            self.requested += 1
+        else:
+            self.delivered += 1
         is_requested = state is State.REQUESTED
         if record.id[3] >= 0 and (before is State.REQUESTED) is not is_requested:
             self.batches.requested(record.id, 1 if is_requested else -1)

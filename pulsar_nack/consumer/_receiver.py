@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
@@ -51,6 +50,7 @@ class Receiver:
         self._settler = settler
         self._queue = queue = settler.queue
         self._table = queue.table
+        self._open_requests = queue.table.requests.open
         self._payloads = queue.payloads
         self._trace = queue.trace
         self._clock = queue.clock
@@ -87,12 +87,10 @@ class Receiver:
                 return None
         return None
 
-    async def wait(self, timeout: Delay | None) -> Message:
-        """Wait for a message; on a durable consumer, until it may be delivered and that is noted."""
-        async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
-            if self.durable is None:
-                return await self.inbox.get()
-            return await self._until_noted(await self._next_admitted(), self.durable)
+    async def wait_noted(self) -> Message:
+        """Wait for a message of a durable consumer, until it may be delivered and that is noted."""
+        assert self.durable is not None
+        return await self._until_noted(await self._next_admitted(), self.durable)
 
     async def _next_admitted(self) -> Message:
         while True:
@@ -170,7 +168,9 @@ class Receiver:
         while delivery is not None:
             message = self._take(delivery)
             if message is not None:
-                self._put(message)
+                self.inbox.put(message)  # as _put: the hot path
+                if self.inbox.ready:
+                    self._limiter.admit_one()
             if receive_nowait is None or not waiters or (dead is not None and dead.is_full):
                 return
             try:
@@ -197,7 +197,8 @@ class Receiver:
         """Return the message to be delivered, None for a delivery that is not."""
         self.received += 1
         message_id = delivery.id
-        record = self._table.add_new(message_id, delivery.redelivery_count) if self._is_plain else None
+        is_new = self._is_plain and not self._open_requests  # else it may be the answer to one
+        record = self._table.add_new(message_id, delivery.redelivery_count) if is_new else None
         if record is None:
             return self._take_known(delivery, message_id)
         if self._payloads.bytes:
@@ -255,7 +256,8 @@ class Receiver:
             self._trace.arrive(record, due_at_ms)
         if self._dead is not None and self._dead.takes(delivery, record):
             return None
-        if self._queue.router.may_keep(record.id):
+        router = self._queue.router
+        if router.may_keep_all or (record.id[3] >= 0 and router.may_keep(record.id)):
             self._recent.add(delivery)
         table = self._table
         if table.delivered + table.held >= self._limiter.near:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, NoReturn
 
 from .._delays import MAX_NUMBER_S, Delay
@@ -22,6 +23,7 @@ from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
 from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
+from ._requests import REQUEST_MEMORY_MS
 from ._tracing import MessageTrace
 
 _MAX_IN_A_TURN: Final = 1_000
@@ -30,13 +32,14 @@ REQUESTED_AGAIN = "asked again"
 """The reason in the trace of a redelivery that was traced before."""
 
 _YEAR_MS = MAX_NUMBER_S * 1000
+_id_of: Callable[[MessageState], MessageId] = attrgetter("id")
 
 
 class RedeliveryQueue:
     """Holds nacked messages in a tracker, whose callback redelivers them.
 
     :param freed: called when room was made
-    :param waits: called with each message that is held from now on, and for how many ms
+    :param waits: called with each message that is held from now on, for how many ms, and the time
     :param lost: called with requested messages that never came, and are dropped
     """
 
@@ -51,7 +54,7 @@ class RedeliveryQueue:
         clock: Clock,
         hooks: Sequence[NackHook],
         freed: Callable[[], None],
-        waits: Callable[[MessageState, int], None],
+        waits: Callable[[MessageState, int, int], None],
         lost: Callable[[Sequence[MessageState]], None],
         trace: MessageTrace,
     ) -> None:
@@ -87,18 +90,26 @@ class RedeliveryQueue:
         )
 
     def hold(
-        self, record: MessageState, delay_ms: int, payload: Delivery | None, plan: RedeliveryPlan | None = None
+        self,
+        record: MessageState,
+        delay_ms: int,
+        payload: Delivery | None,
+        plan: RedeliveryPlan | None = None,
+        now_ms: int | None = None,
     ) -> None:
         """Hold a message; if it is held already, the earlier deadline counts.
 
         :param payload: kept if that is wanted and there is room; None if it is not known
         :param plan: how to redeliver it, None: as :attr:`router` chooses
+        :param now_ms: the time from which the delay counts, None: now
         """
         if record.state is State.REQUESTED:
             return
-        self._waits(record, delay_ms)
+        if now_ms is None:
+            now_ms = self.clock.now_ms()
+        self._waits(record, delay_ms, now_ms)
         plan = plan or self.router.choose(record.id, delay_ms)
-        due_at_ms = self.clock.now_ms() + delay_ms
+        due_at_ms = now_ms + delay_ms
         is_sooner = not record.is_held or due_at_ms < record.due_at_ms
         record.is_held = True
         if plan.keeps and payload is not None and not record.is_doubtful:
@@ -108,7 +119,12 @@ class RedeliveryQueue:
         record.due_at_ms = due_at_ms
         record.is_local = plan.is_local and record.id in self.payloads.kept
         record.is_early = not record.is_local and plan.early_ms > 0
-        self._arm(record.id, delay_ms - plan.early_ms if record.is_early else delay_ms)
+        if record.is_early:
+            delay_ms -= plan.early_ms
+        if delay_ms == self._armed_ms:  # as _arm: the hot path
+            self.tracker.nack_nowait(record.id, self._armed)
+        else:
+            self._arm(record.id, delay_ms)
 
     def _keep(self, payload: Delivery, *, must_keep: bool = False) -> bool:
         """Keep a payload if there is room; over the budget if the alternative is a rewind of everything."""
@@ -169,8 +185,8 @@ class RedeliveryQueue:
         requested, requests, left = list[MessageState](), list[int](), iter(ids)
         try:
             while some := list(islice(left, _MAX_IN_A_TURN)):
-                records = self._not_local(some)
-                requests += self._begin_request(records)
+                records, begun = self._begin_request(some)
+                requests += begun
                 requested += records
                 if len(some) == _MAX_IN_A_TURN < len(ids):
                     await asyncio.sleep(0)
@@ -178,35 +194,65 @@ class RedeliveryQueue:
                 await self._send(self._ids_of(requested))
         except BaseException as error:  # noqa: BLE001 - raised there
             self._fail_request(requested, requests, error)
-        self._end_request(requested)
+        if requested:
+            self.redelivered_broker += len(requested)
+            self._drop_requested(requested)
+            self._freed()
 
     def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
         """Redeliver due messages on a port that can request them without waiting."""
-        requested = self._not_local(ids)
+        requested, requests = self._begin_request(ids)
         if requested:
             assert self._nowait_port is not None
-            requests = self._begin_request(requested)
             try:
-                self._nowait_port.redeliver_nowait([record.id for record in requested])
+                self._nowait_port.redeliver_nowait(list(map(_id_of, requested)))
             except BaseException as error:  # noqa: BLE001 - raised there
                 self._fail_request(requested, requests, error)
-            self._end_request(requested)
+            self.redelivered_broker += len(requested)
+            if self.payloads.kept:
+                self._drop_requested(requested)
+            self._freed()
 
     def _ids_of(self, records: Sequence[MessageState]) -> list[MessageId]:
         """Return the ids for a request: no more than the port takes where it brings back everything anyway."""
         some = records[: self._most_at_once] if self.router.only_rewinds else records
         return [record.id for record in some]
 
-    def _not_local(self, ids: Sequence[MessageId]) -> list[MessageState]:
+    def _begin_request(self, ids: Sequence[MessageId]) -> tuple[list[MessageState], list[int]]:
+        """Redeliver due messages from memory that belong there, and begin to request the others from the broker.
+
+        Return those, and the numbers of their requests.
+        """
+        records: list[MessageState] = []
+        for record in map(self.table.get, ids):
+            if record is None:
+                continue
+            if record.state is State.HELD:
+                records.append(record)
+            elif record.state is State.ACKING and record.before_ack is State.HELD:
+                record.is_due = True
+        if self.payloads.kept:
+            records = self._not_local(records)
+        if not records:
+            return [], []
+        now_ms = self.clock.now_ms()
+        if self.table.requests.open:
+            self.table.expire(now_ms)
+        if self.trace.is_on:
+            for record in records:  # if it is not held, a request for this hold has failed
+                self.trace.redeliver(record, None if record.is_held else REQUESTED_AGAIN)
+        request, requests = self.table.request, list[int]()
+        for record in records:
+            requests.append(request(record, now_ms))
+        watched_until_ms = self._watched_until_ms
+        if watched_until_ms is None or now_ms + REQUEST_MEMORY_MS < watched_until_ms or self.table.requests.lost:
+            self._is_sooner.set()
+        return records, requests
+
+    def _not_local(self, records: Sequence[MessageState]) -> list[MessageState]:
         """Redeliver from memory what belongs there; return the messages that the broker is to redeliver."""
-        records = [record for record in map(self.table.get, ids) if record is not None and self._is_due(record)]
         due_members = Counter(entry_key(record.id) for record in records if record.id[3] >= 0 and is_member(record.id))
         return [record for record in records if not self._bring_back_locally(record, due_members)]
-
-    def _is_due(self, record: MessageState) -> bool:
-        if record.state is State.ACKING and record.before_ack is State.HELD:
-            record.is_due = True
-        return record.state is State.HELD
 
     def _bring_back_locally(self, record: MessageState, due_members: Counter[EntryKey]) -> bool:
         """Redeliver from memory, waiting for the deadline if the timer was early; False: the broker's turn."""
@@ -237,16 +283,6 @@ class RedeliveryQueue:
         self.redeliver(delivery, record)
         self._freed()
 
-    def _begin_request(self, records: Sequence[MessageState]) -> list[int]:
-        now_ms = self.clock.now_ms()
-        if self.table.requests.open:
-            self.table.expire(now_ms)
-        for record in records if self.trace.is_on else ():  # if it is not held, a request for this hold has failed
-            self.trace.redeliver(record, None if record.is_held else REQUESTED_AGAIN)
-        requests = [self.table.request(record, now_ms) for record in records]
-        self._watch_from(self.table.requests.next_at())
-        return requests
-
     def _fail_request(self, records: Sequence[MessageState], requests: Sequence[int], error: BaseException) -> NoReturn:
         failed = [
             record.id
@@ -258,14 +294,11 @@ class RedeliveryQueue:
             raise RedeliveryError(str(error), failed=failed) from error
         raise error
 
-    def _end_request(self, records: Sequence[MessageState]) -> None:
-        if not records:
-            return
-        self.redelivered_broker += len(records)
+    def _drop_requested(self, records: Sequence[MessageState]) -> None:
+        """Drop the payloads of messages that the broker redelivers."""
         for record in records if self.payloads.kept else ():
             if record.state is State.REQUESTED:
                 self.payloads.pop(record.id)
-        self._freed()
 
     # --- repeated requests -------------------------------------------------------------------------------------------
 

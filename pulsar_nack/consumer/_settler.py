@@ -42,12 +42,11 @@ class LoopTurn:
 
     def __init__(self, clock: Clock) -> None:
         self.now_ms = self.yielded_at_ms = clock.now_ms()
-        self._clock = clock
+        """The time of the latest call, and when other tasks ran before."""
         self._calls: list[Callable[[], None]] = []
 
     def is_long(self) -> bool:
-        """Return whether the loop has to run other tasks now; the caller then lets it."""
-        self.now_ms = self._clock.now_ms()
+        """Return whether the loop has to run other tasks at ``now_ms``; the caller then lets it."""
         if self.now_ms - self.yielded_at_ms < YIELD_AFTER_MS:
             return False
         self.yielded_at_ms = self.now_ms
@@ -244,31 +243,34 @@ class Settler:
         :param payload: None: not known here
         :param attempt: the redelivery count of the attempt that ends; None: of any
         """
-        self.check_open()
+        if self.acks is None or self.is_closed or running_loop() is not self.loop:
+            self.check_open()
+        now_ms = self.turn.now_ms = self.queue.clock.now_ms()
         milliseconds = self._default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
         if reason or type(reason) is not str:
             reason = as_reason(reason)
-        if payload is None:
-            payload = self.recent.get(message_id)
+        payload = self.recent.get(message_id) if payload is None else payload
         dead = self.dead
         if dead is not None and message_id in dead:
             return None
-        record = self._check_unsettled(message_id, attempt)
-        if dead is not None and payload is not None:
-            count = (attempt or 0) if record is None else record.redelivery_count
-            is_doubtful = record is not None and record.is_doubtful  # then others may have settled it
-            if dead.rules.is_last(count) and not is_doubtful:  # without a payload: once it has come again
-                await self._begin_dead_letter(dead, payload, count, attempt, reason)
-                self.nacked += 1
-                return None
+        record = self._table.get(message_id)
+        if record is None or record.state is not State.DELIVERED or record.redelivery_count != attempt:
+            record = self._check_unsettled(message_id, attempt)
+        count = (attempt or 0) if record is None else record.redelivery_count
+        is_doubtful = record is not None and record.is_doubtful  # then others may have settled it
+        if dead is not None and payload is not None and not is_doubtful and dead.rules.is_last(count):
+            await self._begin_dead_letter(dead, payload, count, attempt, reason)
+            self.nacked += 1
+            return None
         plan, left_ms = self.queue.router.choose(message_id, milliseconds), milliseconds
         is_new = record is None or record.state is State.DELIVERED
-        if is_new and not (self.limiter.is_free and self._has_room(plan, payload)):
+        if is_new and self._must_wait(plan, payload):
             waited_ms = await self._wait_for_room(message_id, attempt, plan, payload)
             left_ms = max(milliseconds - waited_ms, 0)
             plan = self.queue.router.choose(message_id, left_ms)
+            now_ms = self.turn.now_ms = self.queue.clock.now_ms()
         record = self._table.hold(message_id)
-        self.queue.hold(record, left_ms, payload, plan)
+        self.queue.hold(record, left_ms, payload, plan, now_ms)
         if self._trace.is_on:
             self._trace.nack(record, milliseconds, reason)
         self.nacked += 1
@@ -295,6 +297,16 @@ class Settler:
         await self.limiter.wait_for(lambda: self._has_room(plan, payload))
         self._check_unsettled(message_id, attempt)
         return round((now() - began_at) * 1000)
+
+    def _must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
+        """Return whether a nack has to wait for room."""
+        limit, table = self.limiter.limit, self._table
+        if limit is not None and table.delivered + table.held >= limit:
+            return True
+        most = self._config.max_held
+        if plan.must_keep:
+            return not self._has_room(plan, payload)
+        return most is not None and table.held >= most
 
     def _has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
         most = self._config.max_held

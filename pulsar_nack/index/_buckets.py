@@ -29,15 +29,16 @@ class TimeBuckets:
     ``put_entries(ledger, bitmap, start)`` many entries of a ledger, of which it returns how many were not pending.
     """
 
-    __slots__ = ("_earliest", "_inserter", "_pending", "_sealer", "_store", "_sweeper", "put", "put_entries")
+    __slots__ = ("_inserter", "_pending", "_sealer", "_store", "_sweeper", "first", "put", "put_entries")
 
     def __init__(self) -> None:
         self._pending = PendingIds()
         self._store = BucketStore(self._pending)
         self._sealer = Sealer(self._pending, self._store)
-        self._earliest = EarliestBucket(self._store, self._sealer)
-        self._sweeper = Sweeper(self._pending, self._store, self._sealer, self._earliest)
-        self._inserter = Inserter(self._pending, self._store, self._sealer, self._earliest, self._sweeper)
+        self.first = EarliestBucket(self._store, self._sealer)
+        """The earliest bucket; its ``start`` is :attr:`earliest`."""
+        self._sweeper = Sweeper(self._pending, self._store, self._sealer, self.first)
+        self._inserter = Inserter(self._pending, self._store, self._sealer, self.first, self._sweeper)
         self.put = self._inserter.put  # bound once: a method around it would cost a call for each id
         self.put_entries = self._inserter.put_entries
 
@@ -47,7 +48,7 @@ class TimeBuckets:
         self._pending.clear()
         self._store.clear()
         self._sealer.clear()
-        self._earliest.clear()
+        self.first.clear()
         self._sweeper.clear()
         self._inserter.reset()
         return count
@@ -63,7 +64,7 @@ class TimeBuckets:
     @property
     def earliest(self) -> int:
         """Return the start of the first bucket that has a pending id, ``NEVER`` without one. O(1)."""
-        return self._earliest.start
+        return self.first.start
 
     @property
     def bucket_count(self) -> int:
@@ -96,12 +97,12 @@ class TimeBuckets:
             return False
         pending.discard(number)
         if not pending.count:
-            store.drop(self._earliest.start)
+            store.drop(self.first.start)
             self._became_empty()
             return True
         if number not in store.ranges.covered or number in store.stale.doubled:
             store.stale.on_cancelled(number)
-        self._earliest.on_cancelled(number)
+        self.first.on_cancelled(number)
         self._sweeper.sweep_if_worth_it()
         return True
 
@@ -109,9 +110,12 @@ class TimeBuckets:
 
     def pop(self, now: int, limit: int | None = None) -> DueIds:
         """Remove and return what is due at ``now`` (start <= now), by bucket and position; O(returned)."""
-        pending, earliest = self._pending, self._earliest
-        pending.settle()
+        due = self._pop_few(now, limit)
+        if due is not None:
+            return due
         due = DueIds()
+        pending, earliest = self._pending, self.first
+        pending.settle()
         thin: list[array[int]] = []
         while pending.count and earliest.start <= now and (limit is None or len(due) < limit):
             self._pop_from(earliest.start, limit, due, thin)
@@ -132,7 +136,7 @@ class TimeBuckets:
 
     def pop_parts(self, now: int) -> list[tuple[IdBlock, Any]]:
         """Remove all that is due at once; return a bitmap of numbers for each id block."""
-        if self._earliest.start > now:
+        if self.first.start > now:
             return []
         pending = self._pending
         pending.settle()
@@ -143,6 +147,29 @@ class TimeBuckets:
         self._release([block for block, _ in parts])
         self._after_pop()
         return parts
+
+    def _pop_few(self, now: int, limit: int | None) -> DueIds | None:
+        """Remove and return what is due if it is everything, and few ids of one block in one open array; else None.
+
+        This is a usual load.
+        """
+        pending, store, start = self._pending, self._store, self.first.start
+        numbers = store.open.get(start)
+        if numbers is None or start > now or not 0 < len(numbers) <= (_FEW_EACH if limit is None else limit):
+            return None
+        if len(numbers) > _FEW_EACH or len(numbers) != pending.count + len(pending.tail):
+            return None
+        if len(numbers) > 1:
+            numbers = array(numbers.typecode, sorted(numbers))
+        if store.stale.extra or pending.originals or numbers[0] >> 16 != numbers[-1] >> 16:
+            return None
+        block = pending.blocks.by_index[numbers[0] >> 16]
+        del pending.tail[:], store.open[start]
+        pending.count = 0
+        store.appends.clear()
+        store.starts.clear()
+        self._became_empty()
+        return DueIds(block, numbers)
 
     def _pop_from(self, start: int, limit: int | None, due: DueIds, thin: list[array[int]]) -> None:
         """Remove a bucket as far as the limit allows.
@@ -203,13 +230,13 @@ class TimeBuckets:
 
     def _after_pop(self) -> None:
         if self._pending.count:
-            self._earliest.find()
+            self.first.find()
         else:
             self._became_empty()
 
     def _became_empty(self) -> None:
         """Clear what is left when nothing is pending; usually nothing is, and the next id finds its block again."""
         if self._store.is_empty and self._pending.keep_few_blocks():
-            self._earliest.clear()
+            self.first.clear()
         else:
             self.clear()

@@ -19,19 +19,24 @@ class DueIds(Sequence[MessageId]):
     """Ids in the order in which they are due: 4 bytes an id until it is read, 12 where few share an id block.
 
     Equal to a list of the same ids. Ids of chunked messages cannot be made from a number and are kept as they are.
+
+    :param block: with ``numbers``: begin with some numbers of one block
     """
 
     __slots__ = ("_ends", "_originals", "_runs")
 
-    def __init__(self) -> None:
+    def __init__(self, block: IdBlock | None = None, numbers: array[int] | None = None) -> None:
         self._runs: list[tuple[IdBlock | list[IdBlock], array[int]]] = []
         self._ends: list[int] = []
+        if block is not None and numbers is not None:
+            self._runs.append((block, numbers))
+            self._ends.append(len(numbers))
         self._originals: dict[int, MessageId] = {}
 
     def append(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> None:
         """Add numbers of one block, or with a list of blocks the number of each."""
         self._runs.append((blocks, numbers))
-        self._ends.append(len(self) + len(numbers))
+        self._ends.append(len(numbers) + (self._ends[-1] if self._ends else 0))
 
     def replace(self, originals: Mapping[int, MessageId]) -> None:
         """Use these ids of chunked messages, by number."""
@@ -41,6 +46,10 @@ class DueIds(Sequence[MessageId]):
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[MessageId]:
+        if len(self._runs) == 1 and not self._originals:
+            block, numbers = self._runs[0]
+            if not isinstance(block, list):
+                return block.message_ids(numbers)
         return chain.from_iterable(starmap(self._ids, self._runs))
 
     def _ids(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> Iterable[MessageId]:

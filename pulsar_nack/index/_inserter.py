@@ -6,7 +6,7 @@ paths, each of which falls back to the next:
 
 1. :meth:`Inserter.put` while ids come from one *window* of entries of one block, into buckets with a known ``append``
 2. :meth:`Inserter._put_behind`: as before, for a number below ``top`` that has no stale copy and lies in no id range
-3. :meth:`Inserter._put_elsewhere`: another block, window or bucket, both known already
+3. :meth:`Inserter._put_elsewhere`: another block, window or bucket, both known already, or the first number of all
 4. :meth:`Inserter._add`: everything else
 
 Open arrays are appended to without a look at their length, so the known ``append`` methods are forgotten whenever a
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from ..ids import MessageId, _check_stored, _TopicId
 from ._distant import GROUP_MS
-from ._earliest import EarliestBucket
+from ._earliest import NEVER, EarliestBucket
 from ._id_blocks import BLOCK_SIZE, UNUSED, BlockKey, IdBlock, block_key
 from ._pending import PendingIds, block_bounds
 from ._sealer import Sealer
@@ -123,16 +123,18 @@ class Inserter:
         return True
 
     def _put_elsewhere(self, message_id: MessageId, start: int) -> bool:
-        kind = type(message_id)
-        if kind is not MessageId and kind is not _TopicId:
-            return self._add(message_id, start)
-        ledger, entry, partition, batch_index = message_id
-        block = self._blocks.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
-        if block is None or start <= self._earliest.start or (block.topic is None and kind is _TopicId):
+        block = None
+        kind, earliest = type(message_id), self._earliest.start
+        if (kind is MessageId or kind is _TopicId) and (start > earliest or earliest == NEVER):
+            ledger, entry, partition, batch_index = message_id
+            block = self._blocks.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
+        if block is None or (block.topic is None and kind is _TopicId):
             return self._add(message_id, start)
         number = entry - block.offset
         if block is not self._pending.block or not self._low <= number < self._end:
             self._enter(block, number)
+        if earliest == NEVER:
+            return self._put_first(number, start, block)
         numbers = self._open.get(start)
         if numbers is not None:
             if len(numbers) < self._sealer.fold_at:
@@ -153,6 +155,25 @@ class Inserter:
                 self._note(number)
                 return True
         return self._add(message_id, start)
+
+    def _put_first(self, number: int, start: int, block: IdBlock) -> bool:
+        """Add a number of the current block while nothing is pending or stored, not even a stale copy: a usual load.
+
+        Buckets are not distant from the earliest, which this one is.
+        """
+        if self._top >= _OUT_OF_ORDER:
+            self._top = block.top
+        if number > self._top:
+            self._top = number
+            self._note(number)
+        else:
+            self._insert(number)
+            self._pending.count += 1
+        numbers = self._sealer.open_first(start, number)
+        self._appends.clear()
+        self._appends[start] = numbers.append
+        self._earliest.start = start
+        return True
 
     def _add(self, message_id: MessageId, start: int) -> bool:
         _check_stored(message_id, "id")

@@ -67,6 +67,19 @@ class Sealer:
             self.fold(start)
         return numbers
 
+    def open_first(self, start: int, number: int) -> array[int]:
+        """Open the only array, of the only bucket, for a number: nothing else is stored."""
+        store = self._store
+        numbers = store.open[start] = array(self._pending.typecode, (number,))
+        store.starts.add(start)
+        self.fold_at = FOLD
+        self._opened.clear()
+        is_newest = start > self._newest
+        if is_newest:
+            self._newest = start
+        self._opened.append((start, -1, is_newest))
+        return numbers
+
     def _open(self, start: int) -> array[int]:
         self._close_idle()
         store = self._store

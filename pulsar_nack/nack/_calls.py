@@ -31,15 +31,30 @@ class RedeliveryResult(NamedTuple):
 class RedeliveryCall:
     """One call of the callback, which has ids that are no longer pending.
 
-    ``attempt`` is 1 unless the callback failed for these ids before. An acknowledgement meanwhile is remembered, so
-    that a failure does not bring the id back. The ids stay as lazy as they came until a caller reads one.
+    ``count`` is how many ids there are, and ``attempt`` is 1 unless the callback failed for these ids before. An
+    acknowledgement meanwhile is remembered, so that a failure does not bring the id back. The ids stay as lazy as they
+    came until a caller reads one.
     """
 
-    __slots__ = ("_acked", "_known", "_members", "attempt", "ids", "is_forgotten", "result", "task")
+    __slots__ = (
+        "_acked",
+        "_known",
+        "_members",
+        "attempt",
+        "count",
+        "ids",
+        "is_forgotten",
+        "is_retry",
+        "result",
+        "task",
+    )
 
-    def __init__(self, ids: Sequence[MessageId], attempt: int = 1) -> None:
+    def __init__(self, ids: Sequence[MessageId], count: int, attempt: int = 1) -> None:
         self.ids = ids
+        self.count = count
         self.attempt = attempt
+        self.is_retry = attempt > 1
+        """Whether the callback failed for these ids before."""
         self.is_forgotten = False
         self.task: asyncio.Task[None] | None = None
         """The task that awaits the callback."""
@@ -48,11 +63,6 @@ class RedeliveryCall:
         self._acked: set[MessageId] = set()
         self._known: dict[MessageId, MessageId] = {}
         self._members: frozenset[MessageId] | None = None
-
-    @property
-    def is_retry(self) -> bool:
-        """Return whether the callback failed for these ids before."""
-        return self.attempt > 1
 
     def __contains__(self, message_id: MessageId) -> bool:
         if self._members is None:
@@ -105,15 +115,31 @@ class CallsInFlight:
     the other.
     """
 
-    __slots__ = ("_calls", "_max_retries", "_retries", "_was_retry", "ids", "limit")
+    __slots__ = (
+        "_calls",
+        "_limit",
+        "_max_retries",
+        "_retries",
+        "_was_retry",
+        "ids",
+        "is_full",
+        "may_retry",
+        "prefers_retry",
+    )
 
     def __init__(self, limit: int) -> None:
         self._calls: dict[RedeliveryCall, None] = {}
-        self.limit = limit
+        self._limit = limit
         self._max_retries = max(limit - 1, 1)
         self._retries = 0
         self._was_retry = False
         self.ids = 0
+        self.is_full = False
+        """Whether no further call may begin."""
+        self.may_retry = True
+        """Whether a retry may begin, if a call may."""
+        self.prefers_retry = True
+        """Whether the next call is rather a retry than one with new ids."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -121,33 +147,25 @@ class CallsInFlight:
     def __iter__(self) -> Iterator[RedeliveryCall]:
         return iter(self._calls)
 
-    @property
-    def is_full(self) -> bool:
-        """Return whether no further call may begin."""
-        return len(self._calls) >= self.limit
-
-    @property
-    def may_retry(self) -> bool:
-        """Return whether a retry may begin, if a call may."""
-        return self._retries < self._max_retries
-
-    @property
-    def prefers_retry(self) -> bool:
-        """Return whether the next call is rather a retry than one with new ids."""
-        return self._retries == 0 and (self.limit > 1 or not self._was_retry)
-
-    def begin(self, call: RedeliveryCall) -> None:
-        """Add a call."""
+    def begin(self, call: RedeliveryCall) -> RedeliveryCall:
+        """Add a call, and return it."""
         self._calls[call] = None
-        self.ids += len(call.ids)
-        self._retries += call.is_retry
+        self.ids += call.count
         self._was_retry = call.is_retry
+        self._retries += call.is_retry
+        self.is_full = len(self._calls) >= self._limit
+        self.may_retry = self._retries < self._max_retries
+        self.prefers_retry = self._retries == 0 and (self._limit > 1 or not self._was_retry)
+        return call
 
     def end(self, call: RedeliveryCall) -> None:
         """Remove a call."""
         del self._calls[call]
-        self.ids -= len(call.ids)
+        self.ids -= call.count
         self._retries -= call.is_retry
+        self.is_full = False
+        self.may_retry = self._retries < self._max_retries
+        self.prefers_retry = self._retries == 0 and (self._limit > 1 or not self._was_retry)
 
     def learn_after(self, call: RedeliveryCall, message_id: MessageId) -> bool:
         """Return whether a call that began after ``call`` has an id; if so, keep its topic and chunks there."""

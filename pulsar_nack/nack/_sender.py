@@ -62,7 +62,9 @@ class Sender:
         self._config = config
         self._schedule = schedule
         self._buckets = schedule.buckets
+        self._first = schedule.buckets.first
         self._hooks = hooks
+        self._has_hooks = bool(hooks)
         self._collapse = collapse
         self._lead_time = lead_time
         self.lead_time_ns = 0
@@ -89,7 +91,7 @@ class Sender:
 
     def update_slow_path(self) -> None:
         """Choose the path of nacks: the slow one if there are hooks or ids to retry, or the tracker is closing."""
-        is_slow = bool(self._hooks) or len(self.retries) > 0 or self._is_closing
+        is_slow = self._has_hooks or len(self.retries) > 0 or self._is_closing
         self.capacity.reserved = EVERY_PLACE if is_slow else 0
 
     def now_ms(self) -> int:
@@ -109,20 +111,25 @@ class Sender:
 
     def arm(self, now_ms: int) -> None:
         """Set the timer to the earliest bucket or retry, if it is not."""
-        at_ms = self._earliest()
-        if self.armed_at in {at_ms, AWAKE} or self._is_closing:
+        at_ms, retry_at = self._first.start, self.retries.earliest
+        if retry_at < at_ms and self.calls.may_retry:
+            at_ms = retry_at
+        if self.armed_at not in {at_ms, AWAKE}:
+            self.arm_at(at_ms, now_ms)
+
+    def arm_at(self, at_ms: int, now_ms: int) -> None:
+        """Set the timer, unless the sending task is awake, to a time that it is not set to; NEVER: cancel it."""
+        if self._is_closing:
+            return
+        if now_ms < at_ms < NEVER and self._timer is not None:
+            self.armed_at = at_ms
+            self._timer.set(at_ms, now_ms)
             return
         self.disarm()
         if at_ms <= now_ms:
             self._wake()
         elif at_ms < NEVER:
             self.armed_at = at_ms
-            if self._timer is not None:
-                self._timer.set(at_ms, now_ms)
-
-    def _earliest(self) -> int:
-        earliest = self._buckets.earliest
-        return min(earliest, self.retries.earliest) if self.calls.may_retry else earliest
 
     def disarm(self) -> None:
         """Cancel the timer."""
@@ -139,14 +146,15 @@ class Sender:
         if self._is_plain and self._group is not None and not self.calls.is_full:
             self.armed_at = NEVER
             try:
-                self._send_at_once(self._group, self.due_ms())
+                is_armed = self._send_at_once(self._group, (self.ticks() + self.lead_time_ns) // NS_PER_MS)
             except BaseException as fatal:
                 self._fatal = fatal  # ends the sending task
                 self._wake_event.set()
                 if isinstance(fatal, KeyboardInterrupt | SystemExit):
                     raise
                 return
-            self.arm(self.due_ms())
+            if not is_armed:
+                self.arm(self.due_ms())
         else:
             self._wake()
 
@@ -172,12 +180,14 @@ class Sender:
                 self._group = None
                 group.cancel_scope.cancel()
 
-    def _send_at_once(self, group: TaskGroup, now_ms: int) -> None:
-        """Call a plain callback from the timer, once; the sending task sends what else is due."""
-        call = self._next_call(now_ms)
+    def _send_at_once(self, group: TaskGroup, now_ms: int) -> bool:
+        """Call a plain callback from the timer, once; the sending task sends what else is due.
+
+        Return whether the call has ended, and set the timer again.
+        """
+        call = self._begin_next(now_ms)
         if call is None:
-            return
-        self._begin(call)
+            return False
         error: BaseException | None = None
         try:
             result = contextvars.copy_context().run(self._redeliver, call.ids)  # its own context, as a task has
@@ -192,56 +202,57 @@ class Sender:
             if inspect.isawaitable(result):
                 call.result = result
                 group.start_soon(self._run, call)
-                return
+                return False
         self._end(call, error)
+        return True
 
     async def _send_due(self, group: TaskGroup) -> None:
         while not self._is_closing and not self.calls.is_full:
-            call = self._next_call(self.due_ms())
+            call = self._begin_next(self.due_ms())
             if call is None:
                 self.armed_at = NEVER
                 self.arm(self.due_ms())
                 return
-            self._begin(call)
             group.start_soon(self._run, call)
             await asyncio.sleep(0)
 
-    def _begin(self, call: RedeliveryCall) -> None:
-        self.calls.begin(call)
-        self.counters.commands += 1
-        self.counters.retries += call.is_retry
-        self.update_slow_path()
-
-    def _next_call(self, now_ms: int) -> RedeliveryCall | None:
-        if self._earliest() > now_ms:
+    def _begin_next(self, now_ms: int) -> RedeliveryCall | None:
+        """Begin a call with ids that are due; None: nothing is."""
+        due_at, is_retry_due = self._first.start, self.retries.earliest <= now_ms and self.calls.may_retry
+        if due_at > now_ms and not is_retry_due:
             return None
         if self._collapse:
-            return self._all_pending(now_ms)
-        if self.calls.prefers_retry:
-            return self._next_retry(now_ms) or self._next_new(now_ms)
-        return self._next_new(now_ms) or self._next_retry(now_ms)
+            return self._begin_retry(self._all_pending(now_ms))
+        if due_at <= now_ms and not (is_retry_due and self.calls.prefers_retry):
+            ids = self._buckets.pop(now_ms, self._config.max_batch)
+            if count := len(ids):
+                self.counters.late_ms.append(now_ms - due_at)
+                self.counters.commands += 1
+                return self.calls.begin(RedeliveryCall(ids, count))
+        return self._begin_retry(self._next_retry(now_ms)) if is_retry_due else None
 
-    def _next_new(self, now_ms: int) -> RedeliveryCall | None:
-        due_at = self._buckets.earliest
-        if due_at > now_ms:
+    def _begin_retry(self, call: RedeliveryCall | None) -> RedeliveryCall | None:
+        """Begin a call that may have ids for which the callback failed."""
+        if call is None:
             return None
-        ids = self._buckets.pop(now_ms, self._config.max_batch)
-        if not len(ids):
-            return None
-        self.counters.late_ms.append(now_ms - due_at)
-        return RedeliveryCall(ids)
+        self.counters.commands += 1
+        self.counters.retries += call.is_retry
+        self.calls.begin(call)
+        self.update_slow_path()
+        return call
 
     def _next_retry(self, now_ms: int) -> RedeliveryCall | None:
-        retry = self.retries.pop_due(now_ms) if self.calls.may_retry else None
-        return None if retry is None else RedeliveryCall(list(retry.ids.values()), retry.attempt)
+        retry = self.retries.pop_due(now_ms)
+        return None if retry is None else RedeliveryCall(list(retry.ids.values()), len(retry.ids), retry.attempt)
 
     def _all_pending(self, now_ms: int) -> RedeliveryCall | None:
-        due_at = self._buckets.earliest
+        due_at = self._first.start
         if due_at <= now_ms:
             self.counters.late_ms.append(now_ms - due_at)
         retries = self.retries.pop_all()
         ids = join_ids([self._buckets.pop_all(), *(list(retry.ids.values()) for retry in retries)])
-        return RedeliveryCall(ids, max((retry.attempt for retry in retries), default=1)) if len(ids) else None
+        attempt = max((retry.attempt for retry in retries), default=1)
+        return RedeliveryCall(ids, len(ids), attempt) if len(ids) else None
 
     async def _run(self, call: RedeliveryCall) -> None:
         call.task = asyncio.current_task()
@@ -265,38 +276,39 @@ class Sender:
     # -- the end of a call -------------------------------------------------------------------------------------------
 
     def _end(self, call: RedeliveryCall, error: BaseException | None) -> None:
-        failed = call.failed(error)
-        result = RedeliveryResult(
-            failed=failed,
-            to_retry=self._to_retry(call, failed),
-            at_ms=self.now_ms(),
-            retry_delay_ms=self.retries.delay_ms(call.attempt + 1),
-            error=error,
-        )
+        now_ms = self.ticks() // NS_PER_MS
+        result = RedeliveryResult((), (), now_ms, 0, None) if error is None else self._failed(call, error, now_ms)
         self.calls.end(call)
-        if self._is_closing:
-            self._unsent.extend(result.to_retry)
-        elif result.to_retry:
-            self.retries.add(result.to_retry, call.attempt + 1, result.retry_at_ms)
-        self.counters.sent += len(call.ids) - len(failed)
-        if error is not None:
-            self.counters.failed_commands += 1
-            self.counters.last_error = repr(error)
+        if result.to_retry:
+            self._retry(call, result)
+        self.counters.sent += call.count - len(result.failed)
         self._call_ended.set()
-        self.update_slow_path()
         if self.armed_at == AWAKE:
             self._wake_event.set()
-        else:
-            self.arm(result.at_ms)
-        self.capacity.release(len(call.ids) - len(result.to_retry))
-        if self._hooks:
+        elif self.armed_at != self._first.start or self.retries.earliest < NEVER:
+            self.arm(now_ms)
+        self.capacity.release(call.count - len(result.to_retry))
+        if self._has_hooks:
             for event in call.events(result):
                 self._hooks.emit(event)
 
+    def _failed(self, call: RedeliveryCall, error: BaseException, now_ms: int) -> RedeliveryResult:
+        """Note that a call failed; return how it ended."""
+        self.counters.failed_commands += 1
+        self.counters.last_error = repr(error)
+        failed = call.failed(error)
+        to_retry = self._to_retry(call, failed) if len(failed) else ()
+        return RedeliveryResult(failed, to_retry, now_ms, self.retries.delay_ms(call.attempt + 1), error)
+
+    def _retry(self, call: RedeliveryCall, result: RedeliveryResult) -> None:
+        if self._is_closing:
+            self._unsent.extend(result.to_retry)
+        else:
+            self.retries.add(result.to_retry, call.attempt + 1, result.retry_at_ms)
+            self.update_slow_path()
+
     def _to_retry(self, call: RedeliveryCall, failed: Sequence[MessageId]) -> Sequence[MessageId]:
         """Return the failed ids that are not acknowledged, pending, to be retried or in a later call already."""
-        if not len(failed):
-            return ()
         return [
             message_id
             for message_id in call.wanted(failed, self._buckets)
@@ -325,7 +337,7 @@ class Sender:
 
     def emit_nacked(self, ids: Sequence[MessageId], added: int, now_ms: int, delay_ms: int) -> None:
         """Call the hooks for nacks."""
-        if self._hooks and len(ids):
+        if self._has_hooks and len(ids):
             self._hooks.emit(Nacked(ids, now_ms, delay_ms, now_ms + delay_ms, is_new=added > 0))
 
     def cancel(self, message_id: MessageId) -> bool:
@@ -340,7 +352,7 @@ class Sender:
             self.counters.cancelled += 1
             self.arm(self.now_ms())
             self.capacity.release(1)
-            if self._hooks:
+            if self._has_hooks:
                 self._hooks.emit(Cancelled(message_id, self.now_ms()))
         return was_pending
 
@@ -355,7 +367,7 @@ class Sender:
         if self.armed_at != AWAKE:
             self.disarm()
         self.capacity.release(count)
-        if self._hooks and count:
+        if self._has_hooks and count:
             self._hooks.emit(Cleared(count, self.now_ms()))
         return count
 

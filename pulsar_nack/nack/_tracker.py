@@ -208,8 +208,8 @@ class NegativeAcksTracker(ClosesOnExit):
             capacity.free -= 1
         else:
             self._counters.nacked_again += 1
-        if start < self._sender.armed_at:
-            self._sender.arm(now // NS_PER_MS)
+        if start < self._sender.armed_at:  # so this id is the earliest
+            self._sender.arm_at(start, now // NS_PER_MS)
 
     def _next_start(self, now: int, delay_ms: int) -> int:
         """Return the start of the bucket for the cached delay, and cache it until the next bucket begins.

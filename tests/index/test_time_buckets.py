@@ -59,7 +59,7 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def check(buckets: TimeBuckets) -> None:
     """Assert the invariants that the heads of the index's files state."""
-    store, pending, earliest = buckets._store, buckets._pending, buckets._earliest
+    store, pending, earliest = buckets._store, buckets._pending, buckets.first
     pending.settle()
     stale, covered = store.stale, store.ranges.covered
     assert len(pending.numbers) == len(buckets)

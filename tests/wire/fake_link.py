@@ -187,6 +187,14 @@ class FakeLink(asyncio.Transport):
             return
         if data is None:
             self._end_here(None)
+        elif isinstance(self._protocol, asyncio.BufferedProtocol):
+            left = memoryview(data)
+            while left:
+                buffer = self._protocol.get_buffer(-1)
+                size = min(len(left), len(buffer))
+                buffer[:size] = left[:size]
+                self._protocol.buffer_updated(size)
+                left = left[size:]
         else:
             self._protocol.data_received(data)
 

@@ -4,7 +4,7 @@ States: opening (until the broker has accepted it), open, closed for good; then 
 once, in ``_shut``, whatever the reason: all pending requests fail, all consumers and producers are called, all tasks
 and timers are cancelled.
 
-Commands arrive in ``data_received`` and are dispatched in the same call, without awaiting: responses by request id,
+Commands arrive in ``buffer_updated`` and are dispatched in the same call, without awaiting: responses by request id,
 messages by consumer id, receipts by producer id. Commands for unknown ids are dropped, because closing a consumer does
 not stop what is already on its way.
 
@@ -78,6 +78,8 @@ class Connection(asyncio.BufferedProtocol):
         self._requests = PendingRequests(self._loop, options.request_timeout.total_seconds(), str(address))
         self.request_id = self._requests.next_id
         """Returns a new request id."""
+        self.begin_request = self._requests.begin
+        """Returns a new request id, and a future for the response; see :meth:`expect`."""
         self._handshake = Handshake(options.authentication, self._loop, self.send, self.close)
         self.without_secrets = self._handshake.without_secrets
         """Returns a text of the broker with our credentials replaced."""
@@ -309,16 +311,12 @@ class Connection(asyncio.BufferedProtocol):
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle bytes that were read."""
-        self.data_received(self._read_buffer[:nbytes].tobytes())
-
-    def data_received(self, data: bytes) -> None:
-        """Dispatch the frames that the bytes complete."""
+        """Dispatch the frames that the bytes complete which were read."""
         self._was_heard = True
         frames: list[Frame | MessageFrame] = []
         frame: Frame | MessageFrame | None = None
         try:
-            frames = self._decoder.feed_fast(data)
+            frames = self._decoder.feed_fast(self._read_buffer[:nbytes].tobytes())
             for frame in frames:
                 if self._error is not None:
                     return
@@ -357,7 +355,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _dispatch(self, command: pb.BaseCommand) -> None:
         kind = command.type
-        if kind in _RESPONSES:
+        if kind == pb.BaseCommand.ACK_RESPONSE and not command.ackResponse.HasField("error"):
+            self._requests.resolve(command.ackResponse.request_id, command)  # as below, without a detour: often
+        elif kind in _RESPONSES:
             self._on_response(getattr(command, _RESPONSES[kind]).request_id, command)
         elif kind == pb.BaseCommand.PING:
             self._owes_pong = True  # one for all pings that arrive together

@@ -34,6 +34,7 @@ class PendingRequests:
         self._deadlines: list[tuple[float, int]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._last_id = 0
+        self._ended_by: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -45,6 +46,17 @@ class PendingRequests:
 
     def expect(self, request_id: int, what: str, timeout: float | None = None) -> Response:
         """Return a future for the response to a request; it fails with RequestTimeoutError after ``timeout`` s."""
+        return self.begin(what, timeout, request_id)[1]
+
+    def begin(self, what: str, timeout: float | None = None, request_id: int | None = None) -> tuple[int, Response]:
+        """Return the id of a request, a new one unless it is given, and the future that :meth:`expect` returns.
+
+        Raises a copy of the error of :meth:`fail_all`, after that was called.
+        """
+        if self._ended_by is not None:
+            raise _copy_of(self._ended_by)
+        if request_id is None:
+            self._last_id = request_id = self._last_id + 1
         response: Response = self._loop.create_future()
         seconds = self._timeout if timeout is None else timeout
         self._pending[request_id] = _Pending(response, what, seconds)
@@ -54,7 +66,7 @@ class PendingRequests:
             self._prune()
         if self._timer is None or ends_at < self._timer.when():
             self._arm()
-        return response
+        return request_id, response
 
     def resolve(self, request_id: int, command: pb.BaseCommand) -> None:
         """Set the response to a request; ignored if the request was discarded."""
@@ -79,15 +91,14 @@ class PendingRequests:
         self._arm()
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all requests, each with its own copy of the error, as each is raised with its own traceback."""
+        """Fail all requests, now and later, each with its own copy of the error, as each has its own traceback."""
+        self._ended_by = error
         pending, self._pending = self._pending, {}
         self._deadlines.clear()
         self._arm()
         for each in pending.values():
             if not each.response.done():
-                own = copy.copy(error)
-                own.__cause__ = error.__cause__
-                each.response.set_exception(own)
+                each.response.set_exception(_copy_of(error))
 
     def _prune(self) -> None:
         self._deadlines = [each for each in self._deadlines if each[1] in self._pending]
@@ -113,3 +124,9 @@ class PendingRequests:
                 problem = f"no answer to {pending.what} within {pending.timeout:g} s"
                 self.fail(request_id, RequestTimeoutError(f"{self._where}: {problem}"))
         self._arm()
+
+
+def _copy_of(error: Exception) -> Exception:
+    own = copy.copy(error)
+    own.__cause__ = error.__cause__
+    return own

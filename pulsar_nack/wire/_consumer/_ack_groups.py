@@ -189,20 +189,21 @@ class AckGroupingTracker:
         except ConnectionLostError:  # `disconnected` follows; the group is sent again on the next connection
             return
         if receipt is None:
-            self._loop.call_soon(self._answered, group, None)
+            self._loop.call_soon(self._on_receipt, group, None)
             return
         group.receipt = receipt
         receipt.add_done_callback(partial(self._on_receipt, group))
 
-    def _on_receipt(self, group: AckGroup, receipt: asyncio.Future[pb.BaseCommand]) -> None:
-        if receipt.cancelled() or group.receipt is not receipt:
-            return
-        error = receipt.exception()
-        group.receipt = None
-        if not isinstance(error, ConnectionLostError):  # after one the group is sent again on the next connection
-            self._answered(group, cast("Exception | None", error))
-
-    def _answered(self, group: AckGroup, error: Exception | None) -> None:
+    def _on_receipt(self, group: AckGroup, receipt: asyncio.Future[pb.BaseCommand] | None) -> None:
+        """Finish a group; without a receipt it has succeeded."""
+        error: Exception | None = None
+        if receipt is not None:
+            if receipt.cancelled() or group.receipt is not receipt:
+                return
+            error = cast("Exception | None", receipt.exception())
+            group.receipt = None
+            if isinstance(error, ConnectionLostError):  # the group is sent again on the next connection
+                return
         if self._unanswered.pop(group, self) is self:
             return
         group.finish(error)

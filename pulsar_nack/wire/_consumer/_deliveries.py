@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from ...consumer import Delivery
-from ...ids import MessageId, _delivered_id
+from ...ids import MessageId, _delivered_id, _share_extras, _TopicId
 from .._connection._options import ClientOptions
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._entries import is_batch, key_of, ordering_key_of, properties_of, text_of
@@ -72,6 +72,7 @@ class PlainBatchMember(PlainDelivery):
         )
 
 
+_make_id = tuple.__new__
 _new: Callable[[type[PlainDelivery]], Any] = object.__new__
 
 
@@ -136,7 +137,8 @@ class DeliveryFactory:
             return message
         made = _new(PlainDelivery)
         made.data, ledger, entry, made.redelivery_count, made._metadata = message
-        made.id = _delivered_id((ledger, entry, self.partition, -1), self.extras)
+        made.id = message_id = _make_id(_TopicId, (ledger, entry, self.partition, -1))  # checked when it came
+        _share_extras(message_id, self.extras)
         made.topic = self.topic
         return made  # type: ignore[no-any-return]
 

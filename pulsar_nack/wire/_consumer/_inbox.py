@@ -49,8 +49,7 @@ class WireInbox:
         """Wait for a delivery and take it; cancelling it loses none."""
         while True:
             self._check()
-            delivery = self.get_nowait()
-            if delivery is not None:
+            if self._ready and (delivery := self.get_nowait()) is not None:
                 return delivery
             self._before_wait()
             await self._waiters.wait(self._pass_on)

@@ -375,9 +375,10 @@ class MultiTopicConsumer:
         :raises BrokerError: see :meth:`of`
         """
         groups: dict[AnyTopicConsumer, list[MessageId]] = {}
+        by_topic = self.by_topic
         for message_id in ids:
             try:
-                consumer = self.of(message_id)
+                consumer = by_topic.get(message_id.topic) or self.of(message_id)
             except BrokerError:
                 if not skip_unknown:
                     raise

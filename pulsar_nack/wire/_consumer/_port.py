@@ -40,6 +40,13 @@ class WirePort:
         self._options = options
         self._consumers = MultiTopicConsumer(context, selection, options)
         self._inbox = self._consumers.inbox
+        self.receive = self._inbox.get
+        """Returns the next message; cancelling it loses none.
+
+        :raises ClosedError: the port, or its client, is closed
+        :raises MissingExtraError: a message cannot be read because this process lacks what the error names; other
+            consumers may be able to read it. No more messages come here; prefetched ones are returned to the broker
+        """
         self._discovery: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._traits = traits_of(options)
@@ -139,15 +146,6 @@ class WirePort:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    async def receive(self) -> Delivery:
-        """Return the next message; cancelling it loses none.
-
-        :raises ClosedError: it, or its client, is closed
-        :raises MissingExtraError: a message cannot be read because this process lacks what the error names; other
-            consumers may be able to read it. No more messages come here; prefetched ones are returned to the broker
-        """
-        return await self._inbox.get()
-
     def receive_nowait(self) -> Delivery | None:
         """Return the next message if one is here.
 
@@ -226,7 +224,8 @@ class WirePort:
 
         :raises BrokerError: the request failed
         """
-        self._check_open()
+        if self._closing is not None:
+            self._check_open()
         errors: list[Exception] = []
         for consumer, its_ids in self._consumers.grouped(ids, skip_unknown=True).items():
             try:

@@ -227,7 +227,9 @@ class ReceiverQueue:
         delivery = self._factory.delivery_of(item)
         if not self._has_queue:
             self.permits.is_held = True  # until a call waits for the next one
-        self._free(1)  # first: while the message counts as queued its size counts in the mean
+        permits = self.permits.free(1)  # first: while the message counts as queued its size counts in the mean
+        if permits and self._session is not None:
+            self._session.permit(permits)
         size = bytes_of(delivery) if type(delivery) is Delivery else len(delivery.data)  # in line: the hot path
         self.messages -= 1
         self.bytes -= size
@@ -321,12 +323,12 @@ class ReceiverQueue:
     def give_back(self, ids: Iterable[MessageId]) -> None:
         """Return messages that were taken but not delivered to the application."""
         if self._session is not None:
-            self._paused.give_back(list(places_of(ids)))
+            self._paused.give_back(places_of(ids))
 
-    def request_redelivery(self, places: Iterable[Place]) -> None:
+    def request_redelivery(self, ids: Iterable[MessageId]) -> None:
         """Request entries again; on Exclusive and Failover everything. The next session brings them without that."""
         if self._session is not None:
-            self._requests.add(places)
+            self._requests.add(places_of(ids))
 
     def _request_returned(self, places: Sequence[Place]) -> None:
         if self._session is not None:

@@ -7,7 +7,7 @@ of a connection, because the broker then redelivers everything that is not ackno
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -71,10 +71,12 @@ class RedeliveryRequests:
             self._send(some)
 
 
-def places_of(ids: Iterable[MessageId]) -> Iterator[Place]:
-    """Yield the ledger and entry id of each entry of some messages."""
+def places_of(ids: Iterable[MessageId]) -> list[Place]:
+    """Return the ledger and entry id of each entry of some messages."""
+    places: list[Place] = []
     for message_id in ids:
         if message_id.is_chunked:
-            yield from message_id.parts
+            places += message_id.parts
         else:
-            yield message_id.ledger, message_id.entry
+            places.append(message_id[:2])
+    return places

@@ -96,11 +96,13 @@ class ConsumerSession:
     def permit(self, messages: int) -> None:
         """Let the broker send this many more messages."""
         if not self.is_closed:  # nor while it is being closed
-            self._send(commands.flow(self.consumer_id, messages))
+            with contextlib.suppress(ConnectionLostError):
+                self.connection.send(commands.flow(self.consumer_id, messages))
 
     def redeliver(self, positions: Sequence[tuple[int, int]]) -> None:
         """Request the redelivery of these entries."""
-        self._send(commands.redeliver(self.consumer_id, positions))
+        with contextlib.suppress(ConnectionLostError):
+            self.connection.send(commands.redeliver(self.consumer_id, positions))
 
     def rewind(self, epoch: int) -> None:
         """Request all unacknowledged messages again."""
@@ -114,8 +116,7 @@ class ConsumerSession:
         if not self._has_receipts:
             self.connection.send(commands.acknowledge(self.consumer_id, group, None))
             return None
-        request_id = self.connection.request_id()
-        receipt = self.connection.expect(request_id, "ACK")
+        request_id, receipt = self.connection.begin_request("ACK")
         try:
             self.connection.send(commands.acknowledge(self.consumer_id, group, request_id))
         except BaseException:

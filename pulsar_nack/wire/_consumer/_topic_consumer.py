@@ -150,13 +150,13 @@ class TopicConsumer:
 
         :raises ClosedError: the consumer is closed
         """
-        self.sessions.check_open()
-        places = list(places_of(ids))
-        needs_session = self._position is not None and self._position.request(places)
+        if self.acks.is_closed:
+            self.sessions.check_open()
+        needs_session = self._position is not None and self._position.request(places_of(ids))
         if needs_session and not self._seeking.locked():
             self.sessions.reconnect()
         else:
-            self.queue.request_redelivery(places)
+            self.queue.request_redelivery(ids)
 
     def pause(self, queued: Sequence[QueuedEntry], *, is_idle: bool = False) -> None:
         """Return what arrived and was not taken, and fetch nothing until the queue is resumed.

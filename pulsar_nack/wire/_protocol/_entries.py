@@ -47,6 +47,7 @@ _HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadat
 _PLAIN_HEADERS: Final = struct.Struct(">2sIIBB")  # magic, checksum, size of the metadata, tag and size of its name
 _PLAIN_SIZE: Final = _PLAIN_HEADERS.size
 _plain_headers = _PLAIN_HEADERS.unpack_from
+_unchecked_headers = struct.Struct(">IBB").unpack_from  # the last three of these
 _NAME: Final = 0x0A  # begins metadata: the producer's name, of less than 128 bytes
 _is_after_name = re.compile(
     rb"\x10[\x80-\xff]{0,9}[\x00-\x7f]"  # sequence id
@@ -169,18 +170,21 @@ def readable_metadata(data: bytes | memoryview, max_metadata_bytes: int) -> pb.M
 def plain_parts(data: bytes) -> tuple[bytes, bytes] | None:
     """Return metadata and payload of a plain entry without parsing the metadata; None if the entry is not plain.
 
-    A plain entry is one message with a valid checksum, without key, properties, other optional fields and broker
-    entry metadata. :func:`decode_entry` reads all entries.
+    A plain entry is one message with a valid checksum or none, without key, properties, other optional fields and
+    broker entry metadata. :func:`decode_entry` reads all entries.
     """
     if len(data) < _PLAIN_SIZE:
         return None
     magic, expected, size, tag, length = _plain_headers(data)
-    end = 10 + size
-    if magic != MAGIC_CHECKSUM or tag != _NAME or length > 0x7F or end > len(data):
+    begin = 10
+    if magic != MAGIC_CHECKSUM:  # a broker may leave the checksum out
+        begin, (size, tag, length) = 4, _unchecked_headers(data)
+    end = begin + size
+    if tag != _NAME or length > 0x7F or end > len(data) or _is_after_name(data, begin + 2 + length, end) is None:
         return None
-    if _is_after_name(data, 12 + length, end) is None or _crc32c(data[6:]) != expected:
+    if begin == 10 and _crc32c(data[6:]) != expected:
         return None
-    return data[10:end], data[end:]
+    return data[begin:end], data[end:]
 
 
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
