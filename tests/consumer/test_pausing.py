@@ -43,7 +43,7 @@ async def test_nothing_is_shown_until_the_resume(ports: Ports, caplog: pytest.Lo
         consumer.resume()
         consumer.resume()
         assert not consumer.is_paused
-    warnings = [record for record in caplog.records if "cannot give back" in record.message]
+    warnings = [record for record in caplog.records if "cannot give prefetched messages back" in record.message]
     assert len(warnings) == (0 if isinstance(port, SupportsPause) else 1)
 
 

@@ -159,7 +159,8 @@ async def hold_all(consumer: Consumer, delay: float) -> None:
     messages.clear()
     del message
     await asyncio.sleep(0.01)
-    consumer._engine.mark_delete._new.clear()  # type: ignore[union-attr]  # as a second later
+    for new in consumer._engine.mark_delete._new.values():  # type: ignore[union-attr]
+        new.clear()  # as a second later
 
 
 @pytest.mark.parametrize(
