@@ -89,7 +89,7 @@ async def test_rebuilt_ids_reach_partitions_without_a_handle(
 def forget_handles(consumer: Consumer) -> None:
     """Let the port know no message any more that it delivered; the native one keeps nothing."""
     if not is_over_wire():
-        consumer.port._handles.clear()
+        consumer.port._ids._handles.clear()
 
 
 @pytest.mark.parametrize("batched", [True, False])
