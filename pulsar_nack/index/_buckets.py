@@ -155,9 +155,10 @@ class TimeBuckets:
         """
         pending, store, start = self._pending, self._store, self.first.start
         numbers = store.open.get(start)
-        if numbers is None or start > now or not 0 < len(numbers) <= (_FEW_EACH if limit is None else limit):
+        few = _FEW_EACH if limit is None else min(limit, _FEW_EACH)
+        if numbers is None or start > now or not 0 < len(numbers) <= few:
             return None
-        if len(numbers) > _FEW_EACH or len(numbers) != pending.count + len(pending.tail):
+        if len(numbers) != pending.count + len(pending.tail):
             return None
         if len(numbers) > 1:
             numbers = array(numbers.typecode, sorted(numbers))

@@ -28,14 +28,11 @@ from typing import Any, Final, NamedTuple
 
 from ..._check import INT64_MAX
 from ...errors import CursorFormatError, InvalidArgumentError, MissingExtraError
-from ...ids import Position
 
 LEDGER: Final = "#acks.ledger"
 MARKER: Final = "#acks.marker"
 MARKER_PART: Final = "#acks.part"
 SEQUENCE: Final = "#acks.sequence"
-NOWHERE: Final = Position(0, -1)
-"""The position of records that have no position: nothing is acknowledged."""
 _MARKS: Final = "#acks."
 _FOREIGN: Final = "entry-type"
 """Marks what a later proposal of Pulsar (PIP-488) writes, whose positions mean something else."""
