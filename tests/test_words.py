@@ -31,11 +31,13 @@ def summaries() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(HOME)}:{line}", text.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_summaries_stand_alone() -> None:
     """A docstring's first line is understood without the line above it."""
     assert [f"{place}: {text}" for place, text in summaries() if ALONE.match(text)] == []
 
 
+@pytest.mark.slow
 def test_no_phrase_to_translate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the code's prose nor the docs have a phrase of the list in ``benchmarks/house.py``."""
     monkeypatch.setattr(sys, "path", [str(HOME / "benchmarks"), *sys.path])
