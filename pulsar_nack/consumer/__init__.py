@@ -14,6 +14,7 @@ from ._port import (
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsHeldBack,
+    SupportsLastMessageId,
     SupportsNowait,
     SupportsPause,
     SupportsPublishing,
@@ -22,6 +23,7 @@ from ._port import (
     SupportsSessions,
     SupportsUnsubscribe,
 )
+from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
@@ -41,12 +43,14 @@ __all__ = [
     "OwnPublisher",
     "PortTraits",
     "Publisher",
+    "ReceivedMessage",
     "Redelivery",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsHeldBack",
+    "SupportsLastMessageId",
     "SupportsNowait",
     "SupportsPause",
     "SupportsPublishing",
