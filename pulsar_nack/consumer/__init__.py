@@ -2,7 +2,9 @@
 
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
+from ._lifecycle import DrainReport
 from ._message import Message
+from ._outcomes import DeadLetter, Defer, ErrorRule, Ignore, OnError, Retry, Verb
 from ._port import (
     AcksDone,
     ConsumerPort,
@@ -25,6 +27,7 @@ from ._port import (
 )
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
+from ._runner import Handler
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
@@ -37,14 +40,22 @@ __all__ = [
     "ConsumerPort",
     "ConsumerStatistics",
     "ConsumerTrace",
+    "DeadLetter",
     "DeadLetterPolicy",
+    "Defer",
     "Delivery",
+    "DrainReport",
+    "ErrorRule",
+    "Handler",
+    "Ignore",
     "Message",
+    "OnError",
     "OwnPublisher",
     "PortTraits",
     "Publisher",
     "ReceivedMessage",
     "Redelivery",
+    "Retry",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",
@@ -59,6 +70,7 @@ __all__ = [
     "SupportsSessions",
     "SupportsUnsubscribe",
     "TraceNote",
+    "Verb",
     "subscribe",
     "wrap",
 ]

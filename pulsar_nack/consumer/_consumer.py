@@ -8,12 +8,16 @@ from typing import Any, Self, Unpack
 
 from .._check import check_has
 from .._delays import Delay, delay_ms
-from .._lifetime import ClosesWhenDropped, check_loop, running_loop
+from .._lifetime import ClosesWhenDropped, running_loop
 from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._engine import ConsumerEngine
+from ._lifecycle import DrainReport, Lifecycle
 from ._message import Message
+from ._outcomes import OnError
 from ._port import ConsumerPort, SupportsCumulativeAck
+from ._receiver import receive_batch
+from ._runner import Handler, Runner
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._settler import YIELD_AFTER_MS
 from ._statistics import ConsumerStatistics, statistics_of
@@ -66,8 +70,6 @@ class Consumer(ClosesWhenDropped):
                     await message.nack()
     """
 
-    _loop: asyncio.AbstractEventLoop | None = None
-
     def __init__(self, port: ConsumerPort, **settings: Unpack[ConsumerOptions]) -> None:
         check_has("port", port, ("traits", "receive"), "a ConsumerPort")
         engine = self._engine = ConsumerEngine(port, ConsumerSettings.checked(port.traits, settings))
@@ -75,8 +77,7 @@ class Consumer(ClosesWhenDropped):
         self._settler = engine.settler
         self._turn = engine.settler.turn
         self._subscription = SubscriptionVerbs(engine)
-        self._server: asyncio.Task[None] | None = None
-        self._opened: asyncio.Future[None] | None = None
+        self._lifecycle = Lifecycle(engine)
         self._inner = self._twin()
 
     # --- opening and closing ---------------------------------------------------------------------------------------
@@ -88,27 +89,7 @@ class Consumer(ClosesWhenDropped):
         :raises LogLockedError: another consumer uses the durable state
         :raises LedgerError: the durable state cannot be read or written
         """
-        settler = self._settler
-        if settler.is_closed:
-            raise ClosedError("the consumer")
-        is_first = self._server is None or self._opened is None
-        if self._server is None or self._opened is None:
-            self._loop = settler.loop = asyncio.get_running_loop()
-            self._opened = self._loop.create_future()
-            self._server = asyncio.create_task(self._inner._serve(self._opened), name="pulsar_nack.Consumer")
-            self._server.add_done_callback(self._engine.on_end)
-        check_loop(self._loop, "the consumer")
-        if not self._opened.done():
-            try:
-                await asyncio.wait({self._opened, self._server}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                if is_first:
-                    await self.aclose()
-                raise
-        if self._server.done():
-            if not self._server.cancelled():
-                await self._server
-            raise ClosedError("the consumer")
+        await self._lifecycle.open(self._inner._serve)
         return self
 
     async def _serve(self, opened: asyncio.Future[None]) -> None:
@@ -120,37 +101,21 @@ class Consumer(ClosesWhenDropped):
     async def aclose(self) -> None:
         """Give everything unacknowledged back to the broker at once, held messages too, and close the port.
 
-        Acknowledgements and dead letters under way are finished first, for at most the configuration's
-        ``close_timeout``; dead letters that are not published by then are given back too. Calls that wait raise
-        :class:`~pulsar_nack.ClosedError`. Idempotent, in any loop; cancelling the call does not stop it. If the
-        storage of the durable state has not answered by then, it is closed once it does. What was not written is
-        logged and counted.
+        While :meth:`run` runs, this drains first, for at most its ``drain_timeout``. Acknowledgements and dead letters
+        under way are finished first, for at most the configuration's ``close_timeout``; dead letters that are not
+        published by then are given back too. Calls that wait raise :class:`~pulsar_nack.ClosedError`. Idempotent, in
+        any loop; cancelling the call does not stop it. If the storage of the durable state has not answered by then, it
+        is closed once it does. What was not written is logged and counted.
         """
-        if not self._settler.is_closed or self._server is None or not self._server.done():
-            check_loop(self._loop, "the consumer")
-            self._begin_close()
-        if self._server is None:
-            if self._engine.dead is not None:
-                await self._engine.dead.aclose()
-            await self._engine.port.close()
-            return
-        if not self._server.done():
-            await asyncio.wait([self._server])
-        if not self._server.cancelled():
-            self._server.result()
+        await self._lifecycle.aclose()
 
     close = aclose
 
     def _begin_close(self) -> None:
-        self._receiver.unreadable = None
-        self._engine.end_calls(ClosedError("the consumer"))
-        self._engine.stop()
-        if self._server is not None and self._opened is not None and not self._opened.done():
-            self._server.cancel()
+        self._lifecycle.begin_close()
 
     def _open_in(self) -> asyncio.AbstractEventLoop | None:
-        is_open = not self._settler.is_closed and self._server is not None and not self._server.done()
-        return self._loop if is_open else None
+        return self._lifecycle.loop
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -167,7 +132,7 @@ class Consumer(ClosesWhenDropped):
             ahead, and closes once no message is being processed
         """
         receiver, settler, turn = self._receiver, self._settler, self._turn
-        if settler.is_closed or settler.acks is None or running_loop() is not self._loop:
+        if settler.is_closed or settler.acks is None or running_loop() is not settler.loop:
             receiver.check_readable()
             settler.check_open()
         receive_nowait = receiver.receive_nowait
@@ -186,6 +151,20 @@ class Consumer(ClosesWhenDropped):
         if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
         return message
+
+    async def batch_receive(
+        self, max_messages: int = 100, max_bytes: int = 10 * 1024 * 1024, timeout: Delay | None = 0.1
+    ) -> list[Message]:
+        """Wait for several messages: so many, so many bytes of payload, or what has come within ``timeout``.
+
+        The list may be empty. One message may be larger than ``max_bytes``, if it is the only one. A call that is
+        cancelled, or that raises, loses nothing: the next call gets what had come.
+
+        :param timeout: seconds or a timedelta; None: wait until one of the bounds is reached
+        :raises InvalidArgumentError: a bound is below 1
+        :raises ClosedError: and the others that :meth:`receive` raises
+        """
+        return await receive_batch(self, self._receiver, max_messages, max_bytes, timeout)
 
     def __aiter__(self) -> Self:
         return self
@@ -215,7 +194,7 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed
         """
         self._settler.check_open()
-        self._receiver.pause(self)
+        self._receiver.pausing.pause(self)
 
     def resume(self) -> None:
         """Deliver messages again after :meth:`pause`.
@@ -223,7 +202,64 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed
         """
         self._settler.check_open()
-        self._receiver.resume()
+        self._receiver.pausing.resume()
+
+    # --- running a handler, draining -------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 32,
+        key_ordered: bool = False,
+        max_held_per_key: int = 1_000,
+        on_error: OnError | None = None,
+        drain_timeout: Delay | None = 30.0,
+        stop_on_signals: bool = False,
+    ) -> DrainReport:
+        """Call ``await handler(message)`` for each message until the consumer is drained or closed.
+
+        A message is acknowledged when its handler returns, and settled as by :meth:`Message.process` if it raises; all
+        exceptions but verbs are logged and counted, and none ends this call. A handler may settle its message itself.
+        Cancelling the call drains (:meth:`drain`); doing it again lets ``drain_timeout`` be over.
+
+        :param concurrency: how many handlers run at once; only free ones receive
+        :param key_ordered: messages of one ordering key, or key, are handled in order, one at a time; later ones wait
+            here while one waits for its redelivery, which is then from memory
+        :param max_held_per_key: how many of one key may wait so; then nothing is fetched until there is room. All of
+            them take at most ``max_local_bytes``
+        :param on_error: verbs by exception type, as :meth:`Message.process` takes them
+        :param drain_timeout: how long handlers may run on when this ends; None: as long as they need
+        :param stop_on_signals: drain on SIGTERM and SIGINT, a second signal at once; the handlers are restored
+        :return: how it ended
+        :raises InvalidArgumentError: names the argument; nothing was received
+        :raises ClosedError: the consumer is closed, or failed
+        :raises MissingExtraError: as :meth:`receive`
+        """
+        self._settler.check_open()
+        runner = Runner(
+            self._engine,
+            self.receive,
+            handler,
+            concurrency=concurrency,
+            key_ordered=key_ordered,
+            max_held_per_key=max_held_per_key,
+            on_error=on_error,
+            drain_timeout=drain_timeout,
+        )
+        return await self._lifecycle.run(runner, stop_on_signals=stop_on_signals)
+
+    async def drain(self, timeout: Delay | None = None) -> DrainReport:
+        """Receive nothing more, give back what was fetched ahead, let messages in work be settled, then close.
+
+        Calls of :meth:`receive` raise :class:`~pulsar_nack.ClosedError`, and loops over the consumer end. Cancelling
+        the call does not stop the drain; a second call waits for the same one, and :meth:`aclose` ends it.
+
+        :param timeout: how long messages in work may take; then handlers of :meth:`run` are cancelled and their
+            messages nacked by the backoff, and others go back unsettled. None: as long as they need
+        :raises InvalidArgumentError: the timeout; or a handler of :meth:`run` calls this, which would wait for itself
+        """
+        return await self._lifecycle.drain(timeout)
 
     # --- settling --------------------------------------------------------------------------------------------------
 
@@ -263,6 +299,10 @@ class Consumer(ClosesWhenDropped):
         written = await self._settler.nack(_checked(message), delay, reason=reason)
         if written is not None:
             await self._settler.until_durable(message, written)
+
+    async def defer(self, message: Message, delay: Delay) -> None:
+        """Postpone a message, which counts no attempt; see :meth:`Message.defer`, whose errors this raises."""
+        await message.defer(delay)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.

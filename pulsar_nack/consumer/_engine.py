@@ -40,7 +40,7 @@ class ConsumerEngine:
     def __init__(self, port: ConsumerPort, settings: ConsumerSettings) -> None:
         traits, most = port.traits, settings.max_local_bytes
         self.port = port
-        self._settings = settings
+        self.settings = settings
         config = settings.config or NackConfig()
         self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
@@ -152,7 +152,7 @@ class ConsumerEngine:
     def end_calls(self, error: Exception) -> None:
         """Raise an error in all calls that wait, and refuse later ones."""
         self.settler.is_closed = True
-        self.receiver.inbox.close(self.receiver.unreadable or error)
+        self.receiver.inbox.close(self.receiver.pausing.unreadable or error)
         self.limiter.close(error)
 
     def on_end(self, server: asyncio.Task[None]) -> None:
@@ -169,7 +169,7 @@ class ConsumerEngine:
     # --- durable state -----------------------------------------------------------------------------------------------
 
     async def _open_durable(self, stack: AsyncExitStack) -> None:
-        settings = self._settings
+        settings = self.settings
         if settings.durable is None:
             return
         from .durable import DurableContext, DurableNacks
@@ -247,4 +247,5 @@ class ConsumerEngine:
     def _must_admit(self) -> bool:
         """Return whether a nack must not wait: a message is ready, or nothing but nacks that wait is unacknowledged."""
         table, inbox = self.table, self.receiver.inbox
-        return len(inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + 1)
+        kept = 0 if self.receiver.key_order is None else len(self.receiver.key_order)  # behind those that wait
+        return len(inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + kept + 1)

@@ -62,17 +62,15 @@ class MessageTable:
         self.sessions = self.acked.sessions
         self.batches = self.acked.batches
         self.requests = OpenRequests()
-        self.held = 0
+        self.held = self.requested = 0
         self.delivered = 0
         """Messages in any other state than HELD and REQUESTED."""
-        self.requested = 0
+        self.on_left: Callable[[MessageState], None] | None = None
+        """Called with messages that are not known any more, or became doubtful; not by :meth:`clear`."""
         self._records: dict[MessageId, MessageState] = {}
         self.get: Callable[[MessageId], MessageState | None] = self._records.get
         """Returns the state of an unacknowledged message, None if it is not known."""
         self._most_delivered = most_delivered
-
-    def __len__(self) -> int:
-        return len(self._records)
 
     def select(self, states: Collection[State], place: Place | None = None) -> list[MessageState]:
         """Return the messages in one of these states, of one topic and partition or of all. O(known messages)."""
@@ -179,6 +177,7 @@ class MessageTable:
     def redeliver(self, record: MessageState) -> None:
         """Note that a held message is redelivered from memory."""
         record.redelivery_count += 1
+        record.hidden_count -= record.hidden_count > 0  # the broker does not count this one
         record.is_held = False
         self._move(record, State.DELIVERED)
 
@@ -262,6 +261,9 @@ class MessageTable:
         if requests:
             for record in records:
                 requests.pop(record, None)
+        if self.on_left is not None:
+            for record in records:
+                self.on_left(record)
         if len(entries) > MAX_ENTRIES:
             acked.bound()
         return records if not forgotten else [record for record in records if record not in forgotten]
@@ -350,6 +352,8 @@ class MessageTable:
         if record.state is State.REQUESTED:
             self.batches.requested(record.id, -1)
         self.requests.open.pop(record, None)
+        if self.on_left is not None:
+            self.on_left(record)
 
     def _move(self, record: MessageState, state: State) -> None:
         before, record.state = record.state, state

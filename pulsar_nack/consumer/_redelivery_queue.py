@@ -139,6 +139,8 @@ class RedeliveryQueue:
         for record in records:
             record.is_doubtful = True
             self.payloads.pop(record.id)
+            if self.table.on_left is not None:
+                self.table.on_left(record)
 
     def came_again(self, record: MessageState, delivery: Delivery) -> None:
         """Note that a doubtful message has come; if it is held, its payload is kept where that is wanted."""

@@ -21,11 +21,15 @@ class ConsumerStatistics:
     :param acked: messages acknowledged
     :param acked_again: duplicates of acknowledged messages that were acknowledged and not delivered
     :param nacked: negative acknowledgements
+    :param deferred: messages postponed by ``defer``, each time
+    :param handler_errors: exceptions of handlers under ``run``, without verbs
     :param redelivered_local: messages redelivered from memory
     :param redelivered_broker: messages requested from the broker
     :param asked_again: messages requested once more, because nothing had come within 30 s
     :param in_work: delivered (or ready to be) and not settled
     :param ready: of these, how many wait for a call of ``receive``
+    :param held_for_keys: of these, how many wait for earlier messages of their keys, under ``run(key_ordered=True)``
+    :param is_key_order_full: whether nothing is fetched because of that
     :param held: nacked and not due
     :param requested: requested from the broker and not yet here
     :param kept: messages whose payload is kept, and ``kept_bytes`` their memory
@@ -58,11 +62,15 @@ class ConsumerStatistics:
     acked: int
     acked_again: int
     nacked: int
+    deferred: int
+    handler_errors: int
     redelivered_local: int
     redelivered_broker: int
     asked_again: int
     in_work: int
     ready: int
+    held_for_keys: int
+    is_key_order_full: bool
     held: int
     requested: int
     kept: int
@@ -109,11 +117,15 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         acked=0 if acks is None else acks.acked,
         acked_again=0 if acks is None else acks.acked_again,
         nacked=settler.nacked,
+        deferred=settler.deferred,
+        handler_errors=settler.handler_errors,
         redelivered_local=queue.redelivered_local,
         redelivered_broker=queue.redelivered_broker,
         asked_again=queue.asked_again,
         in_work=table.delivered,
         ready=receiver.waiting(),
+        held_for_keys=0 if receiver.key_order is None else len(receiver.key_order),
+        is_key_order_full=receiver.key_order is not None and receiver.key_order.is_full,
         held=table.held,
         requested=table.requested,
         kept=len(queue.payloads.kept),

@@ -87,6 +87,8 @@ class FakePort(PortWithFaults):
         )
         limit = None if unacked_limit is None else check_integer("unacked_limit", unacked_limit, 1)
         self.topic = topic or FakeTopic(batch_index_ack=batch_index_ack)
+        self.names = (self.topic.name, subscription, "")
+        """The topic, the subscription and the consumer's name, by which dead letters and traces name them."""
         self._forced = 0
         self._subscription = self.topic.subscription(text("subscription", subscription))
         self._inbox = FakeInbox(
