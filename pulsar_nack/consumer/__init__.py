@@ -2,6 +2,7 @@
 
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
+from ._dialect import KeyShared
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -37,6 +38,7 @@ __all__ = [
     "ConsumerTrace",
     "DeadLetterPolicy",
     "Delivery",
+    "KeyShared",
     "Message",
     "OwnPublisher",
     "PortTraits",
