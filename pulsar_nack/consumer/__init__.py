@@ -15,6 +15,7 @@ from ._port import (
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsHeldBack,
+    SupportsLastMessageId,
     SupportsNowait,
     SupportsPause,
     SupportsPublishing,
@@ -23,6 +24,7 @@ from ._port import (
     SupportsSessions,
     SupportsUnsubscribe,
 )
+from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
@@ -43,12 +45,14 @@ __all__ = [
     "OwnPublisher",
     "PortTraits",
     "Publisher",
+    "ReceivedMessage",
     "Redelivery",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsHeldBack",
+    "SupportsLastMessageId",
     "SupportsNowait",
     "SupportsPause",
     "SupportsPublishing",

@@ -224,6 +224,19 @@ class SupportsSessions(Protocol):
 
 
 @runtime_checkable
+class SupportsLastMessageId(Protocol):
+    """A port that can find out where its topics end."""
+
+    async def last_message_ids(self) -> Sequence[MessageId]:
+        """Return the id of the last message of each topic or partition, each with its topic; entry -1: it is empty.
+
+        :raises BrokerError: the broker refused, or gave no answer
+        :raises ClosedError: after ``close``
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsUnsubscribe(Protocol):
     """A port that can delete its subscription."""
 
