@@ -57,6 +57,7 @@ _HOMES = {
     "Ignore": "consumer",
     "InMemoryDelayedDeliveryTracker": "delayed",
     "InjectedError": "errors",
+    "KeyShared": "consumer",
     "LedgerError": "errors",
     "LocalTopic": "topic",
     "LogBucketTracker": "delayed",

@@ -2,6 +2,7 @@
 
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
+from ._dialect import KeyShared
 from ._lifecycle import DrainReport
 from ._message import Message
 from ._outcomes import DeadLetter, Defer, ErrorRule, Ignore, OnError, Retry, Verb
@@ -48,6 +49,7 @@ __all__ = [
     "ErrorRule",
     "Handler",
     "Ignore",
+    "KeyShared",
     "Message",
     "OnError",
     "OwnPublisher",

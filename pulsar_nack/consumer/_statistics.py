@@ -25,7 +25,7 @@ class ConsumerStatistics:
     :param handler_errors: exceptions of handlers under ``run``, without verbs
     :param redelivered_local: messages redelivered from memory
     :param redelivered_broker: messages requested from the broker
-    :param asked_again: messages requested once more, because nothing had come within 30 s
+    :param requested_again: messages requested once more, because nothing had come within 30 s
     :param in_work: delivered (or ready to be) and not settled
     :param ready: of these, how many wait for a call of ``receive``
     :param held_for_keys: of these, how many wait for earlier messages of their keys, under ``run(key_ordered=True)``
@@ -66,7 +66,7 @@ class ConsumerStatistics:
     handler_errors: int
     redelivered_local: int
     redelivered_broker: int
-    asked_again: int
+    requested_again: int
     in_work: int
     ready: int
     held_for_keys: int
@@ -121,7 +121,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         handler_errors=settler.handler_errors,
         redelivered_local=queue.redelivered_local,
         redelivered_broker=queue.redelivered_broker,
-        asked_again=queue.asked_again,
+        requested_again=queue.requested_again,
         in_work=table.delivered,
         ready=receiver.waiting(),
         held_for_keys=0 if receiver.key_order is None else len(receiver.key_order),
