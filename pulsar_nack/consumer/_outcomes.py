@@ -9,7 +9,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .._delays import Delay, delay_ms
 from ..errors import InvalidArgumentError
@@ -114,7 +114,8 @@ class ErrorRules:
         if on_error is not None and not isinstance(on_error, Mapping):
             raise InvalidArgumentError("on_error", on_error, "a mapping from exception types to verbs, or None")
         self._rules: dict[type[BaseException], ErrorRule] = {}
-        for kind, rule in (on_error or {}).items():
+        rules: Mapping[Any, Any] = on_error or {}
+        for kind, rule in rules.items():
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise InvalidArgumentError("on_error", kind, "exception types (subclasses of Exception) as keys")
             field = f"on_error[{kind.__name__}]"

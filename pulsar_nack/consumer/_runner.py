@@ -110,13 +110,13 @@ class Runner:
                     drain.hurry()
         if self._order is not None:
             self._order.close()
-        errors = [error for worker in self.workers if not worker.cancelled() and (error := worker.exception())]
+        faults = [fault for worker in self.workers if not worker.cancelled() and (fault := worker.exception())]
         if cancelled is not None:
-            for error in errors:
-                _log.error("a worker failed: %r", error)
+            for fault in faults:
+                _log.error("a worker failed: %r", fault)
             raise cancelled
-        if errors:
-            raise errors[0]
+        if faults:
+            raise faults[0]
         return drain.task.result()
 
     def _on_signal(self, name: str) -> None:

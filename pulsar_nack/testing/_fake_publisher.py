@@ -27,7 +27,7 @@ class FakeLetter:
 class FakePublisher:
     """A :class:`~pulsar_nack.consumer.Publisher` that keeps what it publishes.
 
-    Pass it as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``.
+    Pass it as ``DeadLetterPolicy(3, publisher=FakePublisher())``.
 
     :param latency: seconds that publishing takes
     """

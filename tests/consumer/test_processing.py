@@ -134,11 +134,11 @@ async def test_verbs_that_cannot_be_carried_out() -> None:
             await message.defer(1)
         message = await consumer.receive(timeout=3)
         with pytest.raises(ZeroDivisionError):
-            async with message.process(on_error={ValueError: lambda error, message: 1 / 0}):
+            async with message.process(on_error={ValueError: lambda *_: 1 / 0}):  # type: ignore[dict-item]
                 raise ValueError("v")
         message = await consumer.receive(timeout=3)
         with pytest.raises(InvalidArgumentError, match="ValueError"):
-            async with message.process(on_error={ValueError: lambda error, message: "retry"}):
+            async with message.process(on_error={ValueError: lambda *_: "retry"}):  # type: ignore[dict-item]
                 raise ValueError("v")
         assert (await consumer.receive(timeout=3)).attempt == 4
 

@@ -100,5 +100,5 @@ async def test_bounds_are_checked(field: str) -> None:
     """Each by its name."""
     async with Consumer(FakePort()) as consumer:
         with pytest.raises(InvalidArgumentError) as caught:
-            await consumer.batch_receive(**{field: -1})  # type: ignore[arg-type]
+            await consumer.batch_receive(**{field: -1})
         assert caught.value.field == field
