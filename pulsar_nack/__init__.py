@@ -51,6 +51,7 @@ _HOMES = {
     "DisabledDelayedDeliveryTracker": "delayed",
     "InMemoryDelayedDeliveryTracker": "delayed",
     "InjectedError": "errors",
+    "LeaseExpiredError": "errors",
     "LedgerError": "errors",
     "LocalTopic": "topic",
     "LogBucketTracker": "delayed",

@@ -26,6 +26,7 @@
     ├── InjectedError                        a fault that a test has injected
     ├── VirtualDeadlockError                 a virtual event loop would have waited forever
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
+    │   └── LeaseExpiredError                its lease ended, and it was redelivered or given up
     ├── NotDurableError                      a nack is in effect, but will not survive a restart
     ├── NoDeadLetterError                    the consumer has no dead-letter topic
     └── LedgerError                          anything about the append-only logs on storage
@@ -57,6 +58,7 @@ __all__ = [
     "CursorFormatError",
     "InjectedError",
     "InvalidArgumentError",
+    "LeaseExpiredError",
     "LedgerError",
     "LogCorruptedError",
     "LogExistsError",
@@ -217,6 +219,13 @@ class AlreadySettledError(PulsarNackError):
         self.message_id = message_id
         self.state = state
         super().__init__(f"{message_id!r} is {state} already")
+
+
+class LeaseExpiredError(AlreadySettledError):
+    """The lease of the message ended before this call, and it was redelivered or given up since; nothing changed."""
+
+    def __init__(self, message_id: object) -> None:
+        super().__init__(message_id, "past its lease")
 
 
 class InjectedError(PulsarNackError):

@@ -47,6 +47,8 @@ class Consumer(ClosesWhenDropped):
         at the bound ``nack`` waits; None: no bound
     :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not delivered. If the
         port reports its sessions, this counts only within a session and after a lost connection
+    :param lease: how long a message may be handled, from :meth:`receive` on: then it counts as nacked by the backoff.
+        :meth:`Message.in_progress` extends it. None: as long as it takes
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
     :param hooks: callables that take each event of the tracker
@@ -190,6 +192,8 @@ class Consumer(ClosesWhenDropped):
         receiver.delivered += 1
         if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
+        if settler.leases is not None:
+            settler.leases.begin(message)
         return message
 
     def __aiter__(self) -> Self:

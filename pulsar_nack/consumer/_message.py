@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 from .._delays import Delay
 from ..errors import AlreadySettledError
 from ..ids import MessageId
+from ._leases import lease_ms
+from ._message_state import Lease
 from ._port import Delivery
 from ._settler import Settler
 
@@ -30,7 +32,7 @@ class Message:
     returned cancels it, unless the message has been redelivered; an ``ack`` is final.
     """
 
-    __slots__ = ("_delivery", "_keeps", "_nacking", "_redelivery_count", "_settled_as", "_settler")
+    __slots__ = ("_delivery", "_keeps", "_lease", "_nacking", "_redelivery_count", "_settled_as", "_settler")
 
     def __init__(self, settler: Settler, delivery: Delivery, redelivery_count: int) -> None:
         self._settler = settler
@@ -38,6 +40,7 @@ class Message:
         self._redelivery_count = redelivery_count
         self._settled_as: str | None = None
         self._nacking: asyncio.Task[Any] | None = None
+        self._lease: Lease | None = None
         self._keeps: object = None
         """The consumer, once a call has received the message; see ``_lifetime``."""
 
@@ -154,7 +157,7 @@ class Message:
         :raises ClosedError: the consumer is closed
         """
         before = None
-        if self._settled_as is None:
+        if self._settled_as is None and self._settler.leases is None:
             self._settled_as = ACKED
         else:
             before = self._begin_ack()
@@ -184,7 +187,10 @@ class Message:
     def _begin_ack(self) -> str | None:
         """Note an acknowledgement; return what to restore if it fails."""
         before = self._settled_as
-        if before is not None and before != ACKED:
+        if before is None:
+            if self._settler.leases is not None:
+                self._settler.leases.check(self)
+        elif before != ACKED:
             self._check_nacked(before)
         self._settled_as = ACKED
         return before if before == NACKED else None
@@ -214,8 +220,10 @@ class Message:
         before = self._settled_as
         if before is not None and before != NACKED:
             raise AlreadySettledError(self.id, before)
-        self._settled_as = NACKED
         settler, delivery = self._settler, self._delivery
+        if settler.leases is not None and before is None:
+            settler.leases.check(self)
+        self._settled_as = NACKED
         self._nacking = asyncio.current_task()
         try:
             written = await settler.nack(delivery.id, delay, delivery, self._redelivery_count, reason=reason)
@@ -229,6 +237,25 @@ class Message:
             raise
         finally:
             settler.turn.call_at_end(partial(setattr, self, "_nacking", None))
+
+    async def in_progress(self, delay: Delay | None = None) -> None:
+        """Let the lease of the message end ``delay`` from now (seconds or a timedelta), None: the consumer's ``lease``.
+
+        If the lease ended and the message is still held, this takes it back: the handler goes on with the same attempt.
+        Has no effect on a consumer without leases.
+
+        :raises LeaseExpiredError: the lease ended, and the message was requested, redelivered or given up since
+        :raises AlreadySettledError: the message was settled
+        :raises InvalidArgumentError: the delay, also if it is 0
+        :raises ClosedError: the consumer is closed
+        """
+        self._settler.check_open()
+        if self._settled_as is not None:
+            raise AlreadySettledError(self.id, self._settled_as)
+        if self._settler.leases is not None:
+            self._settler.leases.extend(self, delay)
+        elif delay is not None:
+            lease_ms(delay, "delay")
 
     async def dead_letter(self, reason: str = "") -> None:
         """Send the message to the dead-letter topic now, whatever attempt this is; a nack of it is cancelled.
@@ -247,6 +274,8 @@ class Message:
             raise AlreadySettledError(self.id, ACKED)
         if before == NACKED:
             self._check_nacked(before)
+        elif self._settler.leases is not None and not self._settler.is_dead_lettering(self.id):
+            self._settler.leases.check(self)
         self._settled_as = DEAD_LETTERED
         try:
             await self._settler.dead_letter(self._delivery, self._redelivery_count, reason)

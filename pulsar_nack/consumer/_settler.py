@@ -21,6 +21,7 @@ from ..ids import MessageId
 from ._acks import Acks
 from ._dead_letter_rules import as_reason
 from ._dead_letters import DeadLetters, DeadLetterTask
+from ._leases import Leases
 from ._message_state import MessageState, State
 from ._payloads import LruPayloads
 from ._port import Delivery
@@ -90,8 +91,10 @@ class Settler:
         self.dead = dead
         self._table = queue.table
         self._trace = queue.trace
-        self._config = settings.config or NackConfig()
+        self.config = settings.config or NackConfig()
         self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
+        self.leases = None if settings.lease is None else Leases(self, settings.lease)
+        """None: the consumer has no leases."""
 
     def check_open(self) -> Acks:
         """Return the acknowledgements of an open consumer, in its event loop.
@@ -127,11 +130,11 @@ class Settler:
 
     def settled_through(self, message_id: MessageId, now_ms: int) -> None:
         """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
-        for settled in self._table.settle_through(message_id, now_ms):
-            self._trace.settled_through(settled, was_held=settled in self.queue.tracker)
-            self._forget(settled)
+        for record in self._table.settle_through(message_id, now_ms):
+            self._trace.settled_through(record.id, was_held=record.state is State.HELD)
+            self._forget(record.id)
             if self.dead is not None:
-                self.dead.drop(settled, State.ACKING.value)
+                self.dead.drop(record.id, State.ACKING.value)
         self.limiter.changed()
 
     def on_settled(self, records: Sequence[MessageState]) -> None:
@@ -139,7 +142,7 @@ class Settler:
         if self._trace.is_on:
             self._trace.settled(records)
         for record in records:
-            if record.before_ack is not State.DELIVERED:
+            if record.before_ack is not State.DELIVERED or record.lease is not None:
                 self.queue.drop(record.id)
             if record.has_duplicate and self.acks is not None:
                 self.acks.ack_duplicate(record.id)
@@ -170,7 +173,7 @@ class Settler:
         elif known is record and record.state is State.DELIVERED:
             _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
             payload = self.recent.pop(record.id)
-            self.queue.hold(self._table.hold(record.id), self._default_delay_ms(record), payload)
+            self.queue.hold(self._table.hold(record.id), self.default_delay_ms(record), payload)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -222,7 +225,8 @@ class Settler:
             self.check_open()
             if payload.id not in dead:
                 self._check_unsettled(payload.id, attempt)
-        if payload.id in self.queue.tracker:
+        record = self._table.get(payload.id)
+        if record is not None and record.state is State.HELD:
             self._trace.cancel(payload.id, count, DEAD_LETTER)
         self._forget(payload.id)
         return dead.send(payload, count, reason)
@@ -246,7 +250,7 @@ class Settler:
         if self.acks is None or self.is_closed or running_loop() is not self.loop:
             self.check_open()
         now_ms = self.turn.now_ms = self.queue.clock.now_ms()
-        milliseconds = self._default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
+        milliseconds = self.default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
         if reason or type(reason) is not str:
             reason = as_reason(reason)
         payload = self.recent.get(message_id) if payload is None else payload
@@ -303,20 +307,21 @@ class Settler:
         limit, table = self.limiter.limit, self._table
         if limit is not None and table.delivered + table.held >= limit:
             return True
-        most = self._config.max_held
+        most = self.config.max_held
         if plan.must_keep:
             return not self._has_room(plan, payload)
         return most is not None and table.held >= most
 
     def _has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
-        most = self._config.max_held
+        most = self.config.max_held
         is_full = most is not None and self._table.held >= most
         return not is_full and (payload is None or not plan.must_keep or self.queue.has_room(payload))
 
-    def _default_delay_ms(self, record: MessageState | None) -> int:
+    def default_delay_ms(self, record: MessageState | None) -> int:
+        """Return the delay of a nack that names none."""
         count = 0 if record is None else record.redelivery_count
         delay = None if self._backoff is None else self._backoff(count)
-        return self._config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
+        return self.config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
 
     @staticmethod
     async def until_durable(message_id: MessageId, written: asyncio.Future[Outcome]) -> None:

@@ -21,6 +21,7 @@ class ConsumerStatistics:
     :param acked: messages acknowledged
     :param acked_again: duplicates of acknowledged messages that were acknowledged and not delivered
     :param nacked: negative acknowledgements
+    :param leases_expired: messages whose lease ended
     :param redelivered_local: messages redelivered from memory
     :param redelivered_broker: messages requested from the broker
     :param asked_again: messages requested once more, because nothing had come within 30 s
@@ -58,6 +59,7 @@ class ConsumerStatistics:
     acked: int
     acked_again: int
     nacked: int
+    leases_expired: int
     redelivered_local: int
     redelivered_broker: int
     asked_again: int
@@ -109,6 +111,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         acked=0 if acks is None else acks.acked,
         acked_again=0 if acks is None else acks.acked_again,
         nacked=settler.nacked,
+        leases_expired=0 if settler.leases is None else settler.leases.expired,
         redelivered_local=queue.redelivered_local,
         redelivered_broker=queue.redelivered_broker,
         asked_again=queue.asked_again,
