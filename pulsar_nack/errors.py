@@ -224,9 +224,6 @@ class AlreadySettledError(PulsarNackError):
 class LeaseExpiredError(AlreadySettledError):
     """The lease of the message ended before this call, and it was redelivered or given up since; nothing changed."""
 
-    def __init__(self, message_id: object) -> None:
-        super().__init__(message_id, "past its lease")
-
 
 class InjectedError(PulsarNackError):
     """A fault that a test has injected; ``call`` is the call that fails."""
@@ -252,10 +249,8 @@ class NoDeadLetterError(PulsarNackError):
 
     def __init__(self, message_id: object) -> None:
         self.message_id = message_id
-        super().__init__(
-            f"{message_id!r} cannot be dead-lettered, because its consumer has no dead-letter topic:"
-            " give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
-        )
+        fix = "give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
+        super().__init__(f"{message_id!r} cannot be dead-lettered: its consumer has no dead-letter topic; {fix}")
 
 
 class VirtualDeadlockError(PulsarNackError):
@@ -292,19 +287,14 @@ class LogExistsError(LedgerError):
 class LogLockedError(LedgerError):
     """Another writer has the log open; ``folder`` is the log's, ``owner`` the writer's process id, None if unknown."""
 
-    def __init__(
-        self,
-        log: str,
-        problem: str = "another writer has it open; close that one first, or open this one with read_only=True",
-        *,
-        folder: str | None = None,
-        owner: int | None = None,
-    ) -> None:
+    _problem = "another writer has it open; close that one first, or open this one with read_only=True"
+
+    def __init__(self, log: str, problem: str = "", *, folder: str | None = None, owner: int | None = None) -> None:
         self.folder = folder
         self.owner = owner
         who = "" if owner is None else f"; process {owner} has it"
         where = "" if folder is None else f" ({folder})"
-        super().__init__(log, f"{problem}{who}{where}")
+        super().__init__(log, f"{problem or self._problem}{who}{where}")
 
     def because(self, problem: str) -> LogLockedError:
         """Return this error with another text, which names the purpose of the log."""

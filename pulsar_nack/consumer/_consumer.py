@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Self, Unpack
 
 from .._check import check_has
-from .._delays import Delay, delay_ms, seek_position
+from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop, running_loop
-from ..errors import ClosedError, InvalidArgumentError, NotDurableError
-from ..ids import MessageId, _is_message_id
-from ._batches import is_same_topic
+from ..errors import ClosedError, InvalidArgumentError
+from ..ids import MessageId
 from ._engine import ConsumerEngine
 from ._message import Message
-from ._message_table import UNDELIVERED
-from ._port import ConsumerPort, SupportsCumulativeAck, SupportsSeek, SupportsUnsubscribe
+from ._port import ConsumerPort, SupportsCumulativeAck
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._settler import YIELD_AFTER_MS
 from ._statistics import ConsumerStatistics, statistics_of
+from ._subscription import SubscriptionVerbs
 from ._tracing import names_of
-
-_log = logging.getLogger("pulsar_nack.consumer")
 
 
 class Consumer(ClosesWhenDropped):
@@ -74,7 +69,6 @@ class Consumer(ClosesWhenDropped):
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
-    _unsubscribing: asyncio.Task[None] | None = None
 
     def __init__(self, port: ConsumerPort, **settings: Unpack[ConsumerOptions]) -> None:
         check_has("port", port, ("traits", "receive"), "a ConsumerPort")
@@ -82,6 +76,7 @@ class Consumer(ClosesWhenDropped):
         self._receiver = engine.receiver
         self._settler = engine.settler
         self._turn = engine.settler.turn
+        self._subscription = SubscriptionVerbs(engine)
         self._server: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] | None = None
         self._inner = self._twin()
@@ -308,27 +303,7 @@ class Consumer(ClosesWhenDropped):
         :raises BrokerError: the broker refused
         :raises ClosedError: the consumer is closed
         """
-        settler, table = self._settler, self._engine.table
-        settler.check_open()
-        port = self._engine.port
-        if not isinstance(port, SupportsSeek):
-            raise NotImplementedError(f"{type(port).__name__} cannot seek")
-        position = seek_position(position)
-        cleared = None if settler.durable is None else settler.durable.cleared()  # before anything else is noted
-        waiting: Sequence[Any] = [*table.select(UNDELIVERED), *self._receiver.inbox.ready]
-        left = {each.id: each.redelivery_count for each in waiting}
-        self._receiver.clear()
-        settler.clear("seek", "forgotten by a seek")
-        try:
-            if cleared is not None and (error := await cleared) is not None:
-                what = "the subscription was not moved, because that could not be made durable"
-                raise NotDurableError(what, error) from error
-            await port.seek(position)
-            left = {each: count for each, count in left.items() if not _is_moved(each, position)}
-            table.acked.clear()
-        finally:
-            self._engine.queue.ask_for(left)
-            self._engine.limiter.changed()
+        await self._subscription.seek(position)
 
     async def unsubscribe(self) -> None:
         """Delete the subscription at the broker, clear its durable state, and close.
@@ -341,30 +316,7 @@ class Consumer(ClosesWhenDropped):
         :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
         :raises ClosedError: the consumer is closed
         """
-        self._settler.check_open()
-        port = self._engine.port
-        if not isinstance(port, SupportsUnsubscribe):
-            raise NotImplementedError(f"{type(port).__name__} cannot unsubscribe")
-        if self._unsubscribing is None:
-            task = asyncio.create_task(self._unsubscribe(port), name="pulsar_nack.Consumer unsubscribing")
-            self._unsubscribing = task
-            task.add_done_callback(self._on_unsubscribed)
-        await asyncio.shield(self._unsubscribing)
-
-    def _on_unsubscribed(self, task: asyncio.Task[None]) -> None:
-        self._unsubscribing = None  # where it failed it can be tried again
-        if not task.cancelled() and task.exception() is not None:
-            _log.info("%r could not be unsubscribed: %r", self, task.exception())
-
-    async def _unsubscribe(self, port: SupportsUnsubscribe) -> None:
-        await port.unsubscribe()
-        durable = self._settler.durable
-        cleared = None if durable is None else durable.cleared()
-        self._settler.clear("unsubscribe", "gone with its subscription")
-        error = None if cleared is None else await cleared
-        await self.aclose()
-        if error is not None:
-            raise NotDurableError("the subscription is gone, but its durable state is still there", error) from error
+        await self._subscription.unsubscribe(self)
 
     # --- state -----------------------------------------------------------------------------------------------------
 
@@ -391,8 +343,3 @@ def _checked(message_id: object) -> MessageId:
     if not isinstance(message_id, MessageId):
         raise InvalidArgumentError("message", message_id, "a Message or a MessageId")
     return message_id
-
-
-def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:
-    """Return whether a seek moves a message's partition: a time, and the ends of a topic, move everything."""
-    return not _is_message_id(position) or is_same_topic(message_id, position)

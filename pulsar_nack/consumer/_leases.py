@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pulsar_nack.consumer")
 LEASE_ENDED: Final = "lease ended"
 """The reason in the trace, and of a dead letter, for a message whose lease ended."""
+PAST_LEASE: Final = "past its lease"
 _UNSEEN: Final = (State.HELD, State.REQUESTED, State.ACKING)
 """States after the end of a lease in which nobody else has the message here."""
 
@@ -75,7 +76,7 @@ class Leases:
         if lease is None or not lease.has_ended:
             return
         if not self._is_latest(message, lease.record) or lease.record.state not in _UNSEEN:
-            raise LeaseExpiredError(message.id)
+            raise LeaseExpiredError(message.id, PAST_LEASE)
 
     def extend(self, message: Message, delay: Delay | None) -> None:
         """Let the lease of a message end ``delay`` from now; if it ended and the message is held, it begins again.
@@ -93,7 +94,7 @@ class Leases:
         if is_held:
             self._take_back(message, lease)
         elif lease.has_ended:
-            raise LeaseExpiredError(message.id)
+            raise LeaseExpiredError(message.id, PAST_LEASE)
         elif not is_latest or record.state is not State.DELIVERED:
             self._table.check_unsettled(record.id)
             state = record.state.value if is_latest else "forgotten by a seek"
