@@ -154,8 +154,7 @@ class Leases:
 
     def _end_all(self, records: Sequence[MessageState], now_ms: int) -> None:
         self.expired += len(records)
-        text = "the leases of %d messages ended, which counts as a nack of each; the first is %r"
-        _log.warning(text, len(records), records[0].id)
+        _log.warning("leases that ended: %d, each counts as a nack; the first is of %r", len(records), records[0].id)
         for record in records:
             self._end(record, now_ms)
         if self._settler.on_idle is not None:

@@ -21,7 +21,7 @@ class ConsumerStatistics:
     :param acked: messages acknowledged
     :param acked_again: duplicates of acknowledged messages that were acknowledged and not delivered
     :param nacked: negative acknowledgements
-    :param leases_expired: messages whose lease ended
+    :param leases_expired: messages whose lease ended before they were settled
     :param redelivered_local: messages redelivered from memory
     :param redelivered_broker: messages requested from the broker
     :param requested_again: messages requested once more, because nothing had come within 30 s

@@ -423,7 +423,7 @@ async def test_ends_are_logged_together(ports: Ports, caplog: pytest.LogCaptureF
             await asyncio.sleep(1.1)
             assert consumer.statistics().leases_expired == 100
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("the leases of 100 messages ended")
+    assert line.startswith("leases that ended: 100, ")
 
 
 # --- settled, paused, sought, closed ----------------------------------------------------------------------------------
