@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy, InvalidArgumentError, Message
-from pulsar_nack.errors import ClosedError, LeaseExpiredError
+from pulsar_nack.errors import ClosedError, LeaseExpiredError, MissingExtraError
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.durable import Machine
@@ -116,6 +116,33 @@ async def test_no_lease_ends_before_its_time(ports: Ports, lease: Any) -> None:
         await end(consumer, message)
         seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
         assert seconds <= now() - began + 0.001 <= seconds + 0.006
+
+
+@virtual_time
+async def test_nacked_by_id_while_receive_lets_others_run(ports: Ports) -> None:
+    """U44: a message that is nacked in the turn in which it is received has no lease, and comes back in its time."""
+    async with consuming(ports.port(), lease=1) as (port, consumer):
+        port.topic.publish(b"x")
+        (message,) = await take(consumer, 1)
+        await message.nack(0)
+        message = await consumer.receive()
+        await message.nack(0)
+        nacking = asyncio.ensure_future(nack_soon(consumer, message))
+        await asyncio.sleep(0.001)
+        consumer._turn.yielded_at_ms -= 10
+        await consumer.receive()
+        await nacking
+        began = now()
+        assert (await consumer.receive()).attempt == 4
+        assert now() - began == pytest.approx(5, abs=0.01)
+
+
+async def nack_soon(consumer: Consumer, message: Message) -> None:
+    """Nack a message by its id as soon as a call of receive has it."""
+    await asyncio.sleep(0.001)
+    while consumer.statistics().shown < 3:
+        await asyncio.sleep(0)
+    await consumer.negative_acknowledge(message.id, 5)
 
 
 # --- late calls -------------------------------------------------------------------------------------------------------
@@ -229,6 +256,7 @@ async def test_extending_sets_no_timer_and_shortening_does(ports: Ports) -> None
             await message.in_progress()
         assert consumer.statistics().nack.wakeups <= 13
         assert consumer.statistics().nack.pending == 1
+        await asyncio.sleep(1)  # the timer is set for 9 s from now
         await message.in_progress(timedelta(seconds=0.5))
         began = now()
         await end(consumer, message)
@@ -444,10 +472,11 @@ async def test_settled_messages_leave_no_deadline(ports: Ports) -> None:
         messages[4].ack_soon()
         await messages[5].dead_letter()
         await consumer.acknowledge_cumulative(messages[1])
-        assert await is_quiet(consumer)
+        await asyncio.sleep(0.01)
         figures = consumer.statistics()
         assert (figures.nack.pending, figures.leases_expired, figures.in_work) == (0, 0, 0)
         assert consumer._settler.recent.delivered == {}
+        assert await is_quiet(consumer)
 
 
 @pytest.mark.not_on("wire", "local", reason="their calls are not delayed one by one")
@@ -525,6 +554,39 @@ async def test_close_gives_messages_with_leases_back(ports: Ports) -> None:
         await handled.ack()
     async with consuming(ports.port(topic)) as (_, other):
         assert {message.data for message in await take(other, 2)} == {b"held", b"handled"}
+
+
+@virtual_time
+async def test_no_lease_ends_while_the_consumer_closes(ports: Ports) -> None:
+    """U44: the message is given back, and not counted as nacked, though closing takes longer than the lease."""
+    dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher(latency=3))
+    topic = ports.topic()
+    async with consuming(ports.port(topic), lease=1, dead_letter=dead) as (_, consumer):
+        topic.publish(b"dead letter")
+        topic.publish(b"handled")
+        messages = await take(consumer, 2)
+        giving_up = asyncio.ensure_future(messages[0].dead_letter())
+        await asyncio.sleep(0.1)
+    await giving_up
+    assert consumer.statistics().leases_expired == 0
+    async with consuming(ports.port(topic)) as (_, other):
+        assert [message.data for message in await take(other, 1)] == [b"handled"]
+
+
+@pytest.mark.not_on("wire", "local", reason="their calls do not fail one by one")
+@virtual_time
+async def test_a_hung_handler_does_not_keep_a_consumer_open_that_cannot_go_on(ports: Ports) -> None:
+    """U44: after a message that this process cannot read, the consumer closes once the last lease has ended."""
+    topic = ports.topic()
+    async with consuming(ports.port(topic), lease=1) as (port, consumer):
+        topic.publish(b"x")
+        await consumer.receive()
+        port.fail_next("receive", error=MissingExtraError("this codec", "cramjam", "compression"))
+        with pytest.raises(MissingExtraError):
+            await consumer.receive()
+        async with consuming(ports.port(topic)) as (_, other):
+            assert await is_quiet(other, 0.9)
+            assert (await other.receive(timeout=0.2)).data == b"x"
 
 
 # --- durable ----------------------------------------------------------------------------------------------------------
