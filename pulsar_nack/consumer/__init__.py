@@ -2,6 +2,22 @@
 
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
+from ._events import (
+    ConsumerConnected,
+    ConsumerDisconnected,
+    ConsumerDrained,
+    ConsumerEvent,
+    ConsumerHook,
+    LeaseExpired,
+    MessageAcknowledged,
+    MessageDeadLettered,
+    MessageDeferred,
+    MessageEvent,
+    MessageNacked,
+    MessageReceived,
+    MessageRedelivered,
+    MessageRetried,
+)
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -31,13 +47,27 @@ from ._tracing import ConsumerTrace, TraceNote
 __all__ = [
     "AcksDone",
     "Consumer",
+    "ConsumerConnected",
+    "ConsumerDisconnected",
+    "ConsumerDrained",
+    "ConsumerEvent",
+    "ConsumerHook",
     "ConsumerOptions",
     "ConsumerPort",
     "ConsumerStatistics",
     "ConsumerTrace",
     "DeadLetterPolicy",
     "Delivery",
+    "LeaseExpired",
     "Message",
+    "MessageAcknowledged",
+    "MessageDeadLettered",
+    "MessageDeferred",
+    "MessageEvent",
+    "MessageNacked",
+    "MessageReceived",
+    "MessageRedelivered",
+    "MessageRetried",
     "OwnPublisher",
     "PortTraits",
     "Publisher",

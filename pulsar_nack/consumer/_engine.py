@@ -16,6 +16,7 @@ from .._delays import delay_ms
 from ..clock import LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import ClosedError
+from ..nack._events import Hooks
 from ._acks import Acks
 from ._dead_letters import DeadLetters
 from ._gate_queue import DurableGateQueue
@@ -44,8 +45,10 @@ class ConsumerEngine:
         config = settings.config or NackConfig()
         self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
-        note = None if settings.trace is None else settings.trace.source(*names_of(port))
-        trace = MessageTrace(note, clock)
+        names = names_of(port)
+        self._topic = names[0]
+        note = None if settings.trace is None else settings.trace.source(*names)
+        trace = self.trace = MessageTrace(note, clock, Hooks(settings.hooks))
         self._reporting = port if traits.tells_sessions and isinstance(port, SupportsSessions) else None
         self._is_local = self._reporting is not None and not traits.keeps_acks
         self._port_keeps_members = self._is_local and traits.batch_index_ack  # a broker loses them at an unload
@@ -74,7 +77,7 @@ class ConsumerEngine:
             settings.redelivery,
             config,
             clock=clock,
-            hooks=settings.hooks,
+            hooks=trace.hooks,
             freed=self.limiter.changed,
             waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
             lost=self._on_lost,
@@ -113,6 +116,7 @@ class ConsumerEngine:
                     )
                     background = self._start(tasks, acks)
                     opened.set_result(None)
+                    self.trace.connected(self._topic, -1)
                     await self._stopping.wait()
                     if self.dead is not None:
                         await self.dead.finish(self._remaining_s())
@@ -124,6 +128,7 @@ class ConsumerEngine:
         finally:
             if settler.acks is not None:
                 settler.acks.give_up()
+                self.trace.disconnected(self._topic, -1, "closed")
             if self.dead is not None:
                 await self.dead.aclose()
             await self.port.close()
@@ -215,6 +220,10 @@ class ConsumerEngine:
 
     def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
         table, place = self.table, (topic, partition)
+        if self.trace.is_on and event is SessionEvent.BEGAN:
+            self.trace.connected(topic, partition)
+        elif self.trace.is_on:
+            self.trace.disconnected(topic, partition, event.value)
         if event is SessionEvent.LOST:
             table.sessions.lost(place, self.clock.now_ms())
         elif event is SessionEvent.CLOSED:
