@@ -2,6 +2,7 @@
 
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
+from ._dialect import KeyShared
 from ._events import (
     ConsumerConnected,
     ConsumerDisconnected,
@@ -30,6 +31,7 @@ from ._port import (
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsHeldBack,
+    SupportsLastMessageId,
     SupportsNowait,
     SupportsPause,
     SupportsPublishing,
@@ -38,6 +40,7 @@ from ._port import (
     SupportsSessions,
     SupportsUnsubscribe,
 )
+from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
@@ -58,6 +61,7 @@ __all__ = [
     "ConsumerTrace",
     "DeadLetterPolicy",
     "Delivery",
+    "KeyShared",
     "LeaseExpired",
     "Message",
     "MessageAcknowledged",
@@ -71,12 +75,14 @@ __all__ = [
     "OwnPublisher",
     "PortTraits",
     "Publisher",
+    "ReceivedMessage",
     "Redelivery",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsHeldBack",
+    "SupportsLastMessageId",
     "SupportsNowait",
     "SupportsPause",
     "SupportsPublishing",
