@@ -88,6 +88,7 @@ class ConsumerEngine:
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
         self._ends_at = math.inf
+        self._has_ended = False
         self._stopping = asyncio.Event()
 
     # --- running -----------------------------------------------------------------------------------------------------
@@ -160,11 +161,17 @@ class ConsumerEngine:
         self.receiver.inbox.close(self.receiver.unreadable or error)
         self.limiter.close(error)
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the consumer is closed, and nothing of it changes any more."""
+        return self.settler.is_closed and (self.settler.acks is None or self._has_ended)
+
     def on_end(self, server: asyncio.Task[None]) -> None:
         """End all waiting calls when serving ended, for whatever reason."""
         error = ClosedError("the consumer")
         if not server.cancelled() and server.exception() is not None:
             error.__cause__ = server.exception()
+        self._has_ended = True
         self.end_calls(error)
 
     def _remaining_s(self) -> float:

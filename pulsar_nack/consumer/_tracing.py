@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from ..clock import Clock
@@ -12,7 +12,6 @@ from ._events import (
     ConsumerConnected,
     ConsumerDisconnected,
     ConsumerDrained,
-    ConsumerHook,
     LeaseExpired,
     MessageAcknowledged,
     MessageDeadLettered,
@@ -75,7 +74,7 @@ class MessageTrace:
         self._clock = clock
         self._redelivery_hooks = Hooks([])
 
-    def watch_redeliveries(self, hook: ConsumerHook) -> None:
+    def watch_redeliveries(self, hook: Callable[[MessageRedelivered], None]) -> None:
         """Call a hook with each :class:`MessageRedelivered` from now on, and with nothing else: for metrics."""
         self._redelivery_hooks = Hooks([*self._redelivery_hooks, hook])
         self.is_on = True
