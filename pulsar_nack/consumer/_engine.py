@@ -16,7 +16,6 @@ from .._delays import delay_ms
 from ..clock import LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import ClosedError
-from ..nack._events import Hooks
 from ._acks import Acks
 from ._dead_letters import DeadLetters
 from ._gate_queue import DurableGateQueue
@@ -45,10 +44,8 @@ class ConsumerEngine:
         config = settings.config or NackConfig()
         self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
-        names = names_of(port)
-        self._topic = names[0]
-        note = None if settings.trace is None else settings.trace.source(*names)
-        trace = self.trace = MessageTrace(note, clock, Hooks(settings.hooks))
+        note = None if settings.trace is None else settings.trace.source(*names_of(port))
+        trace = self.trace = MessageTrace(note, clock, settings.hooks)
         self._reporting = port if traits.reports_sessions and isinstance(port, SupportsSessions) else None
         self._is_local = self._reporting is not None and not traits.keeps_acks
         self._port_keeps_members = self._is_local and traits.batch_index_ack  # a broker loses them at an unload
@@ -117,7 +114,8 @@ class ConsumerEngine:
                     )
                     background = self._start(tasks, acks)
                     opened.set_result(None)
-                    self.trace.connected(self._topic, -1)
+                    if self.trace.is_on:
+                        self.trace.connected(names_of(self.port)[0], -1)
                     await self._stopping.wait()
                     if self.dead is not None:
                         await self.dead.finish(self._remaining_s())
@@ -129,7 +127,8 @@ class ConsumerEngine:
         finally:
             if settler.acks is not None:
                 settler.acks.give_up()
-                self.trace.disconnected(self._topic, -1, "closed")
+                if self.trace.is_on:
+                    self.trace.disconnected(names_of(self.port)[0], -1, "closed")
             if self.dead is not None:
                 await self.dead.aclose()
             await self.port.close()

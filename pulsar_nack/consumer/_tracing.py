@@ -12,6 +12,7 @@ from ._events import (
     ConsumerConnected,
     ConsumerDisconnected,
     ConsumerDrained,
+    ConsumerHook,
     LeaseExpired,
     MessageAcknowledged,
     MessageDeadLettered,
@@ -58,16 +59,16 @@ class ConsumerTrace(Protocol):
 
 
 class MessageTrace:
-    """Tells the trace and the hooks what happens, and counts what is rare; without either its methods do little.
+    """Reports what happens to the trace and to the hooks, and counts what is rare.
 
-    Those that have a total count also while :attr:`is_on` is false.
+    Callers may leave out a call while :attr:`is_on` is false, except those that count.
 
     :param note: takes the events of the trace; None: they are dropped
     :param hooks: take the records of ``_events``
     """
 
-    def __init__(self, note: TraceNote | None, clock: Clock, hooks: Hooks | None = None) -> None:
-        self.hooks = Hooks([]) if hooks is None else hooks
+    def __init__(self, note: TraceNote | None, clock: Clock, hooks: Sequence[ConsumerHook] = ()) -> None:
+        self.hooks = Hooks(hooks)
         self.is_on = note is not None or bool(self.hooks)
         self.total_retried = self.total_deferred = self.total_leases_expired = self.total_drains = 0
         self._note = note

@@ -20,8 +20,6 @@ from typing import Any, Final, NamedTuple
 from weakref import ref
 
 from ..consumer import Consumer, MessageRedelivered
-from ..consumer._statistics import statistics_of
-from ..consumer._tracing import names_of
 from ._delayed_totals import full_name, namespace_of
 from ._loop_reading import measure_all, running_loop
 
@@ -146,21 +144,26 @@ class Histogram:
 
 @dataclass(slots=True)
 class _Watched:
-    """A consumer's engine, the loop in which it was added, and its figures as they were read last."""
+    """A consumer, the loop in which it was added, and its figures as they were read last.
 
-    engine: Any
-    consumer: ref[Consumer]
+    :param consumer: the inner object, see ``_lifetime``: it does not keep the user's open
+    :param outer: the user's
+    """
+
+    consumer: Consumer
+    outer: ref[Consumer]
     loop: ref[asyncio.AbstractEventLoop] | None
     values: tuple[Any, ...] = ()
     has_ended: bool = False
 
     def measure(self) -> None:
         """Read the figures; the last time when nothing changes any more."""
-        was_dropped = self.consumer() is None and self.engine.settler.acks is None
+        engine = self.consumer._engine
+        was_dropped = self.outer() is None and engine.settler.acks is None
         loop = None if self.loop is None else self.loop()
         is_over = self.loop is not None and (loop is None or loop.is_closed())
-        self.has_ended = self.engine.has_ended or was_dropped or is_over
-        self.values = _read(statistics_of(self.engine))
+        self.has_ended = engine.has_ended or was_dropped or is_over
+        self.values = _read(self.consumer.statistics())
 
 
 @dataclass(slots=True)
@@ -219,20 +222,18 @@ class ConsumerFigures:
 
     def add(self, consumer: Consumer) -> Series | None:
         """Read a consumer from now on, until it is closed; return its series, None if it was added before."""
-        engine = consumer._engine
-        topic, subscription, _ = names_of(engine.port)
+        key = topic, subscription = getattr(consumer.port, "names", ("", ""))[:2]
         self._forget_closed()
-        key = topic, subscription
         series = self._series.get(key)
         if series is None:
             made = {name: Histogram(figure.bounds) for name, figure in HISTOGRAMS.items()}
             series = self._series[key] = Series(_labels(topic, subscription), made)
-        elif any(each.engine is engine for each in series.watched):
+        elif any(each.consumer is consumer._inner for each in series.watched):
             return None
         series.ended_at = None
-        series.watched.append(watched := _Watched(engine, ref(consumer), running_loop()))
+        series.watched.append(watched := _Watched(consumer._inner, ref(consumer), running_loop()))
         watched.measure()
-        engine.trace.watch_redeliveries(series.count)
+        consumer._engine.trace.watch_redeliveries(series.count)
         return series
 
     def read(self) -> Iterator[Series]:

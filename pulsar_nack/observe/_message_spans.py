@@ -25,7 +25,6 @@ from ..consumer import (
     MessageNacked,
     MessageRetried,
 )
-from ..consumer._dead_letter_rules import origin_id
 from ..errors import MissingExtraError
 from ..ids import MessageId
 from ..nack import Closed, NackEvent
@@ -109,7 +108,7 @@ class MessageSpans:
             attributes={
                 **self._attributes,
                 "messaging.destination.name": message.topic,
-                "messaging.message.id": origin_id(message.id),
+                "messaging.message.id": ":".join(map(str, message.id[: 4 if message.id.batch_index >= 0 else 3])),
                 ATTEMPT: message.attempt,
             },
             links=None if previous is None else [self._trace.Link(previous)],

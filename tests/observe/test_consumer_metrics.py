@@ -199,6 +199,22 @@ async def test_nothing_is_kept_without_scrapes() -> None:
     assert metrics._figures._series == {}
 
 
+@virtual_time
+async def test_a_dropped_consumer_closes_itself() -> None:
+    """Metrics do not keep a consumer open that its user dropped; its last figures are exported once more."""
+    metrics, port = ConsumerMetrics(keep_closed=0), named(FakePort())
+    port.topic.publish(b"one")
+    consumer = await Consumer(port).open()
+    metrics.add(consumer)
+    await (await consumer.receive()).ack()
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del consumer
+        gc.collect()
+    await asyncio.sleep(1)
+    assert scraped(metrics)[f"{JAVA}ack_total"] == 1
+    assert scraped(metrics) == {}
+
+
 async def test_from_another_thread() -> None:
     """A scrape in another thread reads the figures in the consumer's loop; if that is busy, those of the last time."""
     metrics, port = ConsumerMetrics(), named(FakePort())
