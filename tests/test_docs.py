@@ -415,7 +415,7 @@ def test_the_dashboard_of_consumers() -> None:
     for variable in board["templating"]["list"][1:]:
         check_expression(variable["definition"], samples)
         assert variable["definition"] == variable["query"]["query"]
-    places = set()
+    places = set[tuple[int, int]]()
     for panel in board["panels"]:
         at = panel["gridPos"]
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}

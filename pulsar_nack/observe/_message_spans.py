@@ -146,9 +146,9 @@ class MessageSpans:
         """Take an event of the consumer: this is a hook."""
         self._is_hook = True
         if isinstance(event, Closed):
-            for key, opened in list(self._open.items()):
-                if opened.is_left:
-                    self._end(key, opened)
+            for key, left in list(self._open.items()):
+                if left.is_left:
+                    self._end(key, left)
             return
         if not isinstance(event, MessageEvent) or (outcome := _BY_EVENT.get(type(event))) is None:
             return
@@ -156,8 +156,7 @@ class MessageSpans:
             return  # it becomes a dead letter
         if isinstance(event, MessageAcknowledged | MessageDeadLettered | MessageRetried):
             self._previous.pop(event.id, None)
-        key = event.id, event.attempt
-        opened = self._open.get(key)
+        opened = self._open.get(key := (event.id, event.attempt))
         if opened is not None:
             opened.outcome = outcome
             if opened.is_left:
