@@ -19,14 +19,13 @@ from .._delays import Delay, delay_ms
 from ..errors import AlreadySettledError, InvalidArgumentError, LeaseExpiredError
 from ..ids import MessageId
 from ._message_state import Lease, MessageState, State
+from ._tracing import LEASE_EXPIRED
 
 if TYPE_CHECKING:
     from ._message import Message
     from ._settler import Settler
 
 _log = logging.getLogger("pulsar_nack.consumer")
-LEASE_ENDED: Final = "lease ended"
-"""The reason in the trace, and of a dead letter, for a message whose lease ended."""
 PAST_LEASE: Final = "past its lease"
 _UNSEEN: Final = (State.HELD, State.REQUESTED, State.ACKING)
 """States after the end of a lease in which nobody else has the message here."""
@@ -47,7 +46,6 @@ class Leases:
     """The leases of the messages of one consumer; it exists only if the consumer has a ``lease``."""
 
     def __init__(self, settler: Settler, lease: Delay) -> None:
-        self.expired = 0
         self._lease_ms = lease_ms(lease)
         self._settler = settler
         self._recent = settler.recent
@@ -153,7 +151,6 @@ class Leases:
         return []
 
     def _end_all(self, records: Sequence[MessageState], now_ms: int) -> None:
-        self.expired += len(records)
         _log.warning("leases that ended: %d, each counts as a nack; the first is of %r", len(records), records[0].id)
         for record in records:
             self._end(record, now_ms)
@@ -166,12 +163,13 @@ class Leases:
             record.lease.has_ended, record.lease = True, None
         payload, dead = self._recent.pop(record.id), settler.dead
         if dead is not None and payload is not None and not record.is_doubtful and dead.rules.is_last(count):
-            dead.send(payload, count, LEASE_ENDED)  # even if it is full: nobody can wait here
+            self._queue.trace.lease_expired(record, None)
+            dead.send(payload, count, LEASE_EXPIRED)  # even if it is full: nobody can wait here
             return
         delay_ms = self._delay_ms(record)
         self._table.hold(record.id)
         self._queue.hold(record, delay_ms, payload, now_ms=now_ms)
-        self._queue.trace.nack(record, delay_ms, LEASE_ENDED)
+        self._queue.trace.lease_expired(record, delay_ms)
         if settler.durable is not None:
             settler.durable.nacked(record.id, delay_ms, count)
 

@@ -395,7 +395,7 @@ async def test_each_end_is_an_attempt_and_the_last_one_a_dead_letter(ports: Port
         ]
         assert await is_quiet(consumer)
         (letter,) = letters.letters
-        assert (letter.data, letter.properties["PULSAR_NACK_REASON"]) == (b"x", "lease ended")
+        assert (letter.data, letter.properties["PULSAR_NACK_REASON"]) == (b"x", "lease expired")
         assert letter.properties["PULSAR_NACK_ATTEMPTS"] == "3"
         for call in (message.ack(), message.nack(), message.in_progress(), message.dead_letter()):
             with pytest.raises(LeaseExpiredError):
@@ -662,9 +662,9 @@ async def test_the_trace_says_why(ports: Ports) -> None:
         await again.ack()
     assert notes.events == [
         ("arrive", None),
-        ("nack", "lease ended"),
+        ("nack", "lease expired"),
         ("cancel", "lease extended"),
-        ("nack", "lease ended"),
+        ("nack", "lease expired"),
         ("redeliver", None),
         ("arrive", None),
         ("ack", "ack"),
