@@ -172,6 +172,13 @@ class Settler:
             payload = self.recent.pop(record.id)
             self.queue.hold(self._table.hold(record.id), self._default_delay_ms(record), payload)
 
+    def redeliver(self, record: MessageState) -> None:
+        """Redeliver a message that is being processed, as if it had been nacked without a delay; waits for no room."""
+        payload = self.recent.pop(record.id)
+        self.queue.hold(self._table.hold(record.id), 0, payload)
+        if self._trace.is_on:
+            self._trace.nack(record, 0, "redeliver_unacknowledged_messages")
+
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def check_attempt(self, message_id: MessageId, count: int) -> None:
