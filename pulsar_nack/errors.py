@@ -222,7 +222,7 @@ class AlreadySettledError(PulsarNackError):
 
 
 class AcknowledgeError(PulsarNackError):
-    """Some of several messages were not acknowledged: those with the ids in ``failed``; ``__cause__`` is the first's."""
+    """Some of several messages were not acknowledged: those with the ids in ``failed``; the others are."""
 
     def __init__(self, failed: Iterable[Any], count: int) -> None:
         self.failed = tuple(failed)

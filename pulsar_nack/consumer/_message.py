@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -180,23 +180,27 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
             raise InvalidArgumentError("message", each, "a Message, a MessageId, or several of them")
     settler.check_open()
     begun: dict[Message, str | None] = {}
-    calls: dict[MessageId, Awaitable[None]] = {}
-    failed: dict[MessageId, Exception] = {}
-    lost = calls.keys()
+    calls: dict[MessageId, asyncio.Future[None]] = {}
+    failed: dict[MessageId, BaseException] = {}
+    lost: dict[MessageId, BaseException] = {}
     for each in dict.fromkeys(several):
         try:
             _begin_one(settler, each, begun, calls)
         except Exception as error:  # noqa: BLE001 - raised below, once the others are done
             failed[each.id if isinstance(each, Message) else each] = error
     try:
-        outcomes = await asyncio.gather(*calls.values(), return_exceptions=True)
-        errors = {each: error for each, error in zip(calls, outcomes, strict=True) if isinstance(error, Exception)}
-        failed |= errors
-        lost = errors.keys()
+        await asyncio.gather(*calls.values(), return_exceptions=True)
+        lost = {each: error for each, call in calls.items() if (error := call.exception()) is not None}
+    except asyncio.CancelledError:
+        for each, call in calls.items():
+            lost[each] = ClosedError("the call")
+            settler.on_unobserved(each, None if call.cancelled() else call.exception())
+        raise
     finally:
         for message, before in begun.items():
             if message.id in lost:
                 message._settled_as = before
+    failed |= lost
     if any(isinstance(error, ClosedError) for error in failed.values()):
         raise ClosedError("the consumer")
     if failed:
@@ -207,17 +211,17 @@ def _begin_one(
     settler: Settler,
     each: Message | MessageId,
     begun: dict[Message, str | None],
-    calls: dict[MessageId, Awaitable[None]],
+    calls: dict[MessageId, asyncio.Future[None]],
 ) -> None:
     """Begin to acknowledge one of several messages; note what to restore if that fails, and the outcome."""
     if isinstance(each, MessageId):
         if each not in calls:
-            calls[each] = settler.acknowledge(each)
+            calls[each] = asyncio.ensure_future(settler.acknowledge(each))
         return
     before = each._begin_ack()
     try:
         if each.id not in calls:
-            calls[each.id] = settler.acknowledge(each.id)
+            calls[each.id] = asyncio.ensure_future(settler.acknowledge(each.id))
     except BaseException:
         each._settled_as = before
         raise

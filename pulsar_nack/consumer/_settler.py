@@ -160,6 +160,12 @@ class Settler:
         if is_unknown and (record.has_duplicate or record.redelivery_count):
             self.queue.ask_for({record.id: record.redelivery_count})
 
+    def on_unobserved(self, message_id: MessageId, error: BaseException | None) -> None:
+        """Note the outcome of an acknowledgement, None: not known yet, whose caller was cancelled."""
+        record = self._table.get(message_id)
+        if isinstance(error, Exception) and record is not None:
+            self.on_unobserved_error(record, error)
+
     def on_unobserved_error(self, record: MessageState, error: Exception) -> None:
         """Redeliver a message as if it had been nacked: its acknowledgement failed and no caller will settle it."""
         known = self._table.get(record.id)
