@@ -190,7 +190,7 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
             failed[each.id if isinstance(each, Message) else each] = error
     try:
         await asyncio.gather(*calls.values(), return_exceptions=True)
-        lost = {each: error for each, call in calls.items() if (error := call.exception()) is not None}
+        lost = {each: failure for each, call in calls.items() if (failure := call.exception()) is not None}
     except asyncio.CancelledError:
         for each, call in calls.items():
             lost[each] = ClosedError("the call")

@@ -55,7 +55,7 @@ def publish(port: FakePort, count: int) -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_a_list_is_acknowledged(ports: Ports) -> None:
-    """U49: messages and ids, some twice, single ones and members of a batch, and any iterable of them."""
+    """Messages and ids, some twice, single ones and members of a batch, and any iterable of them."""
     port = ports.port()
     publish(port, 4)
     port.topic.publish_batch([b"x", b"y"])
@@ -125,12 +125,10 @@ async def test_what_is_no_list_of_messages() -> None:
         await consumer.acknowledge([MessageId(1, 2)])
     async with consumer:
         messages = await take(consumer, 2)
-        for wrong in ([messages[0], b"x"], "ab", [None], [messages]):
-            with pytest.raises(InvalidArgumentError, match=r"^message: expected a Message, a MessageId, or several"):
-                await consumer.acknowledge(wrong)  # type: ignore[arg-type]
-        for wrong in (5, None):
-            with pytest.raises(InvalidArgumentError, match=r"^message: "):
-                await consumer.acknowledge(wrong)  # type: ignore[arg-type]
+        several: list[Any] = [[messages[0], b"x"], "ab", [None], [messages], 5, None]
+        for wrong in several:
+            with pytest.raises(InvalidArgumentError, match=r"^message: expected a Message"):
+                await consumer.acknowledge(wrong)
         assert consumer.statistics().unacked == 2
     with pytest.raises(ClosedError):
         await consumer.acknowledge(messages)
