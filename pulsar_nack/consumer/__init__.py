@@ -3,6 +3,22 @@
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
 from ._dialect import KeyShared
+from ._events import (
+    ConsumerConnected,
+    ConsumerDisconnected,
+    ConsumerDrained,
+    ConsumerEvent,
+    ConsumerHook,
+    LeaseExpired,
+    MessageAcknowledged,
+    MessageDeadLettered,
+    MessageDeferred,
+    MessageEvent,
+    MessageNacked,
+    MessageReceived,
+    MessageRedelivered,
+    MessageRetried,
+)
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -34,6 +50,11 @@ from ._tracing import ConsumerTrace, TraceNote
 __all__ = [
     "AcksDone",
     "Consumer",
+    "ConsumerConnected",
+    "ConsumerDisconnected",
+    "ConsumerDrained",
+    "ConsumerEvent",
+    "ConsumerHook",
     "ConsumerOptions",
     "ConsumerPort",
     "ConsumerStatistics",
@@ -41,7 +62,16 @@ __all__ = [
     "DeadLetterPolicy",
     "Delivery",
     "KeyShared",
+    "LeaseExpired",
     "Message",
+    "MessageAcknowledged",
+    "MessageDeadLettered",
+    "MessageDeferred",
+    "MessageEvent",
+    "MessageNacked",
+    "MessageReceived",
+    "MessageRedelivered",
+    "MessageRetried",
     "OwnPublisher",
     "PortTraits",
     "Publisher",

@@ -45,7 +45,7 @@ class Consumer(ClosesWhenDropped):
         port reports its sessions, this counts only within a session and after a lost connection
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
-    :param hooks: callables that take each event of the tracker
+    :param hooks: callables that take each :data:`~pulsar_nack.consumer.ConsumerEvent`, and each event of the tracker
     :param clock: by default the running loop's own
     :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
         acknowledgements are kept over restarts; for this consumer alone

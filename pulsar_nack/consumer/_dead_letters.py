@@ -123,8 +123,9 @@ class DeadLetters:
     def _send(self, delivery: Delivery, record: MessageState, attempts: int, reason: str) -> DeadLetterTask:
         if record.state is not State.DEAD_LETTERING:
             self._table.dead_letter(record.id, record.redelivery_count)
-        message = self.rules.message(delivery, attempts, as_reason(reason))
-        letter = DeadLetterTask(record, message, kept_bytes(delivery))
+        reason = as_reason(reason)
+        message = self.rules.message(delivery, attempts, reason)
+        letter = DeadLetterTask(record, message, kept_bytes(delivery), reason)
         if self._tasks is None:  # closing: the message comes again
             letter.error = ClosedError("the consumer")
             return letter
@@ -167,6 +168,7 @@ class DeadLetters:
             self._count(-letter.release())
             await self._until_done(self._acknowledge, letter, "acknowledging it")
             self.done += 1
+            self._trace.dead_lettered(letter.record, letter.topic, letter.reason)
         except ClosedError as error:
             letter.error = error
 
@@ -272,10 +274,11 @@ class DeadLetters:
 class DeadLetterTask:
     """One dead letter under way."""
 
-    def __init__(self, record: MessageState, message: DeadLetterMessage, size: int) -> None:
+    def __init__(self, record: MessageState, message: DeadLetterMessage, size: int, reason: str) -> None:
         self.record = record
         self.id = record.id
         self.topic = message.topic
+        self.reason = reason
         self.message: DeadLetterMessage | None = message
         self.bytes = size
         self.task: asyncio.Task[None] | None = None

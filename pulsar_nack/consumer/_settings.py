@@ -14,8 +14,8 @@ from ..backoff import Backoff, as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
-from ..nack import NackHook
 from ._dead_letter_rules import DeadLetterPolicy
+from ._events import ConsumerHook
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
 from ._tracing import ConsumerTrace
@@ -36,7 +36,7 @@ class ConsumerOptions(TypedDict, total=False):
     unacked_limit: int | None
     ack_memory: Delay
     dead_letter: DeadLetterPolicy | None
-    hooks: Sequence[NackHook]
+    hooks: Sequence[ConsumerHook]
     clock: Clock | None
     durable: DurableHome | None
     durable_ttl: Delay
@@ -56,7 +56,7 @@ class ConsumerSettings:
     unacked_limit: int | None = 50_000
     ack_memory: Delay = 10.0
     dead_letter: DeadLetterPolicy | None = None
-    hooks: Sequence[NackHook] = ()
+    hooks: Sequence[ConsumerHook] = ()
     clock: Clock | None = None
     durable: DurableHome | None = None
     durable_ttl: Delay = timedelta(days=7)

@@ -83,7 +83,7 @@ class Settler:
         self.acks: Acks | None = None
         """None until the consumer is open."""
         self.durable: DurableNacks | None = None
-        self.nacked = self.dropped = 0
+        self.nacked = self.dropped = self.acked_through = self.given_up = 0
         self.queue = queue
         self.recent = recent
         self.limiter = limiter
@@ -127,11 +127,12 @@ class Settler:
 
     def settled_through(self, message_id: MessageId, now_ms: int) -> None:
         """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
-        for settled in self._table.settle_through(message_id, now_ms):
-            self._trace.settled_through(settled, was_held=settled in self.queue.tracker)
-            self._forget(settled)
+        for record in self._table.settle_through(message_id, now_ms):
+            self.acked_through += 1
+            self._trace.settled_through(record, was_held=record.id in self.queue.tracker)
+            self._forget(record.id)
             if self.dead is not None:
-                self.dead.drop(settled, State.ACKING.value)
+                self.dead.drop(record.id, State.ACKING.value)
         self.limiter.changed()
 
     def on_settled(self, records: Sequence[MessageState]) -> None:
@@ -141,6 +142,7 @@ class Settler:
         for record in records:
             if record.before_ack is not State.DELIVERED:
                 self.queue.drop(record.id)
+                self.given_up += record.before_ack is State.DEAD_LETTERING
             if record.has_duplicate and self.acks is not None:
                 self.acks.ack_duplicate(record.id)
         if self.recent.delivered:
@@ -274,6 +276,7 @@ class Settler:
         if dead is not None and payload is not None and not is_doubtful and dead.rules.is_last(count):
             await self._begin_dead_letter(dead, payload, count, attempt, reason)
             self.nacked += 1
+            self._trace.nacked_last(message_id, count, reason)
             return None
         plan, left_ms = self.queue.router.choose(message_id, milliseconds), milliseconds
         is_new = record is None or record.state is State.DELIVERED

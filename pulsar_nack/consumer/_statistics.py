@@ -18,9 +18,13 @@ class ConsumerStatistics:
     :param replayed: acknowledged messages that came back on purpose, and were delivered
     :param dropped: messages that waited for redelivery and are not redelivered: the broker counts them as settled
         (skipped, cleared, expired, or by another consumer), or another Failover consumer gets them
-    :param acked: messages acknowledged
+    :param acked: messages acknowledged; not dead letters and messages of a retry topic, which have their own counts
     :param acked_again: duplicates of acknowledged messages that were acknowledged and not delivered
     :param nacked: negative acknowledgements
+    :param deferred: messages that were postponed, which is no failure
+    :param retried: messages that are in the retry topic, and acknowledged
+    :param leases_expired: messages that were not settled within their lease
+    :param drains: drains that are over
     :param redelivered_local: messages redelivered from memory
     :param redelivered_broker: messages requested from the broker
     :param requested_again: messages requested once more, because nothing had come within 30 s
@@ -58,6 +62,10 @@ class ConsumerStatistics:
     acked: int
     acked_again: int
     nacked: int
+    deferred: int
+    retried: int
+    leases_expired: int
+    drains: int
     redelivered_local: int
     redelivered_broker: int
     requested_again: int
@@ -106,9 +114,13 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         copies_dropped=receiver.duplicates,
         replayed=receiver.replayed,
         dropped=settler.dropped,
-        acked=0 if acks is None else acks.acked,
+        acked=(0 if acks is None else acks.acked) - settler.given_up + settler.acked_through,
         acked_again=0 if acks is None else acks.acked_again,
         nacked=settler.nacked,
+        deferred=engine.trace.total_deferred,
+        retried=engine.trace.total_retried,
+        leases_expired=engine.trace.total_leases_expired,
+        drains=engine.trace.total_drains,
         redelivered_local=queue.redelivered_local,
         redelivered_broker=queue.redelivered_broker,
         requested_again=queue.requested_again,
