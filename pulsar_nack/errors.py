@@ -25,6 +25,7 @@
     ├── TopicFormatError      (ValueError)   an entry of a local topic is corrupt, truncated or something else
     ├── InjectedError                        a fault that a test has injected
     ├── VirtualDeadlockError                 a virtual event loop would have waited forever
+    ├── AcknowledgeError                     some messages of a list were not acknowledged
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
     │   └── LeaseExpiredError                its lease ended, and it was redelivered or given up
     ├── NotDurableError                      a nack is in effect, but will not survive a restart
@@ -49,6 +50,7 @@ from typing import Any
 from ._foreign import quoted, shown
 
 __all__ = [
+    "AcknowledgeError",
     "AlreadyEnteredError",
     "AlreadySettledError",
     "BrokerError",
@@ -225,6 +227,14 @@ class LeaseExpiredError(AlreadySettledError):
     """The lease of the message ended before this call, and it was redelivered or given up since; nothing changed."""
 
 
+class AcknowledgeError(PulsarNackError):
+    """Some of several messages were not acknowledged: those with the ids in ``failed``; the others are."""
+
+    def __init__(self, failed: Iterable[Any], count: int) -> None:
+        self.failed = tuple(failed)
+        super().__init__(f"{len(self.failed)} of {count} messages were not acknowledged, first {self.failed[0]!r}")
+
+
 class InjectedError(PulsarNackError):
     """A fault that a test has injected; ``call`` is the call that fails."""
 
@@ -355,6 +365,12 @@ class LogStorageError(LedgerError):
         super().__init__(log, f"cannot {action}: {reason}{where}")
 
 
+class _DamagedPartError(PulsarNackError, ValueError):
+    def __init__(self, part: str, reason: str) -> None:
+        self.part, self.reason = part, reason
+        super().__init__(f"{part}: {reason}")
+
+
 class SnapshotError(PulsarNackError):
     """A bucket snapshot could not be read or written; a storage may raise other errors too."""
 
@@ -367,31 +383,16 @@ class SnapshotNotFoundError(SnapshotError):
         super().__init__(f"snapshot {snapshot_id} does not exist")
 
 
-class SnapshotFormatError(SnapshotError, ValueError):
+class SnapshotFormatError(SnapshotError, _DamagedPartError):
     """The bytes of a snapshot are corrupt, truncated or something else; ``part`` names the damaged part."""
 
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
-
-class CursorFormatError(PulsarNackError, ValueError):
+class CursorFormatError(_DamagedPartError):
     """A record of acknowledgement state is corrupt, truncated or something else; ``part`` names the damaged part."""
 
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
-
-class TopicFormatError(PulsarNackError, ValueError):
+class TopicFormatError(_DamagedPartError):
     """An entry of a local topic is corrupt, truncated or something else; ``part`` names the damaged part."""
-
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
 
 def _rebuild(kind: type[PulsarNackError], args: tuple[object, ...]) -> PulsarNackError:

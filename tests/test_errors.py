@@ -19,6 +19,7 @@ from pulsar_nack import (
     errors,
 )
 from pulsar_nack.errors import (
+    AcknowledgeError,
     AlreadyEnteredError,
     BrokerRefusedError,
     ConnectionLostError,
@@ -79,6 +80,7 @@ EXAMPLES: list[PulsarNackError] = [
     SnapshotError("no answer"),
     SnapshotFormatError("snapshot metadata", "truncated"),
     SnapshotNotFoundError(7),
+    AcknowledgeError([MessageId(1, 2)], 3),
     AlreadySettledError(MessageId(1, 2), "acknowledged"),
     LeaseExpiredError(MessageId(1, 2), "past its lease"),
     VirtualDeadlockError("nothing to do", 1.5, ["task a"]),

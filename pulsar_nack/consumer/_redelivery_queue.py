@@ -24,13 +24,13 @@ from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
 from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
+from ._sessions import place_of
 from ._tracing import MessageTrace
 
 _MAX_IN_A_TURN: Final = 1_000
 """Messages that one turn of the loop handles."""
 REQUESTED_AGAIN = "asked again"
 """The reason in the trace of a redelivery that was traced before."""
-
 _YEAR_MS = MAX_NUMBER_S * 1000
 _id_of: Callable[[MessageState], MessageId] = attrgetter("id")
 
@@ -110,8 +110,7 @@ class RedeliveryQueue:
         if record.lease is not None:  # its deadline may be the earlier one
             record.lease = None
             self.tracker.ack(record.id)
-        if now_ms is None:
-            now_ms = self.clock.now_ms()
+        now_ms = self.clock.now_ms() if now_ms is None else now_ms
         self._waits(record, delay_ms, now_ms)
         plan = plan or self.router.choose(record.id, delay_ms)
         due_at_ms = now_ms + delay_ms
@@ -134,8 +133,7 @@ class RedeliveryQueue:
     def _keep(self, payload: Delivery, *, must_keep: bool = False) -> bool:
         """Keep a payload if there is room; over the budget if the alternative is a rewind of everything."""
         size = kept_bytes(payload)
-        has_room = must_keep or self.payloads.has_room(payload.id, size)
-        if has_room:
+        if has_room := must_keep or self.payloads.has_room(payload.id, size):
             self.payloads.keep(payload, size)
         return has_room
 
@@ -167,6 +165,24 @@ class RedeliveryQueue:
         """Let a message come due at once: its time came during an acknowledgement that failed."""
         self.arm(record.id, 0)
 
+    async def request_now(self, records: Sequence[MessageState]) -> bool:
+        """Request messages that are being processed from the broker; if that fails it is tried again, and False."""
+        now_ms = self.clock.now_ms()
+        for record in records:
+            self.table.hold(record.id)
+            self.tracker.ack(record.id)  # the deadline of a lease
+            record.is_held, record.is_local, record.due_at_ms, record.lease = True, False, now_ms, None
+        try:
+            await self.on_due([record.id for record in records], is_rewind=self._custom is None)
+        except BaseException as error:
+            for record in records:
+                if record.state is State.HELD:
+                    self.hold_again(record)
+            if not isinstance(error, RedeliveryError):
+                raise
+            return False
+        return True
+
     def ask_for(self, counts: Mapping[MessageId, int]) -> None:
         """Request messages soon that were forgotten here, by how often each was delivered."""
         self.table.ask_for(counts, self.clock.now_ms())
@@ -186,19 +202,22 @@ class RedeliveryQueue:
 
     # --- due messages ----------------------------------------------------------------------------------------------
 
-    async def on_due(self, ids: Sequence[MessageId]) -> None:
-        """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many."""
+    async def on_due(self, ids: Sequence[MessageId], *, is_rewind: bool = False) -> None:
+        """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many.
+
+        :param is_rewind: one id of each topic and partition is enough for the broker
+        """
         requested, requests, left = list[MessageState](), list[int](), iter(ids)
         try:
             while some := list(islice(left, _MAX_IN_A_TURN)):
-                held = some if self.end_leases is None else self.end_leases(some)
-                records, begun = self._begin_request(held)
+                records, begun = self._begin_request(some if self.end_leases is None else self.end_leases(some))
                 requests += begun
                 requested += records
                 if len(some) == _MAX_IN_A_TURN < len(ids):
                     await asyncio.sleep(0)
             if requested:
-                await self._send(self._ids_of(requested))
+                first = {place_of(record.id): record.id for record in reversed(requested)} if is_rewind else None
+                await self._send(self._ids_of(requested) if first is None else list(first.values()))
         except BaseException as error:  # noqa: BLE001 - raised there
             self._fail_request(requested, requests, error)
         if requested:

@@ -540,6 +540,27 @@ async def test_a_seek_ends_leases(ports: Ports, kind: Any) -> None:
         assert await is_quiet(consumer)
 
 
+@KINDS
+@BOTH_WAYS
+@virtual_time
+async def test_redelivering_all_ends_leases(ports: Ports, kind: Any, redelivery: Any) -> None:
+    """U44: redeliver_unacknowledged_messages brings all messages back at once, with new leases; a nack keeps its time."""
+    async with consuming(ports.port(subscription_type=kind), lease=5, redelivery=redelivery) as (port, consumer):
+        port.topic.publish(b"x")
+        port.topic.publish(b"y")
+        await take(consumer, 2)
+        await asyncio.sleep(3)
+        await consumer.redeliver_unacknowledged_messages()
+        again = await take(consumer, 2)
+        began = now()
+        await again[0].nack(30)
+        assert await is_quiet(consumer, 4.9)
+        assert consumer.statistics().leases_expired == 0
+        await again[1].ack()
+        assert (await consumer.receive()).id == again[0].id
+        assert now() - began == pytest.approx(30, abs=0.01)
+
+
 @pytest.mark.each_kind
 @virtual_time
 async def test_close_gives_messages_with_leases_back(ports: Ports) -> None:
