@@ -365,7 +365,7 @@ class LogStorageError(LedgerError):
         super().__init__(log, f"cannot {action}: {reason}{where}")
 
 
-class _DamagedPartError(PulsarNackError, ValueError):
+class _DamagedPartError(ValueError):
     def __init__(self, part: str, reason: str) -> None:
         self.part, self.reason = part, reason
         super().__init__(f"{part}: {reason}")
@@ -387,11 +387,11 @@ class SnapshotFormatError(SnapshotError, _DamagedPartError):
     """The bytes of a snapshot are corrupt, truncated or something else; ``part`` names the damaged part."""
 
 
-class CursorFormatError(_DamagedPartError):
+class CursorFormatError(PulsarNackError, _DamagedPartError):
     """A record of acknowledgement state is corrupt, truncated or something else; ``part`` names the damaged part."""
 
 
-class TopicFormatError(_DamagedPartError):
+class TopicFormatError(PulsarNackError, _DamagedPartError):
     """An entry of a local topic is corrupt, truncated or something else; ``part`` names the damaged part."""
 
 

@@ -544,7 +544,7 @@ async def test_a_seek_ends_leases(ports: Ports, kind: Any) -> None:
 @BOTH_WAYS
 @virtual_time
 async def test_redelivering_all_ends_leases(ports: Ports, kind: Any, redelivery: Any) -> None:
-    """U44: redeliver_unacknowledged_messages brings all messages back at once, with new leases; a nack keeps its time."""
+    """U44: redeliver_unacknowledged_messages brings all back with new leases; a nack keeps its time."""
     async with consuming(ports.port(subscription_type=kind), lease=5, redelivery=redelivery) as (port, consumer):
         port.topic.publish(b"x")
         port.topic.publish(b"y")
