@@ -28,6 +28,7 @@
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
     ├── NotDurableError                      a nack is in effect, but will not survive a restart
     ├── NoDeadLetterError                    the consumer has no dead-letter topic
+    ├── NoRetryTopicError                    the consumer has no retry topic
     └── LedgerError                          anything about the append-only logs on storage
         ├── LogNotFoundError                 no log has this name
         ├── LogExistsError                   a log of this name exists
@@ -69,6 +70,7 @@ __all__ = [
     "LogVersionError",
     "MissingExtraError",
     "NoDeadLetterError",
+    "NoRetryTopicError",
     "NotDurableError",
     "NotOpenError",
     "ProtocolError",
@@ -243,10 +245,16 @@ class NoDeadLetterError(PulsarNackError):
 
     def __init__(self, message_id: object) -> None:
         self.message_id = message_id
-        super().__init__(
-            f"{message_id!r} cannot be dead-lettered, because its consumer has no dead-letter topic:"
-            " give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
-        )
+        what = "cannot be dead-lettered, because its consumer has no dead-letter topic"
+        super().__init__(f"{message_id!r} {what}: give it dead_letter=DeadLetterPolicy(max_redeliveries=...)")
+
+
+class NoRetryTopicError(PulsarNackError):
+    """The consumer has no retry topic; nothing has changed."""
+
+    def __init__(self, message_id: object) -> None:
+        self.message_id = message_id
+        super().__init__(f"{message_id!r}: its consumer has no retry topic: give it retry_topic=RetryTopicPolicy()")
 
 
 class VirtualDeadlockError(PulsarNackError):
@@ -368,31 +376,23 @@ class SnapshotNotFoundError(SnapshotError):
         super().__init__(f"snapshot {snapshot_id} does not exist")
 
 
-class SnapshotFormatError(SnapshotError, ValueError):
+class _PartFormatError(PulsarNackError, ValueError):
+    def __init__(self, part: str, reason: str) -> None:
+        self.part = part
+        self.reason = reason
+        super().__init__(f"{part}: {reason}")
+
+
+class SnapshotFormatError(_PartFormatError, SnapshotError):
     """The bytes of a snapshot are corrupt, truncated or something else; ``part`` names the damaged part."""
 
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
-
-class CursorFormatError(PulsarNackError, ValueError):
+class CursorFormatError(_PartFormatError):
     """A record of acknowledgement state is corrupt, truncated or something else; ``part`` names the damaged part."""
 
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
-
-class TopicFormatError(PulsarNackError, ValueError):
+class TopicFormatError(_PartFormatError):
     """An entry of a local topic is corrupt, truncated or something else; ``part`` names the damaged part."""
-
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
 
 def _rebuild(kind: type[PulsarNackError], args: tuple[object, ...]) -> PulsarNackError:

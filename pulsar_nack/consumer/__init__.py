@@ -6,6 +6,7 @@ from ._message import Message
 from ._port import (
     AcksDone,
     ConsumerPort,
+    DelayingPublisher,
     Delivery,
     OwnPublisher,
     PortTraits,
@@ -25,6 +26,7 @@ from ._port import (
 )
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
+from ._retry_topic import RetryTopicPolicy
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
@@ -38,6 +40,7 @@ __all__ = [
     "ConsumerStatistics",
     "ConsumerTrace",
     "DeadLetterPolicy",
+    "DelayingPublisher",
     "Delivery",
     "Message",
     "OwnPublisher",
@@ -45,6 +48,7 @@ __all__ = [
     "Publisher",
     "ReceivedMessage",
     "Redelivery",
+    "RetryTopicPolicy",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",

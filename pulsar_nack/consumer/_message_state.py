@@ -15,6 +15,7 @@ class State(Enum):
     REQUESTED = "requested again"
     ACKING = "acknowledged"
     DEAD_LETTERING = "sent to the dead-letter topic"
+    RETRYING = "sent to the retry topic"
 
 
 class Verdict(Enum):

@@ -37,6 +37,9 @@ class ConsumerStatistics:
     :param dead_lettered: messages that are in the dead-letter topic, and acknowledged
     :param dead_letters_waiting: messages on their way there
     :param dead_letter_failures: attempts to publish or acknowledge one that failed, and were made again
+    :param retried: messages that are in the retry topic, and acknowledged; nacks that wait there too
+    :param retries_waiting: messages on their way there
+    :param retry_failures: attempts to publish or acknowledge one that failed
     :param durable_entries: unsettled messages in the durable state; 0 without one, as the next four
     :param durable_bytes: about what it takes on storage
     :param durable_restored: messages that came before their time after a restart, and were held until then
@@ -76,6 +79,9 @@ class ConsumerStatistics:
     dead_lettered: int
     dead_letters_waiting: int
     dead_letter_failures: int
+    retried: int
+    retries_waiting: int
+    retry_failures: int
     durable_entries: int
     durable_bytes: int
     durable_restored: int
@@ -99,7 +105,8 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         engine.settler,
     )
     table.expire(engine.clock.now_ms())
-    acks, durable, dead, gate_queue = settler.acks, settler.durable, engine.dead, receiver.gate_queue
+    acks, durable, gate_queue, letters = settler.acks, settler.durable, receiver.gate_queue, engine.letters
+    dead, retry = (None, None) if letters is None else (letters.dead, letters.retry)
     return ConsumerStatistics(
         received=receiver.received,
         shown=receiver.delivered,
@@ -125,8 +132,11 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         is_held_back=limiter.held_back_at == receiver.received,
         waiting_nacks=len(limiter.waiters),
         dead_lettered=0 if dead is None else dead.done,
-        dead_letters_waiting=0 if dead is None else len(dead),
+        dead_letters_waiting=0 if dead is None else dead.waiting,
         dead_letter_failures=0 if dead is None else dead.failures,
+        retried=0 if retry is None else retry.done,
+        retries_waiting=0 if retry is None else retry.waiting,
+        retry_failures=0 if retry is None else retry.failures,
         durable_entries=0 if durable is None else len(durable),
         durable_bytes=0 if durable is None else durable.journal.bytes,
         durable_restored=0 if durable is None else durable.restored,

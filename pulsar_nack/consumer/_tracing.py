@@ -11,6 +11,9 @@ from ._message_state import MessageState, State
 
 DEAD_LETTER: Final = "dead-letter"
 """The reason of the acknowledgement of a dead letter."""
+RETRY_TOPIC: Final = "retry-topic"
+"""The reason of the acknowledgement of a message that was published to the retry topic."""
+_REASONS: Final = {State.DEAD_LETTERING: DEAD_LETTER, State.RETRYING: RETRY_TOPIC}
 
 
 class TraceNote(Protocol):
@@ -100,7 +103,7 @@ class MessageTrace:
             for record in records:
                 if record.before_ack is State.HELD:
                     self._note("cancel", record.id, record.redelivery_count, reason="ack")
-                reason = DEAD_LETTER if record.before_ack is State.DEAD_LETTERING else "ack"
+                reason = _REASONS.get(record.before_ack or State.DELIVERED, "ack")
                 self._note("ack", record.id, record.redelivery_count, reason=reason)
 
     def settled_through(self, message_id: MessageId, *, was_held: bool) -> None:
