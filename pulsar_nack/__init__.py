@@ -52,6 +52,7 @@ _HOMES = {
     "DisabledDelayedDeliveryTracker": "delayed",
     "InMemoryDelayedDeliveryTracker": "delayed",
     "InjectedError": "errors",
+    "KeyShared": "consumer",
     "LedgerError": "errors",
     "LocalTopic": "topic",
     "LogBucketTracker": "delayed",

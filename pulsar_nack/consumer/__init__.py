@@ -2,6 +2,7 @@
 
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
+from ._dialect import KeyShared
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -42,6 +43,7 @@ __all__ = [
     "DeadLetterPolicy",
     "DelayingPublisher",
     "Delivery",
+    "KeyShared",
     "Message",
     "OwnPublisher",
     "PortTraits",

@@ -312,7 +312,7 @@ def traits_of(options: SubscribeOptions) -> PortTraits:
         max_ids_per_request=MAX_IDS,
         batch_index_ack=options.batch_index_ack,
         receiver_queue_size=options.receiver_queue_size,
-        tells_sessions=True,
+        reports_sessions=True,
         keeps_acks=True,
     )
 
