@@ -62,7 +62,7 @@ class Letters:
         self.dead: LetterRoute | None = None
         if retry is not None:
             if retry.topic is None and not (topic and subscription):
-                expected = "a topic: this port has no topic and subscription to name it by"
+                expected = "a topic: this port has no names to name it by"
                 raise InvalidArgumentError("retry_topic", retry, expected)
             retry = retry.named(retry.topics or ((topic,) if topic else ()), subscription)
             self.retry_topic = RetryTopic(retry, subscription)

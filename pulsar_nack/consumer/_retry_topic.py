@@ -11,7 +11,7 @@ consumer holds it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -60,14 +60,17 @@ class RetryTopicPolicy:
         if self.publisher is not None:
             check_delays("publisher", self.publisher)
 
-    def named(self, topics: tuple[str, ...], subscription: str) -> RetryTopicPolicy:
+    def named(self, topics: Sequence[str], subscription: str) -> RetryTopicPolicy:
         """Return the policy with all names that it leaves open.
 
-        :raises InvalidArgumentError: there are several topics, and ``topic`` is None
+        :raises InvalidArgumentError: there are several topics and ``topic`` is None, or it is one of them
         """
         if self.topic is None and len(topics) != 1:
-            raise InvalidArgumentError("retry_topic", self, "a policy that names its topic, for there are several")
-        return replace(self, topic=self.topic or f"{topics[0]}-{subscription}-RETRY", topics=topics)
+            raise InvalidArgumentError("retry_topic", self, "a policy that names its topic, as there are several")
+        name = self.topic or f"{topics[0]}-{subscription}-RETRY"
+        if name in topics:
+            raise InvalidArgumentError("retry_topic", self, "another topic than those that are subscribed")
+        return replace(self, topic=name, topics=tuple(topics))
 
 
 class Wait(NamedTuple):
