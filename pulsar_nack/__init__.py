@@ -71,7 +71,6 @@ _HOMES = {
     "MissingExtraError": "errors",
     "MonotonicClock": "clock",
     "NoDeadLetterError": "errors",
-    "NoRetryTopicError": "errors",
     "NotDurableError": "errors",
     "NotOpenError": "errors",
     "OpenTracker": "delayed",

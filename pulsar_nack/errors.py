@@ -28,7 +28,6 @@
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
     ├── NotDurableError                      a nack is in effect, but will not survive a restart
     ├── NoDeadLetterError                    the consumer has no dead-letter topic
-    ├── NoRetryTopicError                    the consumer has no retry topic
     └── LedgerError                          anything about the append-only logs on storage
         ├── LogNotFoundError                 no log has this name
         ├── LogExistsError                   a log of this name exists
@@ -70,7 +69,6 @@ __all__ = [
     "LogVersionError",
     "MissingExtraError",
     "NoDeadLetterError",
-    "NoRetryTopicError",
     "NotDurableError",
     "NotOpenError",
     "ProtocolError",
@@ -245,16 +243,10 @@ class NoDeadLetterError(PulsarNackError):
 
     def __init__(self, message_id: object) -> None:
         self.message_id = message_id
-        what = "cannot be dead-lettered, because its consumer has no dead-letter topic"
-        super().__init__(f"{message_id!r} {what}: give it dead_letter=DeadLetterPolicy(max_redeliveries=...)")
-
-
-class NoRetryTopicError(PulsarNackError):
-    """The consumer has no retry topic; nothing has changed."""
-
-    def __init__(self, message_id: object) -> None:
-        self.message_id = message_id
-        super().__init__(f"{message_id!r}: its consumer has no retry topic: give it retry_topic=RetryTopicPolicy()")
+        super().__init__(
+            f"{message_id!r} cannot be dead-lettered, because its consumer has no dead-letter topic:"
+            " give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
+        )
 
 
 class VirtualDeadlockError(PulsarNackError):
@@ -376,23 +368,31 @@ class SnapshotNotFoundError(SnapshotError):
         super().__init__(f"snapshot {snapshot_id} does not exist")
 
 
-class _PartFormatError(PulsarNackError, ValueError):
+class SnapshotFormatError(SnapshotError, ValueError):
+    """The bytes of a snapshot are corrupt, truncated or something else; ``part`` names the damaged part."""
+
     def __init__(self, part: str, reason: str) -> None:
         self.part = part
         self.reason = reason
         super().__init__(f"{part}: {reason}")
 
 
-class SnapshotFormatError(_PartFormatError, SnapshotError):
-    """The bytes of a snapshot are corrupt, truncated or something else; ``part`` names the damaged part."""
-
-
-class CursorFormatError(_PartFormatError):
+class CursorFormatError(PulsarNackError, ValueError):
     """A record of acknowledgement state is corrupt, truncated or something else; ``part`` names the damaged part."""
 
+    def __init__(self, part: str, reason: str) -> None:
+        self.part = part
+        self.reason = reason
+        super().__init__(f"{part}: {reason}")
 
-class TopicFormatError(_PartFormatError):
+
+class TopicFormatError(PulsarNackError, ValueError):
     """An entry of a local topic is corrupt, truncated or something else; ``part`` names the damaged part."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        self.part = part
+        self.reason = reason
+        super().__init__(f"{part}: {reason}")
 
 
 def _rebuild(kind: type[PulsarNackError], args: tuple[object, ...]) -> PulsarNackError:

@@ -276,6 +276,7 @@ class Consumer(ClosesWhenDropped):
         reason: str = "",
     ) -> None:
         """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
+        self._settler.check_open()
         if not isinstance(message, Message):
             raise InvalidArgumentError("message", message, "a Message")
         await message.reconsume_later(delay, properties=properties, reason=reason)

@@ -54,14 +54,14 @@ class LetterRoute:
 
 
 def _publisher_of(policy: DeadLetterPolicy | RetryTopicPolicy, port: Any) -> OwnPublisher:
-    is_dead_letter = isinstance(policy, DeadLetterPolicy)
-    field = "dead_letter" if is_dead_letter else "retry_topic"
+    field = "dead_letter" if isinstance(policy, DeadLetterPolicy) else "retry_topic"
+    initial_subscription = policy.initial_subscription if isinstance(policy, DeadLetterPolicy) else None
     publisher = None
     if isinstance(port, SupportsPublishing):
-        publisher = port.publisher(policy.topic, policy.initial_subscription if is_dead_letter else None)
+        publisher = port.publisher(policy.topic, initial_subscription)
     if publisher is None:
         expected = f"a {type(policy).__name__} with a publisher: what this consumer was made of cannot publish"
         raise InvalidArgumentError(field, policy, expected)
-    if not is_dead_letter:
+    if isinstance(policy, RetryTopicPolicy):
         check_delays(field, publisher)
     return publisher

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._delays import Delay, delay_ms
-from ..errors import NoDeadLetterError, NoRetryTopicError
+from ..errors import InvalidArgumentError, NoDeadLetterError
 from ..ids import MessageId
 from ._dead_letter_rules import as_reason
 from ._letters import Letters
@@ -49,13 +49,11 @@ class LetterVerbs:
         """Send a message to the retry topic, or after its last attempt to the dead-letter topic, and wait for that."""
         settler, letters = self._settler, self._letters
         settler.check_open()
-        if letters is None or letters.retry is None:
-            raise NoRetryTopicError(payload.id)
-        milliseconds = (
-            settler.default_delay_ms(settler.queue.table.get(payload.id)) if delay is None else delay_ms(delay)
-        )
-        wait = self._wait(milliseconds, check_properties(properties))
+        record = settler.queue.table.get(payload.id)
+        wait = self._wait(settler.default_delay_ms(record) if delay is None else delay_ms(delay), properties)
         reason = as_reason(reason)
+        if letters is None or letters.retry is None:
+            raise InvalidArgumentError("retry_topic", None, "a RetryTopicPolicy, for messages to be consumed later")
         is_last = letters.rules is not None and letters.rules.is_last(count)
         await self._until_room(letters, payload.id, count, State.DEAD_LETTERING if is_last else State.RETRYING)
         if is_last:
@@ -112,7 +110,8 @@ class LetterVerbs:
     # --- both --------------------------------------------------------------------------------------------------------
 
     def _wait(self, milliseconds: int, properties: Mapping[str, str] | None = None) -> Wait:
-        return Wait(milliseconds, self._settler.wall_clock.now_ms() + milliseconds, properties or {})
+        until_ms = self._settler.wall_clock.now_ms() + milliseconds
+        return Wait(milliseconds, until_ms, check_properties(properties))
 
     async def _until_room(
         self, letters: Letters, message_id: MessageId, attempt: int | None, to: State, *, is_new: bool = True

@@ -167,9 +167,8 @@ class Message(ReceivedMessage):
         :param delay: seconds or a timedelta, None: what the backoff says
         :param properties: added to those of the message
         :param reason: is traced, and written with a dead letter; up to 1 000 characters
-        :raises NoRetryTopicError: the consumer has no ``retry_topic`` setting; nothing changed
+        :raises InvalidArgumentError: an argument, or the consumer has no ``retry_topic`` setting; nothing changed
         :raises AlreadySettledError: as :meth:`dead_letter` raises it
-        :raises InvalidArgumentError: an argument
         :raises ClosedError: the consumer is closed; the message is redelivered, and may have been published
         """
         settler, count = self._settler, self._redelivery_count

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from .._check import check_strings
+from .._check import check_name, check_strings
 from .._delays import Delay, delay_ms
 from ..errors import InvalidArgumentError
 from ._dead_letter_rules import DELIVER_AT, REAL_TOPIC, LetterMessage, base_name, letter_of, with_origin
@@ -50,8 +50,8 @@ class RetryTopicPolicy:
     topics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.topic is not None and not (isinstance(self.topic, str) and self.topic):
-            raise InvalidArgumentError("topic", self.topic, "a name or None")
+        if self.topic is not None:
+            check_name("topic", self.topic, "a name or None")
         if self.topic is not None and self.topic.startswith("non-persistent://"):
             raise InvalidArgumentError("topic", self.topic, "a persistent topic: another one keeps no messages")
         if self.spill_after is not None:

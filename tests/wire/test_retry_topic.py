@@ -18,6 +18,7 @@ from pulsar_nack import (
     Consumer,
     DeadLetterPolicy,
     InvalidArgumentError,
+    MessageId,
     NackConfig,
 )
 from pulsar_nack.clock import LoopClock
@@ -239,7 +240,7 @@ async def test_trouble(kind: str, answer: Any) -> None:
         broker.next(kind, answer)
         await message.reconsume_later(5)
         assert unacked(broker, TOPIC) == 0
-        seen = set()
+        seen: set[MessageId] = set()
         while len(seen) < len(stored(broker)):
             again = await consumer.receive(timeout=60)
             assert again.attempt == 2
@@ -432,3 +433,41 @@ async def test_durable_until_it_is_there(tmp_path: Path) -> None:
     async with consuming(broker, **about) as consumer:
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=100)
+
+
+@virtual_time
+async def test_without_a_retry_topic() -> None:
+    """U14: without the setting the call says what is missing, and nothing changes: the message can be settled."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
+    async with consuming(broker, retry_topic=None) as consumer:
+        message = await consumer.receive(timeout=1)
+        with pytest.raises(InvalidArgumentError, match="retry_topic: expected a RetryTopicPolicy"):
+            await message.reconsume_later(1)
+        with pytest.raises(InvalidArgumentError, match="retry_topic"):
+            await consumer.reconsume_later(message, 1)
+        await message.ack()
+    assert unacked(broker, TOPIC) == 0
+
+
+@virtual_time
+async def test_arguments_are_checked_first() -> None:
+    """N24: a bad delay, property, reason or message is refused, and nothing changes."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
+    async with consuming(broker) as consumer:
+        message = await consumer.receive(timeout=1)
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("delay", {"delay": -1}),
+            ("properties", {"properties": {"a": 1}}),
+            ("reason", {"reason": 5}),
+        ]
+        for name, arguments in wrong:
+            with pytest.raises(InvalidArgumentError, match=name):
+                await message.reconsume_later(**arguments)
+        with pytest.raises(InvalidArgumentError, match="message"):
+            await consumer.reconsume_later(message.id, 1)  # type: ignore[arg-type]
+        await consumer.reconsume_later(message, 1)
+        with pytest.raises(AlreadySettledError):
+            await message.dead_letter()
+        await (await consumer.receive(timeout=5)).ack()
