@@ -3,6 +3,22 @@
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
 from ._dialect import KeyShared
+from ._events import (
+    ConsumerConnected,
+    ConsumerDisconnected,
+    ConsumerDrained,
+    ConsumerEvent,
+    ConsumerHook,
+    LeaseExpired,
+    MessageAcknowledged,
+    MessageDeadLettered,
+    MessageDeferred,
+    MessageEvent,
+    MessageNacked,
+    MessageReceived,
+    MessageRedelivered,
+    MessageRetried,
+)
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -36,6 +52,11 @@ from ._tracing import ConsumerTrace, TraceNote
 __all__ = [
     "AcksDone",
     "Consumer",
+    "ConsumerConnected",
+    "ConsumerDisconnected",
+    "ConsumerDrained",
+    "ConsumerEvent",
+    "ConsumerHook",
     "ConsumerOptions",
     "ConsumerPort",
     "ConsumerStatistics",
@@ -44,7 +65,16 @@ __all__ = [
     "DelayingPublisher",
     "Delivery",
     "KeyShared",
+    "LeaseExpired",
     "Message",
+    "MessageAcknowledged",
+    "MessageDeadLettered",
+    "MessageDeferred",
+    "MessageEvent",
+    "MessageNacked",
+    "MessageReceived",
+    "MessageRedelivered",
+    "MessageRetried",
     "OwnPublisher",
     "PortTraits",
     "Publisher",

@@ -47,7 +47,7 @@ class Consumer(ClosesWhenDropped):
         cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
     :param retry_topic: where messages wait that are to be consumed later (:meth:`reconsume_later`), and nacks with long
         delays if the policy says so; the calls that subscribe read it too. Shared and Key_Shared only
-    :param hooks: callables that take each event of the tracker
+    :param hooks: callables that take each :data:`~pulsar_nack.consumer.ConsumerEvent`, and each event of the tracker
     :param clock: by default the running loop's own
     :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
         acknowledgements are kept over restarts; for this consumer alone

@@ -45,7 +45,7 @@ class ConsumerEngine:
         self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
         note = None if settings.trace is None else settings.trace.source(*names_of(port))
-        trace = MessageTrace(note, clock)
+        trace = self.trace = MessageTrace(note, clock, settings.hooks)
         self._reporting = port if traits.reports_sessions and isinstance(port, SupportsSessions) else None
         self._is_local = self._reporting is not None and not traits.keeps_acks
         self._port_keeps_members = self._is_local and traits.batch_index_ack  # a broker loses them at an unload
@@ -72,7 +72,7 @@ class ConsumerEngine:
             settings.redelivery,
             config,
             clock=clock,
-            hooks=settings.hooks,
+            hooks=trace.hooks,
             freed=self.limiter.changed,
             waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
             lost=self._on_lost,
@@ -83,6 +83,7 @@ class ConsumerEngine:
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
         self._ends_at = math.inf
+        self._has_ended = False
         self._stopping = asyncio.Event()
 
     # --- running -----------------------------------------------------------------------------------------------------
@@ -111,6 +112,8 @@ class ConsumerEngine:
                     )
                     background = self._start(tasks, acks)
                     opened.set_result(None)
+                    if self.trace.is_on:
+                        self.trace.connected(names_of(self.port)[0], -1)
                     await self._stopping.wait()
                     if self.letters is not None:
                         await self.letters.finish(self._remaining_s())
@@ -122,6 +125,8 @@ class ConsumerEngine:
         finally:
             if settler.acks is not None:
                 settler.acks.give_up()
+                if self.trace.is_on:
+                    self.trace.disconnected(names_of(self.port)[0], -1, "closed")
             if self.letters is not None:
                 await self.letters.aclose()
             await self.port.close()
@@ -153,11 +158,17 @@ class ConsumerEngine:
         self.receiver.inbox.close(self.receiver.unreadable or error)
         self.limiter.close(error)
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the consumer is closed, and nothing of it changes any more."""
+        return self.settler.is_closed and (self.settler.acks is None or self._has_ended)
+
     def on_end(self, server: asyncio.Task[None]) -> None:
         """End all waiting calls when serving ended, for whatever reason."""
         error = ClosedError("the consumer")
         if not server.cancelled() and server.exception() is not None:
             error.__cause__ = server.exception()
+        self._has_ended = True
         self.end_calls(error)
 
     def _remaining_s(self) -> float:
@@ -213,6 +224,10 @@ class ConsumerEngine:
 
     def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
         table, place = self.table, (topic, partition)
+        if self.trace.is_on and event is SessionEvent.BEGAN:
+            self.trace.connected(topic, partition)
+        elif self.trace.is_on:
+            self.trace.disconnected(topic, partition, event.value)
         if event is SessionEvent.LOST:
             table.sessions.lost(place, self.clock.now_ms())
         elif event is SessionEvent.CLOSED:

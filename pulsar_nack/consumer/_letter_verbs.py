@@ -97,6 +97,7 @@ class LetterVerbs:
         self._settler.nacked += 1
         if wait is None:
             letters.dead_letter(payload, count, reason)
+            self._settler.queue.trace.nacked_last(payload.id, count, reason)
             return None
         letters.reconsume_later(payload, count, wait, reason, is_spilled=True)
         durable = self._settler.durable

@@ -162,9 +162,9 @@ class Letters:
         assert self.retry is not None
         assert self.retry_topic is not None
         record = self._table.send_away(delivery.id, redelivery_count, State.RETRYING)
-        self._trace.nack(record, wait.delay_ms, reason)
+        self._trace.nack(record, wait.delay_ms if is_spilled else None, reason)
         message = self.retry_topic.message(delivery, redelivery_count + 1, wait)
-        return self._begin(LetterTask(self.retry, record, delivery, message, wait.until_ms if is_spilled else None))
+        return self._begin(LetterTask(self.retry, record, delivery, message, wait=wait, is_spilled=is_spilled))
 
     def _dead_letter(
         self, delivery: Delivery, record: MessageState, attempts: int, reason: str, wait: Wait | None = None
@@ -173,8 +173,9 @@ class Letters:
         assert self.rules is not None
         if record.state is not State.DEAD_LETTERING:
             self._table.send_away(record.id, record.redelivery_count, State.DEAD_LETTERING)
-        message = self.rules.message(delivery, attempts, as_reason(reason), wait)
-        return self._begin(LetterTask(self.dead, record, delivery, message))
+        reason = as_reason(reason)
+        message = self.rules.message(delivery, attempts, reason, wait)
+        return self._begin(LetterTask(self.dead, record, delivery, message, reason=reason))
 
     def _begin(self, letter: LetterTask) -> LetterTask:
         record = letter.record
@@ -223,6 +224,10 @@ class Letters:
             self._count(-letter.release())
             await self._until_done(self._acknowledge, letter, "acknowledging it")
             letter.route.done += 1
+            if letter.wait is None:
+                self._trace.dead_lettered(letter.record, letter.topic, letter.reason)
+            else:
+                self._trace.retried(letter.record, letter.topic, letter.wait.delay_ms)
         except ClosedError as error:
             letter.error = error
 
@@ -239,11 +244,10 @@ class Letters:
 
     def _hold_again(self, letter: LetterTask) -> None:
         """Let a nack wait here that could not wait in the retry topic."""
-        delivery, until_ms = letter.delivery, letter.held_until_ms
-        assert delivery is not None
-        assert until_ms is not None
+        assert letter.delivery is not None
+        assert letter.wait is not None
         self._forget(letter)
-        self.hold_again(delivery, letter.record, until_ms)
+        self.hold_again(letter.delivery, letter.record, letter.wait.until_ms)
 
     async def _publish(self, letter: LetterTask) -> None:
         assert letter.message is not None
@@ -273,7 +277,7 @@ class Letters:
             if isinstance(error, ClosedError) and attempt == self._acknowledge:
                 raise error  # nothing can be acknowledged any more
             self._failed(letter, what, error)
-            if letter.held_until_ms is not None and attempt == self._publish:
+            if letter.delivery is not None and attempt == self._publish:
                 return False
             await asyncio.sleep(float(self._backoff(failed)))
             failed += 1
@@ -284,7 +288,7 @@ class Letters:
         self._trace.error(letter.id, letter.record.redelivery_count, route.what, error)
         if not route.has_warned:
             route.has_warned = True
-            then = "is tried again" if letter.held_until_ms is None else "it waits in this consumer"
+            then = "is tried again" if letter.delivery is None else "it waits in this consumer"
             _log.warning(
                 "%r is a %s, %s, but %s failed and %s: %r", letter.id, route.what, letter.topic, what, then, error
             )
@@ -335,7 +339,9 @@ class Letters:
 class LetterTask:
     """One message under way.
 
-    :param held_until_ms: it is a nack that may wait here too, until this wall-clock time; None: it is not
+    :param reason: of a dead letter
+    :param wait: how long it waits in the retry topic; None: it is a dead letter
+    :param is_spilled: it is a nack that may wait here too
     """
 
     def __init__(
@@ -344,15 +350,19 @@ class LetterTask:
         record: MessageState,
         delivery: Delivery,
         message: LetterMessage,
-        held_until_ms: int | None = None,
+        *,
+        reason: str = "",
+        wait: Wait | None = None,
+        is_spilled: bool = False,
     ) -> None:
         self.route = route
         self.record = record
         self.id = record.id
         self.topic = message.topic
+        self.reason = reason
         self.message: LetterMessage | None = message
-        self.delivery = None if held_until_ms is None else delivery
-        self.held_until_ms = held_until_ms
+        self.wait = wait
+        self.delivery = delivery if is_spilled else None
         self.bytes = kept_bytes(delivery)
         self.task: asyncio.Task[None] | None = None
         self.error: Exception | None = None

@@ -40,12 +40,12 @@ from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._ack_memory import MAX_ENTRIES, AckMemory
 from ._batches import is_through
-from ._message_state import MessageState, State, Verdict
+from ._message_state import SENT_AWAY, MessageState, State, Verdict
 from ._requests import OpenRequests
 from ._sessions import Place, place_of
 
 WAITING: Final = (State.HELD, State.REQUESTED)
-UNDELIVERED: Final = (*WAITING, State.DEAD_LETTERING, State.RETRYING)
+UNDELIVERED: Final = (*WAITING, *SENT_AWAY)
 
 
 class MessageTable:
@@ -269,14 +269,14 @@ class MessageTable:
             acked.bound()
         return records if not forgotten else [record for record in records if record not in forgotten]
 
-    def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageId]:
+    def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageState]:
         """Forget everything up to and including ``message_id`` in its partition; return those; O(unacknowledged)."""
         gone = [record for record in self._records.values() if is_through(record.id, message_id)]
         for record in gone:
             self._remove(record)
         self.requests.retries.discard_if(lambda known: is_through(known, message_id))
         self.acked.ack_through(message_id, now_ms)
-        return [record.id for record in gone]
+        return gone
 
     def leave(self, records: Iterable[MessageState]) -> None:
         """Forget messages that the broker redelivers; their redelivery counts are remembered."""

@@ -270,14 +270,16 @@ class Receiver:
 
     def _redeliver(self, delivery: Delivery, record: MessageState) -> None:
         """Deliver a message from memory again."""
-        message = self._message(delivery, record, record.due_at_ms)
+        message = self._message(delivery, record, record.due_at_ms, is_local=True)
         if message is not None:
             self._put(message)
 
-    def _message(self, delivery: Delivery, record: MessageState, due_at_ms: int | None) -> Message | None:
+    def _message(
+        self, delivery: Delivery, record: MessageState, due_at_ms: int | None, *, is_local: bool = False
+    ) -> Message | None:
         """Return the message to be delivered, None if it is a dead letter."""
         if self._trace.is_on:
-            self._trace.arrive(record, due_at_ms)
+            self._trace.arrive(record, due_at_ms, is_local=is_local)
         if self._letters is not None and self._letters.takes(delivery, record):
             return None
         router = self._queue.router

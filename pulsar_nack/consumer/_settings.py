@@ -14,8 +14,8 @@ from ..backoff import Backoff, as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
-from ..nack import NackHook
 from ._dead_letter_rules import DeadLetterPolicy
+from ._events import ConsumerHook
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
 from ._retry_topic import RetryTopicPolicy
@@ -38,7 +38,7 @@ class ConsumerOptions(TypedDict, total=False):
     ack_memory: Delay
     dead_letter: DeadLetterPolicy | None
     retry_topic: RetryTopicPolicy | None
-    hooks: Sequence[NackHook]
+    hooks: Sequence[ConsumerHook]
     clock: Clock | None
     durable: DurableHome | None
     durable_ttl: Delay
@@ -59,7 +59,7 @@ class ConsumerSettings:
     ack_memory: Delay = 10.0
     dead_letter: DeadLetterPolicy | None = None
     retry_topic: RetryTopicPolicy | None = None
-    hooks: Sequence[NackHook] = ()
+    hooks: Sequence[ConsumerHook] = ()
     clock: Clock | None = None
     durable: DurableHome | None = None
     durable_ttl: Delay = timedelta(days=7)

@@ -27,7 +27,7 @@ from ._acks import Acks
 from ._dead_letter_rules import as_reason
 from ._letter_verbs import LetterVerbs
 from ._letters import Letters
-from ._message_state import MessageState, State
+from ._message_state import SENT_AWAY, MessageState, State
 from ._payloads import LruPayloads
 from ._port import Delivery
 from ._redelivery_queue import RedeliveryQueue
@@ -88,7 +88,7 @@ class Settler:
         self.acks: Acks | None = None
         """None until the consumer is open."""
         self.durable: DurableNacks | None = None
-        self.nacked = self.dropped = 0
+        self.nacked = self.dropped = self.acked_through = self.given_up = 0
         self.queue = queue
         self.recent = recent
         self.limiter = limiter
@@ -134,11 +134,12 @@ class Settler:
 
     def settled_through(self, message_id: MessageId, now_ms: int) -> None:
         """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
-        for settled in self._table.settle_through(message_id, now_ms):
-            self._trace.settled_through(settled, was_held=settled in self.queue.tracker)
-            self.forget(settled)
+        for record in self._table.settle_through(message_id, now_ms):
+            self.acked_through += 1
+            self._trace.settled_through(record, was_held=record.id in self.queue.tracker)
+            self.forget(record.id)
             if self.letters is not None:
-                self.letters.drop(settled, State.ACKING.value)
+                self.letters.drop(record.id, State.ACKING.value)
         self.limiter.changed()
 
     def on_settled(self, records: Sequence[MessageState]) -> None:
@@ -148,6 +149,7 @@ class Settler:
         for record in records:
             if record.before_ack is not State.DELIVERED:
                 self.queue.drop(record.id)
+                self.given_up += record.before_ack in SENT_AWAY
             if record.has_duplicate and self.acks is not None:
                 self.acks.ack_duplicate(record.id)
         if self.recent.delivered:
