@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .topic import LocalTopic
 
 _HOMES = {
+    "AcknowledgeError": "errors",
     "AlarmClock": "clock",
     "AlreadyEnteredError": "errors",
     "BatchSet": "cursor",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from .._delays import Delay
-from ..errors import AlreadySettledError
+from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
+from ..ids import MessageId
 from ._port import Delivery
 from ._received_message import ReceivedMessage
 from ._settler import Settler
@@ -198,3 +199,64 @@ class Message(ReceivedMessage):
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"
+
+
+async def acknowledge_all(settler: Settler, messages: Iterable[Message | MessageId]) -> None:
+    """Acknowledge messages, or those with these ids, at once; see :meth:`Message.ack` for each.
+
+    :raises InvalidArgumentError: something else is among them; nothing changed
+    :raises AcknowledgeError: some were not acknowledged
+    :raises ClosedError: the consumer is closed
+    """
+    several = list(messages)
+    for each in several:
+        if not isinstance(each, Message | MessageId):
+            raise InvalidArgumentError("message", each, "a Message, a MessageId, or several of them")
+    settler.check_open()
+    begun: dict[Message, str | None] = {}
+    calls: dict[MessageId, asyncio.Future[None]] = {}
+    failed: dict[MessageId, BaseException] = {}
+    lost: dict[MessageId, BaseException] = {}
+    for each in dict.fromkeys(several):
+        try:
+            _begin_one(settler, each, begun, calls)
+        except Exception as error:  # noqa: BLE001 - raised below, once the others are done
+            failed[each.id if isinstance(each, Message) else each] = error
+    try:
+        await asyncio.gather(*calls.values(), return_exceptions=True)
+        lost = {each: failure for each, call in calls.items() if (failure := call.exception()) is not None}
+    except asyncio.CancelledError:
+        for each, call in calls.items():
+            lost[each] = ClosedError("the call")
+            settler.on_unobserved(each, None if call.cancelled() else call.exception())
+        raise
+    finally:
+        for message, before in begun.items():
+            if message.id in lost:
+                message._settled_as = before
+    failed |= lost
+    if any(isinstance(error, ClosedError) for error in failed.values()):
+        raise ClosedError("the consumer")
+    if failed:
+        raise AcknowledgeError(failed, len(several)) from next(iter(failed.values()))
+
+
+def _begin_one(
+    settler: Settler,
+    each: Message | MessageId,
+    begun: dict[Message, str | None],
+    calls: dict[MessageId, asyncio.Future[None]],
+) -> None:
+    """Begin to acknowledge one of several messages; note what to restore if that fails, and the outcome."""
+    if isinstance(each, MessageId):
+        if each not in calls:
+            calls[each] = asyncio.ensure_future(settler.acknowledge(each))
+        return
+    before = each._begin_ack()
+    try:
+        if each.id not in calls:
+            calls[each.id] = asyncio.ensure_future(settler.acknowledge(each.id))
+    except BaseException:
+        each._settled_as = before
+        raise
+    begun[each] = before

@@ -240,10 +240,12 @@ class SupportsLastMessageId(Protocol):
 class SupportsUnsubscribe(Protocol):
     """A port that can delete its subscription."""
 
-    async def unsubscribe(self) -> None:
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close the port.
 
+        :param force: also while others consume, who are disconnected
         :raises BrokerError: the broker refused, as it does while others consume
+        :raises NotImplementedError: the port cannot force it; nothing changed
         """
         ...
 

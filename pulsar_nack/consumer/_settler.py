@@ -169,6 +169,12 @@ class Settler:
         if is_unknown and (record.has_duplicate or record.redelivery_count):
             self.queue.ask_for({record.id: record.redelivery_count})
 
+    def on_unobserved(self, message_id: MessageId, error: BaseException | None) -> None:
+        """Note the outcome of an acknowledgement, None: not known yet, whose caller was cancelled."""
+        record = self._table.get(message_id)
+        if isinstance(error, Exception) and record is not None:
+            self.on_unobserved_error(record, error)
+
     def on_unobserved_error(self, record: MessageState, error: Exception) -> None:
         """Redeliver a message as if it had been nacked: its acknowledgement failed and no caller will settle it."""
         known = self._table.get(record.id)
@@ -180,6 +186,13 @@ class Settler:
             _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
             payload = self.recent.pop(record.id)
             self.queue.hold(self._table.hold(record.id), self.default_delay_ms(record), payload)
+
+    def redeliver(self, record: MessageState) -> None:
+        """Redeliver a message that is being processed, as if it had been nacked without a delay; waits for no room."""
+        payload = self.recent.pop(record.id)
+        self.queue.hold(self._table.hold(record.id), 0, payload)
+        if self._trace.is_on:
+            self._trace.nack(record, 0, "redeliver_unacknowledged_messages")
 
     # --- checks ------------------------------------------------------------------------------------------------------
 

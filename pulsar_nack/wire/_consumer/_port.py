@@ -271,13 +271,14 @@ class WirePort:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def unsubscribe(self) -> None:
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close.
 
+        :param force: also while others consume; brokers before 3.1 take no notice of it
         :raises BrokerError: the broker refused, as it does while others consume; a later call deletes what is left
         """
         self._check_open()
-        error = await gather_settled(consumer.unsubscribe() for consumer in self._consumers)
+        error = await gather_settled(consumer.unsubscribe(force=force) for consumer in self._consumers)
         if error is not None:
             raise error
         await self.close()
