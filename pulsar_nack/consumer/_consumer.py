@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Self, Unpack
 
@@ -39,14 +39,14 @@ class Consumer(ClosesWhenDropped):
     :param config: precision, default delay and bounds of the nacks
     :param max_local_bytes: most memory for payloads that are kept; beyond it the broker is asked, and on Exclusive and
         Failover subscriptions ``nack`` waits. Messages being processed, kept for nacks by id, take as much again
-    :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
-        at the bound ``nack`` waits; None: no bound
+    :param unacked_limit: the broker's bound on unacknowledged messages: at 80 % it warns, then ``nack`` waits; or None
     :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not delivered. If the
         port reports its sessions, this counts only within a session and after a lost connection
-    :param lease: how long a message may be handled, from :meth:`receive` on: then it counts as nacked by the backoff.
-        :meth:`Message.in_progress` extends it. None: as long as it takes
+    :param lease: how long a message may be handled before it counts as nacked; see :meth:`Message.in_progress`
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
+    :param retry_topic: where messages wait that are to be consumed later (:meth:`reconsume_later`), and nacks with long
+        delays if the policy says so; the calls that subscribe read it too. Shared and Key_Shared only
     :param hooks: callables that take each :data:`~pulsar_nack.consumer.ConsumerEvent`, and each event of the tracker
     :param clock: by default the running loop's own
     :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
@@ -133,8 +133,8 @@ class Consumer(ClosesWhenDropped):
             check_loop(self._loop, "the consumer")
             self._begin_close()
         if self._server is None:
-            if self._engine.dead is not None:
-                await self._engine.dead.aclose()
+            if self._engine.letters is not None:
+                await self._engine.letters.aclose()
             await self._engine.port.close()
             return
         if not self._server.done():
@@ -165,9 +165,8 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed, also while this waits
         :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call checks again
         :raises BrokerError: the transport failed; a later call tries again
-        :raises MissingExtraError: a message came that this process cannot read, as what the error names is not
-            installed. It stays for others, and each later call raises this too. The consumer gives back what it fetched
-            ahead, and closes once no message is being processed
+        :raises MissingExtraError: a message came that this process cannot read without what the error names. It stays
+            for others, each later call raises this too, and the consumer closes once no message is being processed
         """
         receiver, settler, turn = self._receiver, self._settler, self._turn
         if settler.is_closed or settler.acks is None or running_loop() is not self._loop:
@@ -177,8 +176,7 @@ class Consumer(ClosesWhenDropped):
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
             wait = receiver.inbox.get if receiver.durable is None else receiver.wait_noted
-            seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
                 message = await wait()
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
@@ -275,6 +273,20 @@ class Consumer(ClosesWhenDropped):
         written = await self._settler.nack(_checked(message), delay, reason=reason)
         if written is not None:
             await self._settler.until_durable(message, written)
+
+    async def reconsume_later(
+        self,
+        message: Message,
+        delay: Delay | None = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        reason: str = "",
+    ) -> None:
+        """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
+        self._settler.check_open()
+        if not isinstance(message, Message):
+            raise InvalidArgumentError("message", message, "a Message")
+        await message.reconsume_later(delay, properties=properties, reason=reason)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.

@@ -161,10 +161,11 @@ class Leases:
         settler, count = self._settler, record.redelivery_count
         if record.lease is not None:
             record.lease.has_ended, record.lease = True, None
-        payload, dead = self._recent.pop(record.id), settler.dead
-        if dead is not None and payload is not None and not record.is_doubtful and dead.rules.is_last(count):
+        payload, letters = self._recent.pop(record.id), settler.letters
+        is_known = payload is not None and not record.is_doubtful
+        if is_known and letters is not None and letters.rules is not None and letters.rules.is_last(count):
             self._queue.trace.lease_expired(record, None)
-            dead.send(payload, count, LEASE_EXPIRED)  # even if it is full: nobody can wait here
+            letters.dead_letter(payload, count, LEASE_EXPIRED)  # even if it is full: nobody can wait here
             return
         delay_ms = self._delay_ms(record)
         self._table.hold(record.id)

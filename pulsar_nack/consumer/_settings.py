@@ -19,6 +19,7 @@ from ._events import ConsumerHook
 from ._leases import lease_ms
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
+from ._retry_topic import RetryTopicPolicy
 from ._tracing import ConsumerTrace
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ConsumerOptions(TypedDict, total=False):
     ack_memory: Delay
     lease: Delay | None
     dead_letter: DeadLetterPolicy | None
+    retry_topic: RetryTopicPolicy | None
     hooks: Sequence[ConsumerHook]
     clock: Clock | None
     durable: DurableHome | None
@@ -59,6 +61,7 @@ class ConsumerSettings:
     ack_memory: Delay = 10.0
     lease: Delay | None = None
     dead_letter: DeadLetterPolicy | None = None
+    retry_topic: RetryTopicPolicy | None = None
     hooks: Sequence[ConsumerHook] = ()
     clock: Clock | None = None
     durable: DurableHome | None = None
@@ -85,6 +88,11 @@ class ConsumerSettings:
             raise InvalidArgumentError("trace", self.trace, "a TraceWriter")
         if self.dead_letter is not None and not isinstance(self.dead_letter, DeadLetterPolicy):
             raise InvalidArgumentError("dead_letter", self.dead_letter, "a DeadLetterPolicy or None")
+        if self.retry_topic is not None and not isinstance(self.retry_topic, RetryTopicPolicy):
+            raise InvalidArgumentError("retry_topic", self.retry_topic, "a RetryTopicPolicy or None")
+        if self.retry_topic is not None and not traits.honours_ids:
+            expected = "None on Exclusive and Failover subscriptions, where a broker delays no message"
+            raise InvalidArgumentError("retry_topic", self.retry_topic, expected)
         RedeliveryRouter(self.redelivery, traits)
         check_list("hooks", self.hooks, "a list of callables that take one event")
         for index, hook in enumerate(self.hooks):
