@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from ...consumer import AcksDone, SessionEvent
@@ -89,9 +90,16 @@ class MultiTopicConsumer:
 
     :param context: that of the client
     :param options: those of the subscription; each consumer gets a copy with its own queue size and initial position
+    :param starts: the message before the first one, by the full names of topics and partitions
     """
 
-    def __init__(self, context: ClientContext, selection: Selection, options: SubscribeOptions) -> None:
+    def __init__(
+        self,
+        context: ClientContext,
+        selection: Selection,
+        options: SubscribeOptions,
+        starts: Mapping[str, MessageId] = MappingProxyType({}),
+    ) -> None:
         self.inbox = WireInbox(self._check_receivable, self._before_wait)
         self.on_event: Callable[[SessionEvent, str, int], None] | None = None
         """Called with each session event, the topic and the partition."""
@@ -100,6 +108,7 @@ class MultiTopicConsumer:
         self._context = context
         self._selection = selection
         self._options = options
+        self._starts = starts
         self._consumers: dict[str, TopicConsumer] = {}
         self._deleted: dict[str, DeletedTopicConsumer] = {}
         self._closing: set[TopicConsumer] = set()
@@ -298,6 +307,8 @@ class MultiTopicConsumer:
     # --- events of consumers ------------------------------------------------------------------------------------------
 
     def _make_consumer(self, name: str, partition: int, options: SubscribeOptions) -> TopicConsumer:
+        if name in self._starts:
+            options = replace(options, start_message_id=self._starts[name])
         made = TopicConsumer(
             self._context,
             name,

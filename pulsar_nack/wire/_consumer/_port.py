@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
@@ -34,11 +35,17 @@ class WirePort:
     request brings back everything that is not acknowledged.
     """
 
-    def __init__(self, context: ClientContext, selection: Selection, options: SubscribeOptions) -> None:
+    def __init__(
+        self,
+        context: ClientContext,
+        selection: Selection,
+        options: SubscribeOptions,
+        starts: Mapping[str, MessageId] = MappingProxyType({}),
+    ) -> None:
         self._context = context
         self._selection = selection
         self._options = options
-        self._consumers = MultiTopicConsumer(context, selection, options)
+        self._consumers = MultiTopicConsumer(context, selection, options, starts)
         self._inbox = self._consumers.inbox
         self.receive = self._inbox.get
         """Returns the next message; cancelling it loses none.
@@ -59,14 +66,17 @@ class WirePort:
         options: SubscribeOptions,
         *,
         discovery_interval: float = 60.0,
+        starts: Mapping[str, MessageId] = MappingProxyType({}),
     ) -> WirePort:
         """Subscribe to all topics and partitions.
 
         :param discovery_interval: how often to look for new topics and partitions, in seconds
+        :param starts: the message before the first one, by the full names of topics and partitions; for non-durable
+            subscriptions
         :raises BrokerError: subscribing to one of them failed; then none is subscribed
         :raises InvalidArgumentError: there are several, and no receiver queue
         """
-        self = cls(context, selection, options)
+        self = cls(context, selection, options, starts)
         consumers = self._consumers
         if not options.receiver_queue_size and selection.only not in await consumers.wanted():
             raise queue_required()
