@@ -3,7 +3,7 @@
 from ._official import broker_error
 from ._port import PROPERTY_BYTES, Schema, bytes_of
 from ._producers import DeadLetterProducers, warn_without_schema
-from ._settings import CONSUMER_SETTINGS, check_settings
+from ._settings import CONSUMER_SETTINGS, check_settings, refuse_unknown
 
 __all__ = [
     "CONSUMER_SETTINGS",
@@ -13,5 +13,6 @@ __all__ = [
     "broker_error",
     "bytes_of",
     "check_settings",
+    "refuse_unknown",
     "warn_without_schema",
 ]
