@@ -25,6 +25,7 @@
     ├── TopicFormatError      (ValueError)   an entry of a local topic is corrupt, truncated or something else
     ├── InjectedError                        a fault that a test has injected
     ├── VirtualDeadlockError                 a virtual event loop would have waited forever
+    ├── AcknowledgeError                     some messages of a list were not acknowledged
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
     ├── NotDurableError                      a nack is in effect, but will not survive a restart
     ├── NoDeadLetterError                    the consumer has no dead-letter topic
@@ -48,6 +49,7 @@ from typing import Any
 from ._foreign import quoted, shown
 
 __all__ = [
+    "AcknowledgeError",
     "AlreadyEnteredError",
     "AlreadySettledError",
     "BrokerError",
@@ -217,6 +219,14 @@ class AlreadySettledError(PulsarNackError):
         self.message_id = message_id
         self.state = state
         super().__init__(f"{message_id!r} is {state} already")
+
+
+class AcknowledgeError(PulsarNackError):
+    """Some of several messages were not acknowledged: those with the ids in ``failed``; the others are."""
+
+    def __init__(self, failed: Iterable[Any], count: int) -> None:
+        self.failed = tuple(failed)
+        super().__init__(f"{len(self.failed)} of {count} messages were not acknowledged, first {self.failed[0]!r}")
 
 
 class InjectedError(PulsarNackError):

@@ -19,6 +19,7 @@ from pulsar_nack import (
     errors,
 )
 from pulsar_nack.errors import (
+    AcknowledgeError,
     AlreadyEnteredError,
     BrokerRefusedError,
     ConnectionLostError,
@@ -78,6 +79,7 @@ EXAMPLES: list[PulsarNackError] = [
     SnapshotError("no answer"),
     SnapshotFormatError("snapshot metadata", "truncated"),
     SnapshotNotFoundError(7),
+    AcknowledgeError([MessageId(1, 2)], 3),
     AlreadySettledError(MessageId(1, 2), "acknowledged"),
     VirtualDeadlockError("nothing to do", 1.5, ["task a"]),
     LedgerError("nacks", "something"),

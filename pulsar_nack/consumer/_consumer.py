@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Self, Unpack
 
 from .._check import check_has
 from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop, running_loop
-from ..errors import ClosedError, InvalidArgumentError
+from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._engine import ConsumerEngine
-from ._message import Message
-from ._port import ConsumerPort, SupportsCumulativeAck
+from ._message import Message, acknowledge_all
+from ._port import ConsumerPort
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._settler import YIELD_AFTER_MS
 from ._statistics import ConsumerStatistics, statistics_of
@@ -44,7 +45,9 @@ class Consumer(ClosesWhenDropped):
         port reports its sessions, this counts only within a session and after a lost connection
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
-    :param hooks: callables that take each event of the tracker
+    :param retry_topic: where messages wait that are to be consumed later (:meth:`reconsume_later`), and nacks with long
+        delays if the policy says so; the calls that subscribe read it too. Shared and Key_Shared only
+    :param hooks: callables that take each :data:`~pulsar_nack.consumer.ConsumerEvent`, and each event of the tracker
     :param clock: by default the running loop's own
     :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
         acknowledgements are kept over restarts; for this consumer alone
@@ -130,8 +133,8 @@ class Consumer(ClosesWhenDropped):
             check_loop(self._loop, "the consumer")
             self._begin_close()
         if self._server is None:
-            if self._engine.dead is not None:
-                await self._engine.dead.aclose()
+            if self._engine.letters is not None:
+                await self._engine.letters.aclose()
             await self._engine.port.close()
             return
         if not self._server.done():
@@ -227,14 +230,21 @@ class Consumer(ClosesWhenDropped):
 
     # --- settling --------------------------------------------------------------------------------------------------
 
-    async def acknowledge(self, message: Message | MessageId) -> None:
+    async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledge a message, as :meth:`Message.ack`, or the message with this id; a pending nack is cancelled.
 
+        :param message: or several, which are acknowledged together, as :meth:`Message.ack` does each
+        :raises AcknowledgeError: some of several were not acknowledged, and which; the others are
         :raises AlreadySettledError: as :meth:`Message.ack` raises it
         :raises BrokerError: it failed; nothing changed
         :raises ClosedError: the consumer is closed
         """
-        await (message.ack() if isinstance(message, Message) else self._settler.acknowledge(_checked(message)))
+        if isinstance(message, Message):
+            await message.ack()
+        elif isinstance(message, MessageId) or not isinstance(message, Iterable):
+            await self._settler.acknowledge(_checked(message))
+        else:
+            await acknowledge_all(self._settler, message)
 
     def acknowledge_soon(self, message: Message | MessageId) -> None:
         """Acknowledge without waiting for the outcome, as :meth:`Message.ack_soon`.
@@ -264,6 +274,20 @@ class Consumer(ClosesWhenDropped):
         if written is not None:
             await self._settler.until_durable(message, written)
 
+    async def reconsume_later(
+        self,
+        message: Message,
+        delay: Delay | None = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        reason: str = "",
+    ) -> None:
+        """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
+        self._settler.check_open()
+        if not isinstance(message, Message):
+            raise InvalidArgumentError("message", message, "a Message")
+        await message.reconsume_later(delay, properties=properties, reason=reason)
+
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
 
@@ -271,17 +295,8 @@ class Consumer(ClosesWhenDropped):
         :raises BrokerError: it failed (as on Shared subscriptions); nothing changed
         :raises ClosedError: the consumer is closed
         """
-        self._settler.check_open()
-        port = self._engine.port
-        if not isinstance(port, SupportsCumulativeAck):
-            raise NotImplementedError(f"{type(port).__name__} cannot acknowledge cumulatively")
         message_id = message.id if isinstance(message, Message) else _checked(message)
-        record = self._engine.table.get(message_id)
-        message_id = message_id if record is None else record.id
-        await port.acknowledge_cumulative(message_id)
-        self._settler.settled_through(message_id, self._engine.clock.now_ms())
-        if self._settler.durable is not None:
-            await self._settler.durable.acked_up_to(message_id)
+        await self._subscription.acknowledge_cumulative(message_id)
 
     # --- the subscription ------------------------------------------------------------------------------------------
 
@@ -301,18 +316,62 @@ class Consumer(ClosesWhenDropped):
         """
         await self._subscription.seek(position)
 
-    async def unsubscribe(self) -> None:
+    async def redeliver_unacknowledged_messages(self) -> None:
+        """Have everything delivered again that was received and not settled, each as a further attempt, soon.
+
+        Nacks keep their deadlines, and what waits for :meth:`receive` stays. On Exclusive and Failover subscriptions
+        all comes again in order, with what follows it (over the official client without order). A message that you
+        still have may be acknowledged all the same. If the call is cancelled, some messages are not redelivered.
+
+        :raises ClosedError: the consumer is closed
+        """
+        await self._subscription.redeliver()
+
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of each topic or partition; entry -1 for one that is empty.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: the broker gave no answer; the official client answers for one topic without partitions
+        :raises ClosedError: the consumer is closed
+        """
+        return await self._subscription.last_message_ids()
+
+    async def get_last_message_id(self) -> MessageId:
+        """Return the id of the last message of the only topic, as :meth:`last_message_ids`.
+
+        :raises BrokerError: there are several topics or partitions, or none
+        """
+        found = await self._subscription.last_message_ids()
+        if len(found) != 1:
+            raise BrokerError(f"there are {len(found)} topics or partitions: use last_message_ids()")
+        return found[0]
+
+    async def has_message_available(self) -> bool:
+        """Return whether a message waits here, or a topic's last message was neither received here nor acknowledged.
+
+        Messages that are nacked or being processed do not count. On Shared subscriptions another consumer may get the
+        message. Over the official client this is true for a topic whose last message this consumer did not receive.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: as :meth:`last_message_ids`
+        :raises ClosedError: the consumer is closed
+        """
+        return await self._subscription.has_message_available()
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, clear its durable state, and close.
 
         Cancelling the call does not stop it, so that no subscription is deleted by half.
 
-        :raises NotImplementedError: the port cannot
+        :param force: also while others consume; they are disconnected, and those that connect again make a new
+            subscription. Brokers before 3.1 take no notice of it, and refuse
+        :raises NotImplementedError: the port cannot, or cannot force it
         :raises BrokerError: the broker refused, as it does while others consume; of partitions and lists some may be
             gone, and a later call deletes the others
         :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
         :raises ClosedError: the consumer is closed
         """
-        await self._subscription.unsubscribe(self)
+        await self._subscription.unsubscribe(self, force=force)
 
     # --- state -----------------------------------------------------------------------------------------------------
 

@@ -74,15 +74,13 @@ class OfficialPort:
     ) -> None:
         if not isinstance(consumer, import_pulsar_asyncio().Consumer):
             raise InvalidArgumentError("consumer", consumer, "a pulsar.asyncio.Consumer (not the synchronous one)")
-        interval = max(delay_ms(native_delay, "native_delay") / 1000, NATIVE_DELAY_S) / 3
-        self._traits = PortTraits(
+        self._traits = traits_of(
             honours_ids=honours_ids,
-            redelivery_latency=round(3.66 * interval, 3),
-            min_redelivery_delay=round(4.2 * interval, 3),
+            native_delay=native_delay,
             batch_index_ack=batch_index_ack,
             receiver_queue_size=receiver_queue_size,
         )
-        self._spacing = 1.3 * interval
+        self._spacing = 1.3 * _interval_s(native_delay)
         self._consumer = consumer
         self._client = client
         self._native = consumer._consumer
@@ -179,12 +177,25 @@ class OfficialPort:
         self._inbox.clear()
         await self._call(self._native.seek_async, target)
 
-    async def unsubscribe(self) -> None:
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of the topic; entry -1: it is empty.
+
+        :raises BrokerError: the client refused, as it does for several topics or partitions
+        """
+        self._check_open()
+        handle = await self._call(self._native.get_last_message_id_async)
+        position = (handle.ledger_id(), handle.entry_id(), handle.partition())
+        return [MessageId(*position, max(handle.batch_index(), -1), topic=self._topic)]
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close.
 
         :raises BrokerError: the broker refused, as it does while others consume
+        :raises NotImplementedError: the client cannot force it
         """
         self._check_open()
+        if force:
+            raise NotImplementedError("the official client cannot unsubscribe by force: use pulsar_nack.connect")
         await self._call(self._native.unsubscribe_async)
         await self.close()
 
@@ -271,8 +282,8 @@ class OfficialPort:
         if errors:
             raise errors[0]
 
-    def _call(self, function: Callable[..., None], *args: object) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self._loop.create_future()
+    def _call(self, function: Callable[..., None], *args: object) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
         what = getattr(function, "__name__", "call").removesuffix("_async")
         function(*args, partial(_call_soon, self._loop, _resolve, future, what))
         return future
@@ -293,6 +304,23 @@ class OfficialPort:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the consumer")
+
+
+def traits_of(*, honours_ids: bool, native_delay: Delay, batch_index_ack: bool, receiver_queue_size: int) -> PortTraits:
+    """Return what a port with such options promises."""
+    interval = _interval_s(native_delay)
+    return PortTraits(
+        honours_ids=honours_ids,
+        redelivery_latency=round(3.66 * interval, 3),
+        min_redelivery_delay=round(4.2 * interval, 3),
+        batch_index_ack=batch_index_ack,
+        receiver_queue_size=receiver_queue_size,
+    )
+
+
+def _interval_s(native_delay: Delay) -> float:
+    """Return the interval of the client's timer of negative acknowledgements."""
+    return max(delay_ms(native_delay, "native_delay") / 1000, NATIVE_DELAY_S) / 3
 
 
 def import_pulsar_asyncio() -> Any:
@@ -329,10 +357,10 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *
         return
 
 
-def _resolve(future: asyncio.Future[None], what: str, result: Any) -> None:
+def _resolve(future: asyncio.Future[Any], what: str, result: Any, value: Any = None) -> None:
     if future.done():
         return
     if result.name == "Ok":
-        future.set_result(None)
+        future.set_result(value)
     else:
         future.set_exception(BrokerError(f"{what}: {result.name}"))

@@ -25,7 +25,7 @@ class PortTraits:
     :param batch_index_ack: single messages of a batch are acknowledged at the broker
     :param receiver_queue_size: most messages that the transport prefetches, 0 if that is not known; the broker
         counts them as unacknowledged
-    :param tells_sessions: the port is a :class:`~pulsar_nack.consumer.SupportsSessions`, and acknowledgements return
+    :param reports_sessions: the port is a :class:`~pulsar_nack.consumer.SupportsSessions`, and acknowledgements return
         when they are confirmed
     :param keeps_acks: confirmed acknowledgements are kept by a broker that does not end with this process
     """
@@ -36,7 +36,7 @@ class PortTraits:
     max_ids_per_request: int = 1_000
     batch_index_ack: bool = False
     receiver_queue_size: int = 0
-    tells_sessions: bool = False
+    reports_sessions: bool = False
     keeps_acks: bool = False
 
 
@@ -202,7 +202,7 @@ class SupportsHeldBack(Protocol):
 
 @runtime_checkable
 class SupportsSessions(Protocol):
-    """A port that reports session events, if its trait ``tells_sessions`` is true."""
+    """A port that reports session events, if its trait ``reports_sessions`` is true."""
 
     def watch_sessions(self, on_event: Callable[[SessionEvent, str, int], None], /) -> None:
         """Call ``on_event`` with each event, its topic and partition from now on, in order with received messages.
@@ -240,10 +240,12 @@ class SupportsLastMessageId(Protocol):
 class SupportsUnsubscribe(Protocol):
     """A port that can delete its subscription."""
 
-    async def unsubscribe(self) -> None:
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close the port.
 
+        :param force: also while others consume, who are disconnected
         :raises BrokerError: the broker refused, as it does while others consume
+        :raises NotImplementedError: the port cannot force it; nothing changed
         """
         ...
 
@@ -292,6 +294,27 @@ class Publisher(Protocol):
         ...
 
 
+class DelayingPublisher(Publisher, Protocol):
+    """Publishes messages to a retry topic too, which the broker delivers later."""
+
+    async def publish(
+        self,
+        topic: str,
+        data: bytes | None,
+        *,
+        properties: Mapping[str, str],
+        key: str | bytes | None,
+        ordering_key: str | None,
+        event_time_ms: int,
+        deliver_at_ms: int | None = None,
+    ) -> MessageId:
+        """Publish a message, as a :class:`Publisher`.
+
+        :param deliver_at_ms: when Shared and Key_Shared subscriptions get it, epoch ms; None: at once
+        """
+        ...
+
+
 Schema = tuple[str, bytes]
 """The name of a schema: its topic, and its version there."""
 
@@ -309,8 +332,9 @@ class OwnPublisher(Protocol):
         ordering_key: str | None,
         event_time_ms: int,
         schema: Schema | None,
+        deliver_at_ms: int | None = None,
     ) -> MessageId:
-        """Publish a message, as a :class:`Publisher`.
+        """Publish a message, as a :class:`DelayingPublisher`.
 
         :param schema: the schema of the original message, to be sent with this one; None: without
         """

@@ -24,6 +24,7 @@ from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
 from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
+from ._sessions import place_of
 from ._tracing import MessageTrace
 
 _MAX_IN_A_TURN: Final = 1_000
@@ -63,7 +64,7 @@ class RedeliveryQueue:
         self.router = RedeliveryRouter(redelivery, port.traits)
         self.redelivered_local = 0
         self.redelivered_broker = 0
-        self.asked_again = 0
+        self.requested_again = 0
         self._port = port
         self.table = table
         self.payloads = payloads
@@ -162,6 +163,23 @@ class RedeliveryQueue:
         """Let a message come due at once: its time came during an acknowledgement that failed."""
         self._arm(record.id, 0)
 
+    async def request_now(self, records: Sequence[MessageState]) -> bool:
+        """Request messages that are being processed from the broker; if that fails it is tried again, and False."""
+        now_ms = self.clock.now_ms()
+        for record in records:
+            self.table.hold(record.id)
+            record.is_held, record.is_local, record.due_at_ms = True, False, now_ms
+        try:
+            await self.on_due([record.id for record in records], is_rewind=self._custom is None)
+        except BaseException as error:
+            for record in records:
+                if record.state is State.HELD:
+                    self.hold_again(record)
+            if not isinstance(error, RedeliveryError):
+                raise
+            return False
+        return True
+
     def ask_for(self, counts: Mapping[MessageId, int]) -> None:
         """Request messages soon that were forgotten here, by how often each was delivered."""
         self.table.ask_for(counts, self.clock.now_ms())
@@ -180,8 +198,11 @@ class RedeliveryQueue:
 
     # --- due messages ----------------------------------------------------------------------------------------------
 
-    async def on_due(self, ids: Sequence[MessageId]) -> None:
-        """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many."""
+    async def on_due(self, ids: Sequence[MessageId], *, is_rewind: bool = False) -> None:
+        """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many.
+
+        :param is_rewind: one id of each topic and partition is enough for the broker
+        """
         requested, requests, left = list[MessageState](), list[int](), iter(ids)
         try:
             while some := list(islice(left, _MAX_IN_A_TURN)):
@@ -191,7 +212,8 @@ class RedeliveryQueue:
                 if len(some) == _MAX_IN_A_TURN < len(ids):
                     await asyncio.sleep(0)
             if requested:
-                await self._send(self._ids_of(requested))
+                first = {place_of(record.id): record.id for record in reversed(requested)} if is_rewind else None
+                await self._send(self._ids_of(requested) if first is None else list(first.values()))
         except BaseException as error:  # noqa: BLE001 - raised there
             self._fail_request(requested, requests, error)
         if requested:
@@ -344,7 +366,7 @@ class RedeliveryQueue:
             self._trace_failed(ids, error)
             requests.retries.failed([retry for retry in due if self._is_awaited(retry.id)], self.clock.now_ms())
         else:
-            self.asked_again += len(due)
+            self.requested_again += len(due)
             for retry in due:
                 if self._is_awaited(retry.id):
                     requests.retries.add(retry.id, now_ms, retry.turn + 1)

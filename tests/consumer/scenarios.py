@@ -12,7 +12,9 @@ from typing import Any
 
 import pulsar
 
-from pulsar_nack import Consumer
+from pulsar_nack import Consumer, DeadLetterPolicy
+from pulsar_nack.consumer import ConsumerConnected, ConsumerDisconnected, MessageDeadLettered
+from pulsar_nack.observe import ConsumerMetrics
 from tests.consumer.official import (
     Stopwatch,
     nothing_comes,
@@ -23,6 +25,7 @@ from tests.consumer.official import (
     subscribed,
     take,
 )
+from tests.consumer.ten_messages import EXPECTED, PAYLOADS, check_statistics, counts_of, handle_ten
 from tests.patience import patience
 
 OFFICIAL_REARMS = 0.3
@@ -113,6 +116,33 @@ async def each_at_its_own_time(url: str, topic: str) -> None:
             assert message.data == payload
             assert -0.1 < watch.seconds - delay < SLACK
             await message.ack()
+
+
+async def ten_messages_from_outside(url: str, topic: str) -> None:
+    """U50."""
+    events, metrics = list[Any](), ConsumerMetrics()
+    async with subscribed(url, topic, dead_letter=DeadLetterPolicy(5), hooks=[events.append]) as (client, consumer):
+        metrics.add(consumer)
+        await send(client, topic, PAYLOADS)
+        await handle_ten(consumer, delay=0.3)
+        check_statistics(consumer)
+        samples = {
+            " ".join([sample.name, sample.labels.get("le", "")]).strip(): sample.value
+            for family in metrics.collect()
+            for sample in family.samples
+        }
+        labels = {sample.labels["pulsar_topic"] for family in metrics.collect() for sample in family.samples}
+    java, ours = "pulsar_client_consumer_message_", "pulsar_nack_consumer_"
+    assert labels == {topic}
+    assert (samples[f"{java}received_count_total"], samples[f"{java}nack_total"]) == (13, 3)
+    assert (samples[f"{java}dlq_total"], samples[f"{java}ack_total"]) == (2, 8)
+    assert samples[f"{ours}lateness_seconds_count"] == samples[f"{ours}attempts_bucket 2"] == 3
+    assert samples[f"{ours}lateness_seconds_sum"] < 3 * SLACK
+    assert counts_of(events) == EXPECTED
+    topics = {event.topic for event in events if isinstance(event, MessageDeadLettered)}
+    assert topics == {f"{topic}-sub-DLQ"}
+    kinds = [type(event) for event in events if isinstance(event, ConsumerConnected | ConsumerDisconnected)]
+    assert (kinds[0], kinds[-1]) == (ConsumerConnected, ConsumerDisconnected)
 
 
 async def counts_grow(url: str, topic: str) -> None:

@@ -69,6 +69,12 @@ async def test_dead_letters(url: str, topic: str) -> None:
 
 
 @pytest.mark.slow
+async def test_ten_messages_from_outside(url: str, topic: str) -> None:
+    """U50: ten received, three nacked, two of them dead-lettered, eight acknowledged: all that is exported says so."""
+    await scenarios.ten_messages_from_outside(url, topic)
+
+
+@pytest.mark.slow
 async def test_counts_grow(url: str, topic: str) -> None:
     """N34: nacked four times, a message is seen with the counts 0, 1, 2, 3."""
     await scenarios.counts_grow(url, topic)

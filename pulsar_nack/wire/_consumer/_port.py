@@ -35,17 +35,11 @@ class WirePort:
     request brings back everything that is not acknowledged.
     """
 
-    def __init__(
-        self,
-        context: ClientContext,
-        selection: Selection,
-        options: SubscribeOptions,
-        starts: Mapping[str, MessageId] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, context: ClientContext, selection: Selection, options: SubscribeOptions) -> None:
         self._context = context
         self._selection = selection
         self._options = options
-        self._consumers = MultiTopicConsumer(context, selection, options, starts)
+        self._consumers = MultiTopicConsumer(context, selection, options)
         self._inbox = self._consumers.inbox
         self.receive = self._inbox.get
         """Returns the next message; cancelling it loses none.
@@ -76,8 +70,9 @@ class WirePort:
         :raises BrokerError: subscribing to one of them failed; then none is subscribed
         :raises InvalidArgumentError: there are several, and no receiver queue
         """
-        self = cls(context, selection, options, starts)
+        self = cls(context, selection, options)
         consumers = self._consumers
+        consumers.starts = starts
         if not options.receiver_queue_size and selection.only not in await consumers.wanted():
             raise queue_required()
         await consumers.open()
@@ -281,13 +276,14 @@ class WirePort:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def unsubscribe(self) -> None:
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close.
 
+        :param force: also while others consume; brokers before 3.1 take no notice of it
         :raises BrokerError: the broker refused, as it does while others consume; a later call deletes what is left
         """
         self._check_open()
-        error = await gather_settled(consumer.unsubscribe() for consumer in self._consumers)
+        error = await gather_settled(consumer.unsubscribe(force=force) for consumer in self._consumers)
         if error is not None:
             raise error
         await self.close()
@@ -322,7 +318,7 @@ def traits_of(options: SubscribeOptions) -> PortTraits:
         max_ids_per_request=MAX_IDS,
         batch_index_ack=options.batch_index_ack,
         receiver_queue_size=options.receiver_queue_size,
-        tells_sessions=True,
+        reports_sessions=True,
         keeps_acks=True,
     )
 

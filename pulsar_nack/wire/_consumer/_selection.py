@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from ..._check import check_flag, is_text
 from ..._topic_pattern import TopicPattern
+from ...consumer import RetryTopicPolicy
 from ...errors import InvalidArgumentError, TopicNotFoundError
 from .._connection._lookup import Lookup
 from .._connection._retry import gather_or_cancel
@@ -17,10 +20,15 @@ _DEFAULT_NAMESPACE: Final = "public/default"
 
 
 class TopicListSelection:
-    """A list of topics; partitioned ones may get more partitions."""
+    """A list of topics; partitioned ones may get more partitions.
 
-    def __init__(self, topics: Sequence[str]) -> None:
+    :param retry_topic: is subscribed too, None: none
+    """
+
+    def __init__(self, topics: Sequence[str], retry_topic: str | None = None) -> None:
         self.topics = tuple(dict.fromkeys(map(_persistent, topics)))
+        self.retry_topic = retry_topic
+        self._all = self.topics if retry_topic is None else (*self.topics, retry_topic)
         if not self.topics:
             raise InvalidArgumentError("topic", topics, "at least one topic")
         self.label = ", ".join(self.topics)
@@ -33,13 +41,13 @@ class TopicListSelection:
     async def members(self, lookup: Lookup) -> dict[str, int]:
         """Return the full names of all topics, or of their partitions with the numbers; -1: no partition."""
         found: dict[str, int] = {}
-        for members in await gather_or_cancel(_members_of(lookup, topic) for topic in self.topics):
+        for members in await gather_or_cancel(_members_of(lookup, topic) for topic in self._all):
             found.update(members)
         return found
 
     def may_grow(self, members: Iterable[str]) -> bool:
         """Return whether a topic is partitioned, and may get more partitions."""
-        return any(member not in self.topics for member in members)
+        return any(member not in self._all for member in members)
 
 
 class PatternSelection:
@@ -57,6 +65,7 @@ class PatternSelection:
         _persistent(f"{self._parts.domain or 'persistent'}://{self.namespace}/any")
         self.label = pattern.pattern
         self.only: str | None = None
+        self.retry_topic: str | None = None
 
     async def members(self, lookup: Lookup) -> dict[str, int]:
         """Return the full names of the topics that exist now, or of their partitions with the numbers."""
@@ -92,20 +101,48 @@ class PatternSelection:
 Selection = TopicListSelection | PatternSelection
 
 
-def selection_of(topic: str | Sequence[str] | re.Pattern[str]) -> Selection:
+def selection_of(topic: str | Sequence[str] | re.Pattern[str], *, is_pattern: bool | None = None) -> Selection:
     """Return the selection that a user's argument means.
 
-    :raises InvalidArgumentError: neither a name, a list of names, nor a compiled pattern
+    :param is_pattern: whether it is a pattern, also as text; None: as its type says
+    :raises InvalidArgumentError: neither a name, a list of names, nor a pattern
     """
-    if isinstance(topic, re.Pattern):
-        if not isinstance(topic.pattern, str):
-            raise InvalidArgumentError("topic", topic, "a pattern of text")
-        return PatternSelection(topic)
+    if is_pattern is not None:
+        check_flag("is_pattern_topic", is_pattern)
+    if isinstance(topic, re.Pattern) if is_pattern is None else is_pattern:
+        return PatternSelection(_compiled(topic))
     if isinstance(topic, str):
         return TopicListSelection([topic])
     if not isinstance(topic, Sequence):
         raise InvalidArgumentError("topic", topic, "a name, a list of names, or a pattern by re.compile")
     return TopicListSelection(topic)
+
+
+def _compiled(topic: object) -> re.Pattern[str]:
+    pattern = topic
+    if is_text(topic):
+        try:
+            pattern = re.compile(topic)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidArgumentError("topic", topic, f"a pattern ({error})") from error
+    if not isinstance(pattern, re.Pattern) or not isinstance(pattern.pattern, str):
+        raise InvalidArgumentError("topic", topic, "a pattern of text")
+    return pattern
+
+
+def with_retry_topic(
+    selection: Selection, policy: RetryTopicPolicy, subscription: str
+) -> tuple[Selection, RetryTopicPolicy]:
+    """Return a selection with the retry topic of its subscription, and the policy with all names.
+
+    :raises InvalidArgumentError: the topic cannot be named, or the selection is a pattern
+    """
+    if isinstance(selection, PatternSelection):
+        raise InvalidArgumentError("retry_topic", policy, "None with a pattern: it is for a topic, or a list of topics")
+    if policy.topic is not None:
+        policy = replace(policy, topic=_persistent(policy.topic))
+    named = policy.named(selection.topics, subscription)
+    return TopicListSelection(selection.topics, named.topic), named
 
 
 def _persistent(topic: str) -> str:

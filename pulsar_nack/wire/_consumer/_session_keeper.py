@@ -196,7 +196,7 @@ class SessionKeeper:
             _LOG.debug("%s: the latest message is unknown: %s", self._topic, error)
             return
         has_mark = answer.HasField("consumer_mark_delete_position")
-        if has_mark or position.start != _EARLIEST:  # otherwise a time, which an old broker does not tell
+        if has_mark or position.start != _EARLIEST:  # otherwise a time, which an old broker does not report
             last = answer.consumer_mark_delete_position if has_mark else answer.last_message_id
             position.move(MessageId(*commands.position_of(last)))
             position.begin()

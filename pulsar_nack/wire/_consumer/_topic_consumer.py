@@ -129,16 +129,17 @@ class TopicConsumer:
         """Handle that the topic is deleted: acknowledgements of its messages succeed."""
         self.acks.is_topic_deleted = True
 
-    async def unsubscribe(self) -> None:
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close; if it is closed already, do nothing.
 
+        :param force: also while others are subscribed; brokers before 3.1 take no notice of it
         :raises BrokerRefusedError: others are subscribed
         :raises BrokerError: no answer
         """
         if self.sessions.is_closed and self.sessions.fault is None:
             return
         await self._settle_acks()
-        await self.sessions.request(commands.unsubscribe)
+        await self.sessions.request(partial(commands.unsubscribe, force=force))
         await self.aclose()
 
     # --- redelivery, pausing ------------------------------------------------------------------------------------------
