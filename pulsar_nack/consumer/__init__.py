@@ -3,12 +3,29 @@
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
 from ._dialect import KeyShared
+from ._events import (
+    ConsumerConnected,
+    ConsumerDisconnected,
+    ConsumerDrained,
+    ConsumerEvent,
+    ConsumerHook,
+    LeaseExpired,
+    MessageAcknowledged,
+    MessageDeadLettered,
+    MessageDeferred,
+    MessageEvent,
+    MessageNacked,
+    MessageReceived,
+    MessageRedelivered,
+    MessageRetried,
+)
 from ._lifecycle import DrainReport
 from ._message import Message
 from ._outcomes import DeadLetter, Defer, ErrorRule, Ignore, OnError, Retry, Verb
 from ._port import (
     AcksDone,
     ConsumerPort,
+    DelayingPublisher,
     Delivery,
     OwnPublisher,
     PortTraits,
@@ -28,6 +45,7 @@ from ._port import (
 )
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
+from ._retry_topic import RetryTopicPolicy
 from ._runner import Handler
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
@@ -37,6 +55,11 @@ from ._tracing import ConsumerTrace, TraceNote
 __all__ = [
     "AcksDone",
     "Consumer",
+    "ConsumerConnected",
+    "ConsumerDisconnected",
+    "ConsumerDrained",
+    "ConsumerEvent",
+    "ConsumerHook",
     "ConsumerOptions",
     "ConsumerPort",
     "ConsumerStatistics",
@@ -44,13 +67,23 @@ __all__ = [
     "DeadLetter",
     "DeadLetterPolicy",
     "Defer",
+    "DelayingPublisher",
     "Delivery",
     "DrainReport",
     "ErrorRule",
     "Handler",
     "Ignore",
     "KeyShared",
+    "LeaseExpired",
     "Message",
+    "MessageAcknowledged",
+    "MessageDeadLettered",
+    "MessageDeferred",
+    "MessageEvent",
+    "MessageNacked",
+    "MessageReceived",
+    "MessageRedelivered",
+    "MessageRetried",
     "OnError",
     "OwnPublisher",
     "PortTraits",
@@ -58,6 +91,7 @@ __all__ = [
     "ReceivedMessage",
     "Redelivery",
     "Retry",
+    "RetryTopicPolicy",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Self, Unpack
 
@@ -13,11 +14,11 @@ from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._engine import ConsumerEngine
 from ._lifecycle import DrainReport, Lifecycle
-from ._message import Message
+from ._message import Message, acknowledge_all
 from ._outcomes import OnError
-from ._port import ConsumerPort, SupportsCumulativeAck
+from ._port import ConsumerPort
 from ._receiver import receive_batch
-from ._runner import Handler, Runner
+from ._runner import Handler, Runner, RunOptions
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._settler import YIELD_AFTER_MS
 from ._statistics import ConsumerStatistics, statistics_of
@@ -34,40 +35,15 @@ class Consumer(ClosesWhenDropped):
     Any number of tasks may receive. A nack redelivers its message once, however many duplicates the broker sends.
 
     :param port: the transport, which the consumer owns and closes
-    :param redelivery: ``"local"`` redelivers nacked messages from memory, exactly in time and one by one; ``"broker"``
-        asks the broker for them, so that any consumer may get them; ``"auto"`` asks the broker except where it cannot
-        do that: delays below the port's floor, Exclusive and Failover subscriptions, batches of which other messages
-        are being processed or not due. A callable of yours gets the ids that are due and brings them back itself
-    :param backoff: the delay of nacks that name none, from the redelivery count: a callable, a delay, or a list
-    :param config: precision, default delay and bounds of the nacks
-    :param max_local_bytes: most memory for payloads that are kept; beyond it the broker is asked, and on Exclusive and
-        Failover subscriptions ``nack`` waits. Messages being processed, kept for nacks by id, take as much again
-    :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
-        at the bound ``nack`` waits; None: no bound
-    :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not delivered. If the
-        port reports its sessions, this counts only within a session and after a lost connection
-    :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
-        cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
-    :param hooks: callables that take each event of the tracker
-    :param clock: by default the running loop's own
-    :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
-        acknowledgements are kept over restarts; for this consumer alone
-    :param durable_ttl: how long a message that does not come is remembered there, after its deadline
-    :param max_ack_state_bytes: most that the durable acknowledgements may take on storage: :meth:`receive` holds new
-        messages back before; below 1: no bound
-    :param trace: where each event of each message is noted, a :class:`~pulsar_nack.observe.TraceWriter`; off by default
-    :param wall_clock: the clock of the deadlines there, in epoch time; the machine's by default
+    :param settings: those of :class:`~pulsar_nack.consumer.ConsumerOptions`
     :raises InvalidArgumentError: names the setting
 
     ::
 
         async with Consumer(port, backoff=[1, 5, 30]) as consumer:
             async for message in consumer:
-                try:
+                async with message.process():
                     await work(message.data)
-                    await message.ack()
-                except Exception:
-                    await message.nack()
     """
 
     def __init__(self, port: ConsumerPort, **settings: Unpack[ConsumerOptions]) -> None:
@@ -127,9 +103,8 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed, also while this waits
         :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call checks again
         :raises BrokerError: the transport failed; a later call tries again
-        :raises MissingExtraError: a message came that this process cannot read, as what the error names is not
-            installed. It stays for others, and each later call raises this too. The consumer gives back what it fetched
-            ahead, and closes once no message is being processed
+        :raises MissingExtraError: a message came that this process cannot read without what the error names. It stays
+            for others, each later call raises this too, and the consumer closes once no message is being processed
         """
         receiver, settler, turn = self._receiver, self._settler, self._turn
         if settler.is_closed or settler.acks is None or running_loop() is not settler.loop:
@@ -139,8 +114,7 @@ class Consumer(ClosesWhenDropped):
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
             wait = receiver.inbox.get if receiver.durable is None else receiver.wait_noted
-            seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
                 message = await wait()
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
@@ -150,6 +124,8 @@ class Consumer(ClosesWhenDropped):
         receiver.delivered += 1
         if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
+        if settler.leases is not None:
+            settler.leases.begin(message)
         return message
 
     async def batch_receive(
@@ -157,12 +133,11 @@ class Consumer(ClosesWhenDropped):
     ) -> list[Message]:
         """Wait for several messages: so many, so many bytes of payload, or what has come within ``timeout``.
 
-        The list may be empty. One message may be larger than ``max_bytes``, if it is the only one. A call that is
-        cancelled, or that raises, loses nothing: the next call gets what had come.
+        The list may be empty. A message larger than ``max_bytes`` comes alone. A call that is cancelled, or raises,
+        loses nothing: the next call gets what had come. Raises as :meth:`receive`.
 
         :param timeout: seconds or a timedelta; None: wait until one of the bounds is reached
         :raises InvalidArgumentError: a bound is below 1
-        :raises ClosedError: and the others that :meth:`receive` raises
         """
         return await receive_batch(self, self._receiver, max_messages, max_bytes, timeout)
 
@@ -220,34 +195,25 @@ class Consumer(ClosesWhenDropped):
         """Call ``await handler(message)`` for each message until the consumer is drained or closed.
 
         A message is acknowledged when its handler returns, and settled as by :meth:`Message.process` if it raises; all
-        exceptions but verbs are logged and counted, and none ends this call. A handler may settle its message itself.
-        Cancelling the call drains (:meth:`drain`); doing it again lets ``drain_timeout`` be over.
+        exceptions but verbs are logged and counted, and none ends this call. Cancelling the call drains
+        (:meth:`drain`); doing it again lets ``drain_timeout`` be over.
 
         :param concurrency: how many handlers run at once; only free ones receive
         :param key_ordered: messages of one ordering key, or key, are handled in order, one at a time; later ones wait
             here while one waits for its redelivery, which is then from memory
-        :param max_held_per_key: how many of one key may wait so; then nothing is fetched until there is room. All of
-            them take at most ``max_local_bytes``
+        :param max_held_per_key: how many of one key may wait so, and all of them with ``max_local_bytes``; then nothing
+            is fetched until there is room
         :param on_error: verbs by exception type, as :meth:`Message.process` takes them
         :param drain_timeout: how long handlers may run on when this ends; None: as long as they need
-        :param stop_on_signals: drain on SIGTERM and SIGINT, a second signal at once; the handlers are restored
+        :param stop_on_signals: drain on SIGTERM and SIGINT, a second signal at once; their handlers are restored
         :return: how it ended
         :raises InvalidArgumentError: names the argument; nothing was received
         :raises ClosedError: the consumer is closed, or failed
         :raises MissingExtraError: as :meth:`receive`
         """
         self._settler.check_open()
-        runner = Runner(
-            self._engine,
-            self.receive,
-            handler,
-            concurrency=concurrency,
-            key_ordered=key_ordered,
-            max_held_per_key=max_held_per_key,
-            on_error=on_error,
-            drain_timeout=drain_timeout,
-        )
-        return await self._lifecycle.run(runner, stop_on_signals=stop_on_signals)
+        options = RunOptions(concurrency, key_ordered, max_held_per_key, on_error, drain_timeout, stop_on_signals)
+        return await self._lifecycle.run(Runner(self._engine, self.receive, handler, options))
 
     async def drain(self, timeout: Delay | None = None) -> DrainReport:
         """Receive nothing more, give back what was fetched ahead, let messages in work be settled, then close.
@@ -263,14 +229,21 @@ class Consumer(ClosesWhenDropped):
 
     # --- settling --------------------------------------------------------------------------------------------------
 
-    async def acknowledge(self, message: Message | MessageId) -> None:
+    async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledge a message, as :meth:`Message.ack`, or the message with this id; a pending nack is cancelled.
 
+        :param message: or several, which are acknowledged together, as :meth:`Message.ack` does each
+        :raises AcknowledgeError: some of several were not acknowledged, and which; the others are
         :raises AlreadySettledError: as :meth:`Message.ack` raises it
         :raises BrokerError: it failed; nothing changed
         :raises ClosedError: the consumer is closed
         """
-        await (message.ack() if isinstance(message, Message) else self._settler.acknowledge(_checked(message)))
+        if isinstance(message, Message):
+            await message.ack()
+        elif isinstance(message, MessageId) or not isinstance(message, Iterable):
+            await self._settler.acknowledge(_checked(message))
+        else:
+            await acknowledge_all(self._settler, message)
 
     def acknowledge_soon(self, message: Message | MessageId) -> None:
         """Acknowledge without waiting for the outcome, as :meth:`Message.ack_soon`.
@@ -301,8 +274,22 @@ class Consumer(ClosesWhenDropped):
             await self._settler.until_durable(message, written)
 
     async def defer(self, message: Message, delay: Delay) -> None:
-        """Postpone a message, which counts no attempt; see :meth:`Message.defer`, whose errors this raises."""
+        """Postpone a message, as :meth:`Message.defer`."""
         await message.defer(delay)
+
+    async def reconsume_later(
+        self,
+        message: Message,
+        delay: Delay | None = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        reason: str = "",
+    ) -> None:
+        """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
+        self._settler.check_open()
+        if not isinstance(message, Message):
+            raise InvalidArgumentError("message", message, "a Message")
+        await message.reconsume_later(delay, properties=properties, reason=reason)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
@@ -311,17 +298,8 @@ class Consumer(ClosesWhenDropped):
         :raises BrokerError: it failed (as on Shared subscriptions); nothing changed
         :raises ClosedError: the consumer is closed
         """
-        self._settler.check_open()
-        port = self._engine.port
-        if not isinstance(port, SupportsCumulativeAck):
-            raise NotImplementedError(f"{type(port).__name__} cannot acknowledge cumulatively")
         message_id = message.id if isinstance(message, Message) else _checked(message)
-        record = self._engine.table.get(message_id)
-        message_id = message_id if record is None else record.id
-        await port.acknowledge_cumulative(message_id)
-        self._settler.settled_through(message_id, self._engine.clock.now_ms())
-        if self._settler.durable is not None:
-            await self._settler.durable.acked_up_to(message_id)
+        await self._subscription.acknowledge_cumulative(message_id)
 
     # --- the subscription ------------------------------------------------------------------------------------------
 
@@ -341,18 +319,59 @@ class Consumer(ClosesWhenDropped):
         """
         await self._subscription.seek(position)
 
-    async def unsubscribe(self) -> None:
+    async def redeliver_unacknowledged_messages(self) -> None:
+        """Have everything delivered again that was received and not settled, each as a further attempt, soon.
+
+        Nacks keep their deadlines, and what waits for :meth:`receive` stays. On Exclusive and Failover subscriptions
+        all comes again in order, with what follows it (over the official client without order). You may still
+        acknowledge a message that you have. If the call is cancelled, some messages are not redelivered.
+
+        :raises ClosedError: the consumer is closed
+        """
+        await self._subscription.redeliver()
+
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of each topic or partition; entry -1 for one that is empty.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: the broker gave no answer; the official client answers for one topic without partitions
+        :raises ClosedError: the consumer is closed
+        """
+        return await self._subscription.last_message_ids()
+
+    async def get_last_message_id(self) -> MessageId:
+        """Return the id of the last message of the only topic, as :meth:`last_message_ids`.
+
+        :raises BrokerError: there are several topics or partitions, or none
+        """
+        return await self._subscription.last_message_id()
+
+    async def has_message_available(self) -> bool:
+        """Return whether a message waits here, or a topic's last message was neither received here nor acknowledged.
+
+        Messages that are nacked or being processed do not count. On Shared subscriptions another consumer may get the
+        message. Over the official client this is true for a topic whose last message this consumer did not receive.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: as :meth:`last_message_ids`
+        :raises ClosedError: the consumer is closed
+        """
+        return await self._subscription.has_message_available()
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, clear its durable state, and close.
 
         Cancelling the call does not stop it, so that no subscription is deleted by half.
 
-        :raises NotImplementedError: the port cannot
+        :param force: also while others consume; they are disconnected, and those that connect again make a new
+            subscription. Brokers before 3.1 take no notice of it, and refuse
+        :raises NotImplementedError: the port cannot, or cannot force it
         :raises BrokerError: the broker refused, as it does while others consume; of partitions and lists some may be
             gone, and a later call deletes the others
         :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
         :raises ClosedError: the consumer is closed
         """
-        await self._subscription.unsubscribe(self)
+        await self._subscription.unsubscribe(self, force=force)
 
     # --- state -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ..ids import MessageId
 from ._message import DEFERRED, NACKED, Message
-from ._message_state import MessageState, State
+from ._message_state import SENT_AWAY, MessageState, State
 from ._message_table import WAITING
 from ._payloads import kept_bytes
 
@@ -107,7 +107,7 @@ class KeyOrder:
         if key is None or state is None:
             return None
         record = self._table.get(message.id)
-        if record is None or record.state is State.DEAD_LETTERING:
+        if record is None or record.state in SENT_AWAY:
             return self._next_of(key, state)
         is_coming = record.state in WAITING or message._settled_as in {NACKED, DEFERRED}
         if is_coming and not any(each.id == message.id for each in state.kept):  # else it is back already
@@ -131,6 +131,8 @@ class KeyOrder:
             self._update()
             return True
         self._receiver.delivered -= 1
+        if self._settler.leases is not None:
+            self._settler.leases.cancel(message)
         insort(state.kept, message, key=_id_of)
         self._count += 1
         self._bytes += kept_bytes(message._delivery)
@@ -152,6 +154,8 @@ class KeyOrder:
             del self._keys[key]
         else:
             self._receiver.delivered += 1
+            if self._settler.leases is not None:
+                self._settler.leases.begin(found)
         self._update()
         return found
 
@@ -239,6 +243,10 @@ class KeyOrder:
     def clear(self) -> None:
         """Drop the kept messages, and wait for none: the subscription was moved."""
         self.drop(lambda _: True)
+        self.check_waiting()
+
+    def check_waiting(self) -> None:
+        """Check soon what became of the messages that keys wait for: they are forgotten, or others may have them."""
         for message_id in list(self._waiting):
             asyncio.get_running_loop().call_soon(self._look, message_id)
 

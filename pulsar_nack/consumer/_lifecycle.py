@@ -50,6 +50,7 @@ class Drain:
         close: Callable[[], Awaitable[None]],
         timeout_s: float | None,
     ) -> None:
+        self._engine = engine
         self._receiver = engine.receiver
         self._runner = runner
         self._server = server
@@ -81,6 +82,7 @@ class Drain:
         finally:
             left = self._receiver.in_work()
             await self._close()
+            self._engine.trace.drained(self._given_back, left)
         settled = max(self._in_work - cancelled - left, 0)
         return DrainReport(settled=settled, given_back=self._given_back, cancelled=cancelled, left=left)
 
@@ -135,7 +137,7 @@ class Lifecycle:
 
     # --- draining ----------------------------------------------------------------------------------------------------
 
-    async def run(self, runner: Runner, *, stop_on_signals: bool) -> DrainReport:
+    async def run(self, runner: Runner) -> DrainReport:
         """Run a handler until the consumer ends."""
         if self._drain is not None:
             raise ClosedError("the consumer")
@@ -143,7 +145,7 @@ class Lifecycle:
             raise InvalidArgumentError("handler", runner.handler, "the only one: this consumer runs another")
         self._runner = runner
         try:
-            return await runner.run(self.begin_drain, stop_on_signals=stop_on_signals)
+            return await runner.run(self.begin_drain)
         finally:
             self._runner = None
 
@@ -187,8 +189,8 @@ class Lifecycle:
             check_loop(self._settler.loop, "the consumer")
             self.begin_close()
         if self._server is None:
-            if self._engine.dead is not None:
-                await self._engine.dead.aclose()
+            if self._engine.letters is not None:
+                await self._engine.letters.aclose()
             await self._engine.port.close()
             return
         if not self._server.done():

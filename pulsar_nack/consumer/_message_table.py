@@ -7,7 +7,7 @@
                           |                |  redeliver (local)      |
                           |                +---------> DELIVERED     +-- 30 s --> (unknown)
                           +--- mark_acking / settle_all, from every state -----> (settled)
-                          +--- dead_letter, from every state but ACKING -------> DEAD_LETTERING
+                          +--- send_away, from every state but ACKING ---------> DEAD_LETTERING, RETRYING
 
 ==============  =========================================================================================
 state           what a delivery from the broker means
@@ -18,6 +18,7 @@ HELD            a duplicate too: nacked and not due. Drop it
 REQUESTED       the answer to the request: deliver it
 ACKING          an acknowledgement is under way: acknowledge this duplicate also, once that is confirmed
 DEAD_LETTERING  a duplicate: it is on its way to the dead-letter topic, and acknowledged once it is there. Drop it
+RETRYING        a duplicate too: it is on its way to the retry topic. Drop it
 settled         acknowledge it again, while that hides it (see ``_sessions``), or while its batch is not wholly
                 acknowledged and the broker need not know. Else it was replayed on purpose: deliver it
 ==============  =========================================================================================
@@ -39,12 +40,12 @@ from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._ack_memory import MAX_ENTRIES, AckMemory
 from ._batches import is_through
-from ._message_state import MessageState, State, Verdict
+from ._message_state import SENT_AWAY, MessageState, State, Verdict
 from ._requests import OpenRequests
 from ._sessions import Place, place_of
 
 WAITING: Final = (State.HELD, State.REQUESTED)
-UNDELIVERED: Final = (*WAITING, State.DEAD_LETTERING)
+UNDELIVERED: Final = (*WAITING, *SENT_AWAY)
 
 
 class MessageTable:
@@ -65,8 +66,7 @@ class MessageTable:
         self.held = self.requested = 0
         self.delivered = 0
         """Messages in any other state than HELD and REQUESTED."""
-        self.on_left: Callable[[MessageState], None] | None = None
-        """Called with messages that are not known any more, or became doubtful; not by :meth:`clear`."""
+        self.on_left: Callable[[MessageState], None] | None = None  # called with those not known any more
         self._records: dict[MessageId, MessageState] = {}
         self.get: Callable[[MessageId], MessageState | None] = self._records.get
         """Returns the state of an unacknowledged message, None if it is not known."""
@@ -78,17 +78,16 @@ class MessageTable:
         if place is None:
             return found
         topic, partition = place
-        here = [each for each in found if each.id[2] == partition]
-        return here if topic is None else [each for each in here if each.id.topic in {None, topic}]
+        return [each for each in found if each.id[2] == partition and (topic is None or each.id.topic in {None, topic})]
 
     # --- what the broker sends -------------------------------------------------------------------------------------
 
     def add_new(self, message_id: MessageId, broker_count: int) -> MessageState | None:
         """Note a delivery of a message of which nothing at all is known, the usual case; else None, for deliver()."""
         records, requests, acked = self._records, self.requests, self.acked
-        if message_id in records or message_id[3] >= 0:
+        if message_id in records or message_id[3] >= 0 or requests.counts or requests.open:
             return None
-        if requests.counts or requests.open or acked.marks or requests.retries.known:
+        if acked.marks or requests.retries.known:
             return None
         key = message_id[:3]
         if key in acked.entries or key in acked.older_entries:
@@ -160,18 +159,20 @@ class MessageTable:
             record = MessageState(message_id, State.HELD, self.requests.counts.pop(message_id, 0))
             record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
+        elif record.state is State.RETRYING:  # it could not be sent there
+            self._move(record, State.HELD)
         record.learn(message_id)
         return record
 
-    def dead_letter(self, message_id: MessageId, count: int) -> MessageState:
-        """Note that a message goes to the dead-letter topic; ``count`` is its redelivery count if it is not known."""
+    def send_away(self, message_id: MessageId, count: int, state: State) -> MessageState:
+        """Note that a message goes to another topic; ``count`` is its redelivery count if it is not known."""
         record = self._records.get(message_id)
         if record is None:
             known = self.requests.counts.pop(message_id, 0)
             record = MessageState(message_id, State.DELIVERED, max(count, known))
             self._add(record)
         record.is_held = False
-        self._move(record, State.DEAD_LETTERING)
+        self._move(record, state)
         return record
 
     def redeliver(self, record: MessageState) -> None:
@@ -261,21 +262,20 @@ class MessageTable:
         if requests:
             for record in records:
                 requests.pop(record, None)
-        if self.on_left is not None:
-            for record in records:
-                self.on_left(record)
+        for record in () if self.on_left is None else records:
+            self.on_left(record)  # type: ignore[misc]
         if len(entries) > MAX_ENTRIES:
             acked.bound()
         return records if not forgotten else [record for record in records if record not in forgotten]
 
-    def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageId]:
+    def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageState]:
         """Forget everything up to and including ``message_id`` in its partition; return those; O(unacknowledged)."""
         gone = [record for record in self._records.values() if is_through(record.id, message_id)]
         for record in gone:
             self._remove(record)
         self.requests.retries.discard_if(lambda known: is_through(known, message_id))
         self.acked.ack_through(message_id, now_ms)
-        return [record.id for record in gone]
+        return gone
 
     def leave(self, records: Iterable[MessageState]) -> None:
         """Forget messages that the broker redelivers; their redelivery counts are remembered."""
@@ -393,8 +393,7 @@ class MessageTable:
     def _check(self) -> None:
         """Assert every invariant; for tests."""
         states, open_requests = [record.state for record in self._records.values()], self.requests.open
-        assert self.held == states.count(State.HELD)
-        assert self.requested == states.count(State.REQUESTED)
+        assert (self.held, self.requested) == (states.count(State.HELD), states.count(State.REQUESTED))
         assert self.delivered == len(states) - self.held - self.requested
         assert all(self._records.get(record.id) is record for record in open_requests)
         assert set(self.select({State.REQUESTED})) <= set(open_requests)

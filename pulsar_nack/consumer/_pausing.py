@@ -86,7 +86,7 @@ class Pausing:
         receiver.use_nowait()
         if receiver.key_order is not None:
             inbox.ready.extend(receiver.key_order.take_all())
-        inbox.drop(lambda message: not receiver.is_current(message))
+        inbox.drop_outdated()
         inbox.refuse(error)
         with suppress(ClosedError):  # the port is closed already
             given = self._give_back(list(inbox.ready))

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .._check import check_callable, check_flag, check_integer
 from .._delays import Delay, delay_ms
@@ -39,6 +39,17 @@ _NACK_TIMEOUT_S: Final = 5.0
 _CANCELLED: Final = "its handler did not end in time when the consumer drained"
 
 
+class RunOptions(NamedTuple):
+    """The arguments of :meth:`Consumer.run`."""
+
+    concurrency: int
+    key_ordered: bool
+    max_held_per_key: int
+    on_error: OnError | None
+    drain_timeout: Delay | None
+    stop_on_signals: bool
+
+
 class Runner:
     """Runs a handler on the messages of one consumer.
 
@@ -51,51 +62,50 @@ class Runner:
         engine: ConsumerEngine,
         receive: Callable[[], Awaitable[Message]],
         handler: Handler,
-        *,
-        concurrency: int,
-        key_ordered: bool,
-        max_held_per_key: int,
-        on_error: OnError | None,
-        drain_timeout: Delay | None,
+        options: RunOptions,
     ) -> None:
         check_callable("handler", handler, "a coroutine function that takes a message")
-        check_integer("concurrency", concurrency, 1)
-        check_flag("key_ordered", key_ordered)
-        check_integer("max_held_per_key", max_held_per_key, 1)
-        self._rules = ErrorRules(on_error, has_dead_letters=engine.dead is not None)
-        self.drain_timeout_s = None if drain_timeout is None else delay_ms(drain_timeout, "drain_timeout") / 1000
+        check_integer("concurrency", options.concurrency, 1)
+        check_flag("key_ordered", options.key_ordered)
+        check_integer("max_held_per_key", options.max_held_per_key, 1)
+        check_flag("stop_on_signals", options.stop_on_signals)
+        timeout, has_dead_letters = (
+            options.drain_timeout,
+            engine.letters is not None and engine.letters.rules is not None,
+        )
+        self.drain_timeout_s = None if timeout is None else delay_ms(timeout, "drain_timeout") / 1000
+        self._rules = ErrorRules(options.on_error, has_dead_letters=has_dead_letters)
+        self._options = options
         self.is_stopping = asyncio.Event()
         self.workers: list[asyncio.Task[None]] = []
         self._receiver = engine.receiver
         self._settler = engine.settler
         self.handler = handler
         self._drain: Callable[[float | None], Drain]
-        self._concurrency = concurrency
         self._cancelled = self._failures = 0
         self._is_ending = self._is_signalled = False
         self._receive = receive
         self._order: KeyOrder | None = None
-        if key_ordered:
-            most = engine.settings.max_local_bytes
+        if options.key_ordered:
+            most, most_bytes = options.max_held_per_key, engine.settings.max_local_bytes
             self._order = KeyOrder(
-                engine.receiver, engine.settler, receive, max_held_per_key=max_held_per_key, max_bytes=most
+                engine.receiver, engine.settler, receive, max_held_per_key=most, max_bytes=most_bytes
             )
             self._receive = self._order.next
 
-    async def run(self, drain_within: Callable[[float | None], Drain], *, stop_on_signals: bool) -> DrainReport:
+    async def run(self, drain_within: Callable[[float | None], Drain]) -> DrainReport:
         """Run until the consumer ends; a cancelled call drains before it ends, and a second time hurries.
 
         :param drain_within: drains within so many seconds, or returns the drain that is under way
         """
-        check_flag("stop_on_signals", stop_on_signals)
         self._drain = drain_within
         cancelled: asyncio.CancelledError | None = None
-        with _signals(self._on_signal) if stop_on_signals else nullcontext():
+        with _signals(self._on_signal) if self._options.stop_on_signals else nullcontext():
             if self._order is not None:
                 self._order.open()
             self.workers = [
                 asyncio.create_task(self._work(), name=f"pulsar_nack.Consumer worker {number}")
-                for number in range(self._concurrency)
+                for number in range(self._options.concurrency)
             ]
             try:
                 await asyncio.wait(self.workers, return_when=asyncio.FIRST_EXCEPTION)
@@ -163,7 +173,7 @@ class Runner:
         if self._failures == 1:
             _log.warning("nothing can be received, which is tried again: %s", error)
         with suppress(TimeoutError):
-            async with asyncio.timeout(float(_PAUSES(min(self._failures // self._concurrency, 10)))):
+            async with asyncio.timeout(float(_PAUSES(min(self._failures // self._options.concurrency, 10)))):
                 await self.is_stopping.wait()
         return True
 

@@ -62,7 +62,7 @@ class LocalPort:
         topic: str,
         subscription: Subscription,
         join: Callable[[LocalInbox], int],
-        forget: Callable[[str], Awaitable[None]],
+        forget: Callable[..., Awaitable[None]],
         *,
         name: str,
         is_shared: bool,
@@ -172,16 +172,30 @@ class LocalPort:
         if self._is_shared:
             self._subscription.give_back(self._number, [Position(*message_id[:2]) for message_id in ids])
 
-    async def unsubscribe(self) -> None:
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the topic's last message; entry -1: it has none.
+
+        :raises LedgerError: it cannot be read
+        """
+        self._check_open()
+        return [await self._subscription.last_message_id()]
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription with its acknowledgements, and close.
 
+        :param force: also if it has other consumers, whose ports are closed
         :raises BrokerError: it has other consumers; nothing has changed
         """
         self._check_open()
-        if not self._subscription.is_alone:
+        if not force and not self._subscription.is_alone:
             raise BrokerError(f"subscription {self._subscription.name!r} has other consumers")
         await self.close()
-        await self._forget(self._subscription.name)
+        await self._forget(self._subscription.name, force=force)
+
+    @property
+    def subscription_name(self) -> str:
+        """Return the name of its subscription."""
+        return self._subscription.name
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge messages, all or none; written within the cursor's ``flush_interval``.
