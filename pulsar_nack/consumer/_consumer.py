@@ -304,8 +304,8 @@ class Consumer(ClosesWhenDropped):
         """Have everything delivered again that was received and not settled, each as a further attempt, soon.
 
         Nacks keep their deadlines, and what waits for :meth:`receive` stays. On Exclusive and Failover subscriptions
-        all comes again in order, with what follows it (over the official client without order). A message that you
-        still have may be acknowledged all the same. If the call is cancelled, some messages are not redelivered.
+        all comes again in order, with what follows it (over the official client without order). You may still
+        acknowledge a message that you have. If the call is cancelled, some messages are not redelivered.
 
         :raises ClosedError: the consumer is closed
         """
