@@ -224,13 +224,26 @@ async def test_what_waits_for_a_call_stays_at_its_attempt(ports: Ports, kind: st
     publish(port, 3)
     async with Consumer(port, config=EXACT, redelivery="local") as consumer:
         first, second = await take(consumer, 2)
-        await first.nack(delay=1)
+        await second.nack(delay=1)
         await asyncio.sleep(2)
         assert consumer.statistics().ready == 1
         await consumer.redeliver_unacknowledged_messages()
-        assert sorted(await rest(consumer)) == [(b"0", 2), (b"1", 2), (b"2", 1)]
-        await second.ack()
+        found = await rest(consumer)
+        assert (found if kind == "exclusive" else sorted(found)) == [(b"0", 2), (b"1", 2), (b"2", 1)]
+        await first.ack()
     assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_a_rewind_names_one_message() -> None:
+    """Exclusive: however many messages are unsettled, the request is within what the port may be asked for."""
+    port = FakePort(subscription_type="exclusive", max_ids_per_request=2)
+    publish(port, 5)
+    async with Consumer(port, config=EXACT) as consumer:
+        await take(consumer, 4)
+        await consumer.redeliver_unacknowledged_messages()
+        assert [len(call.ids) for call in port.calls if call.name == "redeliver"] == [1]
+        assert await rest(consumer) == [(b"0", 2), (b"1", 2), (b"2", 2), (b"3", 2), (b"4", 1)]
 
 
 @virtual_time
