@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Self, Unpack
 
@@ -45,6 +45,8 @@ class Consumer(ClosesWhenDropped):
         port reports its sessions, this counts only within a session and after a lost connection
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
+    :param retry_topic: where messages wait that are to be consumed later (:meth:`reconsume_later`), and nacks with long
+        delays if the policy says so; the calls that subscribe read it too. Shared and Key_Shared only
     :param hooks: callables that take each :data:`~pulsar_nack.consumer.ConsumerEvent`, and each event of the tracker
     :param clock: by default the running loop's own
     :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
@@ -131,8 +133,8 @@ class Consumer(ClosesWhenDropped):
             check_loop(self._loop, "the consumer")
             self._begin_close()
         if self._server is None:
-            if self._engine.dead is not None:
-                await self._engine.dead.aclose()
+            if self._engine.letters is not None:
+                await self._engine.letters.aclose()
             await self._engine.port.close()
             return
         if not self._server.done():
@@ -271,6 +273,20 @@ class Consumer(ClosesWhenDropped):
         written = await self._settler.nack(_checked(message), delay, reason=reason)
         if written is not None:
             await self._settler.until_durable(message, written)
+
+    async def reconsume_later(
+        self,
+        message: Message,
+        delay: Delay | None = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        reason: str = "",
+    ) -> None:
+        """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
+        self._settler.check_open()
+        if not isinstance(message, Message):
+            raise InvalidArgumentError("message", message, "a Message")
+        await message.reconsume_later(delay, properties=properties, reason=reason)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from ._settler import Settler
 ACKED = "acknowledged"
 NACKED = "negatively acknowledged"
 DEAD_LETTERED = "sent to the dead-letter topic"
+RETRIED = "sent to the retry topic"
 
 
 class Message(ReceivedMessage):
@@ -99,8 +100,8 @@ class Message(ReceivedMessage):
 
     def _check_nacked(self, before: str) -> None:
         """Raise unless the message was nacked, and that can still be taken back."""
-        if before == DEAD_LETTERED:
-            raise AlreadySettledError(self.id, DEAD_LETTERED)
+        if before in {DEAD_LETTERED, RETRIED}:
+            raise AlreadySettledError(self.id, before)
         if self._nacking is not None and self._nacking is not asyncio.current_task():
             raise AlreadySettledError(self.id, NACKED)  # by another task, just now or in this turn of the loop
         self._settler.check_attempt(self._delivery.id, self._redelivery_count)
@@ -150,18 +151,51 @@ class Message(ReceivedMessage):
             redelivered
         :raises ClosedError: the consumer is closed; the message is redelivered, and may have been published
         """
+        await self._send(
+            DEAD_LETTERED, self._settler.letter_verbs.dead_letter(self._delivery, self._redelivery_count, reason)
+        )
+
+    async def reconsume_later(
+        self, delay: Delay | None = None, *, properties: Mapping[str, str] | None = None, reason: str = ""
+    ) -> None:
+        """Send the message to the retry topic, where it waits for ``delay`` and is then delivered again.
+
+        This is a failed attempt, as a nack is; after the last one that ``dead_letter`` allows, the message goes to the
+        dead-letter topic instead. Unlike a nacked one the message is acknowledged, so that it does not count against
+        the broker's limit, and another consumer of the subscription may get it. Returns, repeats and raises as
+        :meth:`dead_letter`.
+
+        :param delay: seconds or a timedelta, None: what the backoff says
+        :param properties: added to those of the message
+        :param reason: is traced, and written with a dead letter; up to 1 000 characters
+        :raises InvalidArgumentError: an argument, or the consumer has no ``retry_topic`` setting; nothing changed
+        :raises AlreadySettledError: as :meth:`dead_letter` raises it
+        :raises ClosedError: the consumer is closed; the message is redelivered, and may have been published
+        """
+        settler, count = self._settler, self._redelivery_count
+        await self._send(
+            RETRIED, settler.letter_verbs.reconsume_later(self._delivery, count, delay, properties, reason)
+        )
+
+    async def _send(self, settled_as: str, sending: Coroutine[Any, Any, None]) -> None:
+        """Settle the message by sending it to another topic."""
         before = self._settled_as
-        if before == ACKED:
-            raise AlreadySettledError(self.id, ACKED)
-        if before == NACKED:
-            self._check_nacked(before)
-        self._settled_as = DEAD_LETTERED
         try:
-            await self._settler.dead_letter(self._delivery, self._redelivery_count, reason)
+            self._check_sendable(settled_as)
+            self._settled_as = settled_as
+            await sending
         except BaseException:
-            if not self._settler.is_dead_lettering(self.id):
+            sending.close()
+            if not self._settler.is_sent_away(self.id):
                 self._settled_as = before
             raise
+
+    def _check_sendable(self, settled_as: str) -> None:
+        before = self._settled_as
+        if before is not None and before not in {NACKED, settled_as}:
+            raise AlreadySettledError(self.id, before)
+        if before == NACKED:
+            self._check_nacked(before)
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from ..ids import MessageId, _merge_ids
 
@@ -15,6 +16,11 @@ class State(Enum):
     REQUESTED = "requested again"
     ACKING = "acknowledged"
     DEAD_LETTERING = "sent to the dead-letter topic"
+    RETRYING = "sent to the retry topic"
+
+
+SENT_AWAY: Final = (State.DEAD_LETTERING, State.RETRYING)
+"""On the way to another topic, and acknowledged once there."""
 
 
 class Verdict(Enum):

@@ -18,6 +18,7 @@ from ._dead_letter_rules import DeadLetterPolicy
 from ._events import ConsumerHook
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
+from ._retry_topic import RetryTopicPolicy
 from ._tracing import ConsumerTrace
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class ConsumerOptions(TypedDict, total=False):
     unacked_limit: int | None
     ack_memory: Delay
     dead_letter: DeadLetterPolicy | None
+    retry_topic: RetryTopicPolicy | None
     hooks: Sequence[ConsumerHook]
     clock: Clock | None
     durable: DurableHome | None
@@ -56,6 +58,7 @@ class ConsumerSettings:
     unacked_limit: int | None = 50_000
     ack_memory: Delay = 10.0
     dead_letter: DeadLetterPolicy | None = None
+    retry_topic: RetryTopicPolicy | None = None
     hooks: Sequence[ConsumerHook] = ()
     clock: Clock | None = None
     durable: DurableHome | None = None
@@ -82,6 +85,11 @@ class ConsumerSettings:
             raise InvalidArgumentError("trace", self.trace, "a TraceWriter")
         if self.dead_letter is not None and not isinstance(self.dead_letter, DeadLetterPolicy):
             raise InvalidArgumentError("dead_letter", self.dead_letter, "a DeadLetterPolicy or None")
+        if self.retry_topic is not None and not isinstance(self.retry_topic, RetryTopicPolicy):
+            raise InvalidArgumentError("retry_topic", self.retry_topic, "a RetryTopicPolicy or None")
+        if self.retry_topic is not None and not traits.honours_ids:
+            expected = "None on Exclusive and Failover subscriptions, where a broker delays no message"
+            raise InvalidArgumentError("retry_topic", self.retry_topic, expected)
         RedeliveryRouter(self.redelivery, traits)
         check_list("hooks", self.hooks, "a list of callables that take one event")
         for index, hook in enumerate(self.hooks):

@@ -22,7 +22,7 @@ from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics, Pool
 from ._connection._retry import gather_settled, retry_transient
 from ._consumer._port import WirePort, queue_required, traits_of
-from ._consumer._selection import selection_of
+from ._consumer._selection import selection_of, with_retry_topic
 from ._consumer._settings import ProducerSettings, SubscribeSettings, client_options, producer_options, split_settings
 from ._consumer._subscribe_options import SubscribeOptions
 from ._protocol._topics import normalize, normalize_namespace
@@ -123,12 +123,16 @@ class Client(ClosesWhenDropped):
         of_consumer, of_subscription = split_settings(words)
         kind = subscription_type(consumer_type)
         options = SubscribeOptions(subscription=subscription, type=kind, **of_subscription)
-        if not options.receiver_queue_size and selection.only is None:
-            raise queue_required()
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:
             raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")
         check_settings(traits_of(options), of_consumer)
+        if (retry_topic := of_consumer.get("retry_topic")) is not None:
+            if not options.durable:
+                raise InvalidArgumentError("retry_topic", retry_topic, "None, as durable_subscription is False")
+            selection, of_consumer["retry_topic"] = with_retry_topic(selection, retry_topic, subscription)
+        if not options.receiver_queue_size and (selection.only is None or selection.retry_topic is not None):
+            raise queue_required()
         dead_letter = of_consumer.get("dead_letter")
         if dead_letter is not None and dead_letter.publisher is None and dead_letter.topic is not None:
             normalize(dead_letter.topic)
