@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 from .._check import check_has
 from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop, running_loop
-from ..errors import BrokerError, ClosedError, InvalidArgumentError
+from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._engine import ConsumerEngine
 from ._message import Message, acknowledge_all
@@ -341,10 +341,7 @@ class Consumer(ClosesWhenDropped):
 
         :raises BrokerError: there are several topics or partitions, or none
         """
-        found = await self._subscription.last_message_ids()
-        if len(found) != 1:
-            raise BrokerError(f"there are {len(found)} topics or partitions: use last_message_ids()")
-        return found[0]
+        return await self._subscription.last_message_id()
 
     async def has_message_available(self) -> bool:
         """Return whether a message waits here, or a topic's last message was neither received here nor acknowledged.
