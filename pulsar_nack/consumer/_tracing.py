@@ -31,6 +31,10 @@ RETRY_TOPIC: Final = "retry-topic"
 _REASONS: Final = {State.DEAD_LETTERING: DEAD_LETTER, State.RETRYING: RETRY_TOPIC}
 
 
+LEASE_EXPIRED: Final = "lease expired"
+"""The reason of the nack, or of the dead letter, of a message whose lease ended."""
+
+
 class TraceNote(Protocol):
     """Notes one event; called on the loop, never blocks, never raises."""
 
@@ -115,9 +119,13 @@ class MessageTrace:
             self.hooks.emit(MessageDeferred(*self._about(record), delay_ms))
 
     def lease_expired(self, record: MessageState, delay_ms: int | None) -> None:
-        """Note and count the end of a lease: in the trace a nack with the reason ``lease expired``."""
+        """Note and count the end of a lease: in the trace a nack, unless that has the nack of a dead letter already.
+
+        :param delay_ms: None for a dead letter
+        """
         self.total_leases_expired += 1
-        self._note_held(record, delay_ms, "lease expired")
+        if delay_ms is not None:
+            self._note_held(record, delay_ms, LEASE_EXPIRED)
         if self.hooks:
             self.hooks.emit(LeaseExpired(*self._about(record)))
 

@@ -96,6 +96,8 @@ class MultiTopicConsumer:
         self.inbox = WireInbox(self._check_receivable, self._before_wait)
         self.on_event: Callable[[SessionEvent, str, int], None] | None = None
         """Called with each session event, the topic and the partition."""
+        self.starts: Mapping[str, MessageId] = {}
+        """The message before the first one, by full names; for a non-durable subscription."""
         self.is_closed = False
         """Whether calls that wait for a message get an error."""
         self._context = context
@@ -307,6 +309,7 @@ class MultiTopicConsumer:
     # --- events of consumers ------------------------------------------------------------------------------------------
 
     def _make_consumer(self, name: str, partition: int, options: SubscribeOptions) -> TopicConsumer:
+        options = replace(options, start_message_id=self.starts[name]) if name in self.starts else options
         made = TopicConsumer(
             self._context,
             name,
