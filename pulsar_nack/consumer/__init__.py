@@ -23,6 +23,7 @@ from ._message import Message
 from ._port import (
     AcksDone,
     ConsumerPort,
+    DelayingPublisher,
     Delivery,
     OwnPublisher,
     PortTraits,
@@ -42,6 +43,7 @@ from ._port import (
 )
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
+from ._retry_topic import RetryTopicPolicy
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
@@ -60,6 +62,7 @@ __all__ = [
     "ConsumerStatistics",
     "ConsumerTrace",
     "DeadLetterPolicy",
+    "DelayingPublisher",
     "Delivery",
     "KeyShared",
     "LeaseExpired",
@@ -77,6 +80,7 @@ __all__ = [
     "Publisher",
     "ReceivedMessage",
     "Redelivery",
+    "RetryTopicPolicy",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",

@@ -17,8 +17,8 @@ from ..clock import LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import ClosedError
 from ._acks import Acks
-from ._dead_letters import DeadLetters
 from ._gate_queue import DurableGateQueue
+from ._letters import Letters
 from ._mark_delete import MarkDeleteWatch, ignore_wait
 from ._message_state import MessageState, State
 from ._message_table import WAITING, MessageTable
@@ -62,11 +62,9 @@ class ConsumerEngine:
             self.mark_delete = MarkDeleteWatch(
                 self._reporting, table, clock, is_waiting=self._has_waiting, passed=self._on_passed
             )
-        self.dead: DeadLetters | None = None
-        if settings.dead_letter is not None:
-            self.dead = DeadLetters(
-                settings.dead_letter, port, table, max_bytes=most, mark_delete=self.mark_delete, trace=trace
-            )
+        self.letters: Letters | None = None
+        if settings.dead_letter is not None or settings.retry_topic is not None:
+            self.letters = Letters(settings, port, table, mark_delete=self.mark_delete, trace=trace)
         self.queue = RedeliveryQueue(
             port,
             table,
@@ -80,7 +78,7 @@ class ConsumerEngine:
             lost=self._on_lost,
             trace=trace,
         )
-        self.settler = Settler(self.queue, LruPayloads(most), self.limiter, self.dead, settings)
+        self.settler = Settler(self.queue, LruPayloads(most), self.limiter, self.letters, settings)
         self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None, stop=self.stop)
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
@@ -117,8 +115,8 @@ class ConsumerEngine:
                     if self.trace.is_on:
                         self.trace.connected(names_of(self.port)[0], -1)
                     await self._stopping.wait()
-                    if self.dead is not None:
-                        await self.dead.finish(self._remaining_s())
+                    if self.letters is not None:
+                        await self.letters.finish(self._remaining_s())
                     await acks.finish(self._remaining_s())
                     settler.trace_cancelled("close")
                     await self._finish_durable()
@@ -129,15 +127,15 @@ class ConsumerEngine:
                 settler.acks.give_up()
                 if self.trace.is_on:
                     self.trace.disconnected(names_of(self.port)[0], -1, "closed")
-            if self.dead is not None:
-                await self.dead.aclose()
+            if self.letters is not None:
+                await self.letters.aclose()
             await self.port.close()
 
     def _start(self, tasks: asyncio.TaskGroup, acks: Acks) -> list[asyncio.Task[None]]:
         receiver = self.receiver
         runs = [receiver.pump(), acks.run(), self.queue.watch()]
-        if self.dead is not None:
-            self.dead.start(tasks, acks)
+        if self.letters is not None:
+            self.letters.start(tasks, acks)
         if self.mark_delete is not None:
             runs.append(self.mark_delete.run())
         if self.settler.durable is not None:
@@ -247,9 +245,9 @@ class ConsumerEngine:
 
     def _on_passed(self, records: Sequence[MessageState]) -> None:
         """Drop messages before the mark-delete position: skipped, cleared, expired, or settled by other consumers."""
-        if self.dead is not None:
+        if self.letters is not None:
             for record in records:
-                self.dead.drop(record.id, "acknowledged at the broker")
+                self.letters.drop(record.id, "acknowledged at the broker")
         self.settler.drop(records, "passed")
 
     def _on_lost(self, records: Sequence[MessageState]) -> None:
@@ -257,7 +255,7 @@ class ConsumerEngine:
 
     def _has_waiting(self) -> bool:
         table = self.table
-        return bool(table.held or table.requested or (self.dead is not None and len(self.dead)))
+        return bool(table.held or table.requested or (self.letters is not None and len(self.letters)))
 
     def _must_admit(self) -> bool:
         """Return whether a nack must not wait: a message is ready, or nothing but nacks that wait is unacknowledged."""

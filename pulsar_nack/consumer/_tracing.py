@@ -22,10 +22,17 @@ from ._events import (
     MessageRedelivered,
     MessageRetried,
 )
-from ._message_state import MessageState, State
+from ._message_state import SENT_AWAY, MessageState, State
 
 DEAD_LETTER: Final = "dead-letter"
 """The reason of the acknowledgement of a dead letter."""
+RETRY_TOPIC: Final = "retry-topic"
+"""The reason of the acknowledgement of a message that was published to the retry topic."""
+_REASONS: Final = {State.DEAD_LETTERING: DEAD_LETTER, State.RETRYING: RETRY_TOPIC}
+
+
+LEASE_EXPIRED: Final = "lease expired"
+"""The reason of the nack, or of the dead letter, of a message whose lease ended."""
 
 
 class TraceNote(Protocol):
@@ -94,7 +101,7 @@ class MessageTrace:
             self._redelivery_hooks.emit(event)
 
     def nack(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
-        """Note a negative acknowledgement; ``delay_ms`` is None for a dead letter."""
+        """Note a negative acknowledgement; ``delay_ms`` is None for a message that goes to another topic."""
         self._note_held(record, delay_ms, reason)
         if self.hooks and delay_ms is not None:
             self.hooks.emit(MessageNacked(*self._about(record), delay_ms, reason or ""))
@@ -112,9 +119,13 @@ class MessageTrace:
             self.hooks.emit(MessageDeferred(*self._about(record), delay_ms))
 
     def lease_expired(self, record: MessageState, delay_ms: int | None) -> None:
-        """Note and count the end of a lease: in the trace a nack with the reason ``lease expired``."""
+        """Note and count the end of a lease: in the trace a nack, unless that has the nack of a dead letter already.
+
+        :param delay_ms: None for a dead letter
+        """
         self.total_leases_expired += 1
-        self._note_held(record, delay_ms, "lease expired")
+        if delay_ms is not None:
+            self._note_held(record, delay_ms, LEASE_EXPIRED)
         if self.hooks:
             self.hooks.emit(LeaseExpired(*self._about(record)))
 
@@ -149,13 +160,13 @@ class MessageTrace:
         """Note confirmed acknowledgements, and the holds that they ended."""
         if self.hooks:
             for record in records:
-                if record.before_ack is not State.DEAD_LETTERING:
+                if record.before_ack not in SENT_AWAY:
                     self.hooks.emit(MessageAcknowledged(*self._about(record)))
         if self._note is not None:
             for record in records:
                 if record.before_ack is State.HELD:
                     self._note("cancel", record.id, record.redelivery_count, reason="ack")
-                reason = DEAD_LETTER if record.before_ack is State.DEAD_LETTERING else "ack"
+                reason = _REASONS.get(record.before_ack or State.DELIVERED, "ack")
                 self._note("ack", record.id, record.redelivery_count, reason=reason)
 
     def settled_through(self, record: MessageState, *, was_held: bool) -> None:
