@@ -12,6 +12,7 @@ from pulsar_nack import Consumer, DeadLetterPolicy, Message, NackConfig
 from pulsar_nack.consumer import DeadLetter, Defer, Retry, SupportsPause
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._fake_delivery import FakeMessage
+from tests.tiers import size
 
 from .ports import Ports
 from .test_running import now, running, until
@@ -250,7 +251,7 @@ async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
 async def test_random_lives() -> None:
     """U16, U39: keys, nacks, deferrals, bounds and types at random: order holds, nothing is lost."""
     random = Random(11)
-    for turn in range(12):
+    for turn in range(size(30, fast=6)):
         port = FakePort(subscription_type=random.choice(TYPES), receiver_queue_size=random.choice([1, 10, 1_000]))  # type: ignore[arg-type]
         count = 0
         published: dict[str | None, list[int]] = defaultdict(list)
