@@ -87,8 +87,6 @@ class FakePort(PortWithFaults):
         )
         limit = None if unacked_limit is None else check_integer("unacked_limit", unacked_limit, 1)
         self.topic = topic or FakeTopic(batch_index_ack=batch_index_ack)
-        self.names = (self.topic.name, subscription, "")
-        """The topic, the subscription and the consumer's name, by which dead letters and traces name them."""
         self._forced = 0
         self._subscription = self.topic.subscription(text("subscription", subscription))
         self._inbox = FakeInbox(
@@ -100,6 +98,11 @@ class FakePort(PortWithFaults):
     def traits(self) -> PortTraits:
         """Return the abilities of this port."""
         return self._traits
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Return the names of the topic, the subscription and the consumer, for dead letters, traces and metrics."""
+        return self.topic.name, self._subscription.name, ""
 
     @property
     def subscription(self) -> FakeSubscription:

@@ -256,13 +256,13 @@ async def test_random_lives() -> None:
         count = 0
         published: dict[str | None, list[int]] = defaultdict(list)
         while count < 80:
-            size = random.choice([1, 1, 4])
-            keys = [random.choice(["a", "b", "c", None]) for _ in range(size)]
+            members = random.choice([1, 1, 4])
+            keys = [random.choice(["a", "b", "c", None]) for _ in range(members)]
             messages = [FakeMessage(b"%d" % (count + at), key=key) for at, key in enumerate(keys)]
             for at, key in enumerate(keys):
                 published[key].append(count + at)
-            count += size
-            if size == 1:
+            count += members
+            if members == 1:
                 port.topic.publish(messages[0].data, key=keys[0])
             else:
                 port.topic.publish_batch(messages)
