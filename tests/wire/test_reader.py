@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -478,6 +478,43 @@ async def test_chunks_without_the_rest_of_their_message() -> None:
             assert not await reader.has_message_available()
             publish(topic, range(2, 3))
             assert (await reader.read(timeout=10)).data == b"2"
+
+
+def ends_at(entry: int, mark: int) -> Callable[[Call], None]:
+    """Answer with a last message and a mark-delete position."""
+
+    def answer(call: Call) -> None:
+        last, marked = ({"ledgerId": 7, "entryId": each} for each in (entry, mark))
+        call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last, consumer_mark_delete_position=marked)
+
+    return answer
+
+
+@virtual_time
+async def test_a_mark_ahead_of_a_compacted_topic() -> None:
+    """Retention has deleted the ledgers, and their last messages are in the compacted topic: they are read."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(3))
+        broker.always("GET_LAST_MESSAGE_ID", ends_at(2, 9))
+        async with client.reader("t", read_compacted=True) as reader:
+            assert await reader.has_message_available()
+            assert await texts(reader) == numbered(0, 1, 2)
+        async with client.reader("t") as reader:
+            assert await texts(reader) == []
+
+
+@virtual_time
+async def test_what_was_received_stays_in_order() -> None:
+    """Messages that are received and not read come before later ones, also if the last one was compacted away."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(5))
+        del topic.entries[1]
+        async with client.reader("t") as reader:
+            for _ in range(3):
+                reader._keep(await reader._next(1, ()))
+            broker.always("GET_LAST_MESSAGE_ID", ends_at(1, 0))
+            assert await texts(reader) == ["0"]
+            assert [(await reader.read(timeout=1)).data for _ in range(3)] == [b"2", b"3", b"4"]
 
 
 def chunk_of(topic: FakeTopic, uuid: str, index: int, payload: bytes) -> None:
