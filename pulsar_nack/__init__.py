@@ -60,6 +60,7 @@ _HOMES = {
     "InjectedError": "errors",
     "KeyShared": "consumer",
     "LeaseExpired": "consumer",
+    "LeaseExpiredError": "errors",
     "LedgerError": "errors",
     "LocalTopic": "topic",
     "LogBucketTracker": "delayed",

@@ -25,6 +25,7 @@ from pulsar_nack.errors import (
     ConnectionLostError,
     CursorFormatError,
     InjectedError,
+    LeaseExpiredError,
     LedgerError,
     LogCorruptedError,
     LogExistsError,
@@ -81,6 +82,7 @@ EXAMPLES: list[PulsarNackError] = [
     SnapshotNotFoundError(7),
     AcknowledgeError([MessageId(1, 2)], 3),
     AlreadySettledError(MessageId(1, 2), "acknowledged"),
+    LeaseExpiredError(MessageId(1, 2), "past its lease"),
     VirtualDeadlockError("nothing to do", 1.5, ["task a"]),
     LedgerError("nacks", "something"),
     LogCorruptedError("nacks", "1.segment", 24, "checksum"),
@@ -104,8 +106,8 @@ def all_errors() -> list[type[PulsarNackError]]:
 
 
 def test_no_other_errors() -> None:
-    """The module of errors defines no class that lacks the common base."""
-    defined = [value for value in vars(errors).values() if isinstance(value, type)]
+    """The module of errors defines no public class that lacks the common base."""
+    defined = [value for name, value in vars(errors).items() if isinstance(value, type) and not name.startswith("_")]
     assert {value for value in defined if value.__module__ == errors.__name__} == set(all_errors())
 
 

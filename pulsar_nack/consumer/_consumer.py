@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 from .._check import check_has
 from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop, running_loop
-from ..errors import BrokerError, ClosedError, InvalidArgumentError
+from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._engine import ConsumerEngine
 from ._message import Message, acknowledge_all
@@ -39,10 +39,10 @@ class Consumer(ClosesWhenDropped):
     :param config: precision, default delay and bounds of the nacks
     :param max_local_bytes: most memory for payloads that are kept; beyond it the broker is asked, and on Exclusive and
         Failover subscriptions ``nack`` waits. Messages being processed, kept for nacks by id, take as much again
-    :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
-        at the bound ``nack`` waits; None: no bound
+    :param unacked_limit: the broker's bound on unacknowledged messages: at 80 % it warns, then ``nack`` waits; or None
     :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not delivered. If the
         port reports its sessions, this counts only within a session and after a lost connection
+    :param lease: how long a message may be handled before it counts as nacked; see :meth:`Message.in_progress`
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
     :param retry_topic: where messages wait that are to be consumed later (:meth:`reconsume_later`), and nacks with long
@@ -165,9 +165,8 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed, also while this waits
         :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call checks again
         :raises BrokerError: the transport failed; a later call tries again
-        :raises MissingExtraError: a message came that this process cannot read, as what the error names is not
-            installed. It stays for others, and each later call raises this too. The consumer gives back what it fetched
-            ahead, and closes once no message is being processed
+        :raises MissingExtraError: a message came that this process cannot read without what the error names. It stays
+            for others, each later call raises this too, and the consumer closes once no message is being processed
         """
         receiver, settler, turn = self._receiver, self._settler, self._turn
         if settler.is_closed or settler.acks is None or running_loop() is not self._loop:
@@ -177,8 +176,7 @@ class Consumer(ClosesWhenDropped):
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
             wait = receiver.inbox.get if receiver.durable is None else receiver.wait_noted
-            seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
                 message = await wait()
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
@@ -188,6 +186,8 @@ class Consumer(ClosesWhenDropped):
         receiver.delivered += 1
         if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
+        if settler.leases is not None:
+            settler.leases.begin(message)
         return message
 
     def __aiter__(self) -> Self:
@@ -320,8 +320,8 @@ class Consumer(ClosesWhenDropped):
         """Have everything delivered again that was received and not settled, each as a further attempt, soon.
 
         Nacks keep their deadlines, and what waits for :meth:`receive` stays. On Exclusive and Failover subscriptions
-        all comes again in order, with what follows it (over the official client without order). A message that you
-        still have may be acknowledged all the same. If the call is cancelled, some messages are not redelivered.
+        all comes again in order, with what follows it (over the official client without order). You may still
+        acknowledge a message that you have. If the call is cancelled, some messages are not redelivered.
 
         :raises ClosedError: the consumer is closed
         """
@@ -341,10 +341,7 @@ class Consumer(ClosesWhenDropped):
 
         :raises BrokerError: there are several topics or partitions, or none
         """
-        found = await self._subscription.last_message_ids()
-        if len(found) != 1:
-            raise BrokerError(f"there are {len(found)} topics or partitions: use last_message_ids()")
-        return found[0]
+        return await self._subscription.last_message_id()
 
     async def has_message_available(self) -> bool:
         """Return whether a message waits here, or a topic's last message was neither received here nor acknowledged.

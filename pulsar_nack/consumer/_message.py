@@ -10,6 +10,8 @@ from typing import Any
 from .._delays import Delay
 from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
+from ._leases import lease_ms
+from ._message_state import Lease
 from ._port import Delivery
 from ._received_message import ReceivedMessage
 from ._settler import Settler
@@ -28,7 +30,7 @@ class Message(ReceivedMessage):
     returned cancels it, unless the message has been redelivered; an ``ack`` is final.
     """
 
-    __slots__ = ("_keeps", "_nacking", "_redelivery_count", "_settled_as", "_settler")
+    __slots__ = ("_keeps", "_lease", "_nacking", "_redelivery_count", "_settled_as", "_settler")
 
     def __init__(self, settler: Settler, delivery: Delivery, redelivery_count: int) -> None:
         self._settler = settler
@@ -36,6 +38,7 @@ class Message(ReceivedMessage):
         self._redelivery_count = redelivery_count
         self._settled_as: str | None = None
         self._nacking: asyncio.Task[Any] | None = None
+        self._lease: Lease | None = None
         self._keeps: object = None
         """The consumer, once a call has received the message; see ``_lifetime``."""
 
@@ -63,7 +66,7 @@ class Message(ReceivedMessage):
         :raises ClosedError: the consumer is closed
         """
         before = None
-        if self._settled_as is None:
+        if self._settled_as is None and self._settler.leases is None:
             self._settled_as = ACKED
         else:
             before = self._begin_ack()
@@ -93,7 +96,10 @@ class Message(ReceivedMessage):
     def _begin_ack(self) -> str | None:
         """Note an acknowledgement; return what to restore if it fails."""
         before = self._settled_as
-        if before is not None and before != ACKED:
+        if before is None:
+            if self._settler.leases is not None:
+                self._settler.leases.check(self)
+        elif before != ACKED:
             self._check_nacked(before)
         self._settled_as = ACKED
         return before if before == NACKED else None
@@ -123,8 +129,10 @@ class Message(ReceivedMessage):
         before = self._settled_as
         if before is not None and before != NACKED:
             raise AlreadySettledError(self.id, before)
-        self._settled_as = NACKED
         settler, delivery = self._settler, self._delivery
+        if settler.leases is not None and before is None:
+            settler.leases.check(self)
+        self._settled_as = NACKED
         self._nacking = asyncio.current_task()
         try:
             written = await settler.nack(delivery.id, delay, delivery, self._redelivery_count, reason=reason)
@@ -138,6 +146,25 @@ class Message(ReceivedMessage):
             raise
         finally:
             settler.turn.call_at_end(partial(setattr, self, "_nacking", None))
+
+    async def in_progress(self, delay: Delay | None = None) -> None:
+        """Let the lease of the message end ``delay`` from now (seconds or a timedelta), None: the consumer's ``lease``.
+
+        If the lease ended and the message is still held, this takes it back: the handler goes on with the same attempt.
+        Has no effect on a consumer without leases.
+
+        :raises LeaseExpiredError: the lease ended, and the message was requested, redelivered or given up since
+        :raises AlreadySettledError: the message was settled
+        :raises InvalidArgumentError: the delay, also if it is 0
+        :raises ClosedError: the consumer is closed
+        """
+        self._settler.check_open()
+        if self._settled_as is not None:
+            raise AlreadySettledError(self.id, self._settled_as)
+        if self._settler.leases is not None:
+            self._settler.leases.extend(self, delay)
+        elif delay is not None:
+            lease_ms(delay, "delay")
 
     async def dead_letter(self, reason: str = "") -> None:
         """Send the message to the dead-letter topic now, whatever attempt this is; a nack of it is cancelled.
@@ -196,6 +223,8 @@ class Message(ReceivedMessage):
             raise AlreadySettledError(self.id, before)
         if before == NACKED:
             self._check_nacked(before)
+        elif self._settler.leases is not None and not self._settler.is_sent_away(self.id):
+            self._settler.leases.check(self)
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"

@@ -16,6 +16,7 @@ from ..config import NackConfig
 from ..errors import InvalidArgumentError
 from ._dead_letter_rules import DeadLetterPolicy
 from ._events import ConsumerHook
+from ._leases import lease_ms
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
 from ._retry_topic import RetryTopicPolicy
@@ -36,6 +37,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_local_bytes: int
     unacked_limit: int | None
     ack_memory: Delay
+    lease: Delay | None
     dead_letter: DeadLetterPolicy | None
     retry_topic: RetryTopicPolicy | None
     hooks: Sequence[ConsumerHook]
@@ -57,6 +59,7 @@ class ConsumerSettings:
     max_local_bytes: int = 64 * 1024 * 1024
     unacked_limit: int | None = 50_000
     ack_memory: Delay = 10.0
+    lease: Delay | None = None
     dead_letter: DeadLetterPolicy | None = None
     retry_topic: RetryTopicPolicy | None = None
     hooks: Sequence[ConsumerHook] = ()
@@ -109,6 +112,8 @@ class ConsumerSettings:
         if limit is not None and (type(limit) is not int or limit <= prefetched):
             raise InvalidArgumentError("unacked_limit", limit, f"an integer above receiver_queue_size ({prefetched})")
         delay_ms(self.ack_memory, "ack_memory")
+        if self.lease is not None:
+            lease_ms(self.lease)
         delay_ms(self.durable_ttl, "durable_ttl")
         most = self.max_ack_state_bytes
         if type(most) is not int or 1 <= most < _MIN_ACK_STATE_BYTES:

@@ -25,6 +25,7 @@ from ..errors import (
 from ..ids import MessageId
 from ._acks import Acks
 from ._dead_letter_rules import as_reason
+from ._leases import Leases
 from ._letter_verbs import LetterVerbs
 from ._letters import Letters
 from ._message_state import SENT_AWAY, MessageState, State
@@ -96,9 +97,11 @@ class Settler:
         self.letter_verbs = LetterVerbs(self, letters)
         self._table = queue.table
         self._trace = queue.trace
-        self._config = settings.config or NackConfig()
+        self.config = settings.config or NackConfig()
         self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
         self.wall_clock = settings.wall_clock or WallClock()
+        self.leases = None if settings.lease is None else Leases(self, settings.lease)
+        """None: the consumer has no leases."""
 
     def check_open(self) -> Acks:
         """Return the acknowledgements of an open consumer, in its event loop.
@@ -136,7 +139,7 @@ class Settler:
         """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
         for record in self._table.settle_through(message_id, now_ms):
             self.acked_through += 1
-            self._trace.settled_through(record, was_held=record.id in self.queue.tracker)
+            self._trace.settled_through(record, was_held=record.state is State.HELD)
             self.forget(record.id)
             if self.letters is not None:
                 self.letters.drop(record.id, State.ACKING.value)
@@ -147,7 +150,7 @@ class Settler:
         if self._trace.is_on:
             self._trace.settled(records)
         for record in records:
-            if record.before_ack is not State.DELIVERED:
+            if record.before_ack is not State.DELIVERED or record.lease is not None:
                 self.queue.drop(record.id)
                 self.given_up += record.before_ack in SENT_AWAY
             if record.has_duplicate and self.acks is not None:
@@ -300,20 +303,21 @@ class Settler:
         limit, table = self.limiter.limit, self._table
         if limit is not None and table.delivered + table.held >= limit:
             return True
-        most = self._config.max_held
+        most = self.config.max_held
         if plan.must_keep:
             return not self._has_room(plan, payload)
         return most is not None and table.held >= most
 
     def _has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
-        most = self._config.max_held
+        most = self.config.max_held
         is_full = most is not None and self._table.held >= most
         return not is_full and (payload is None or not plan.must_keep or self.queue.has_room(payload))
 
     def default_delay_ms(self, record: MessageState | None) -> int:
+        """Return the delay of a nack that names none."""
         count = 0 if record is None else record.redelivery_count
         delay = None if self._backoff is None else self._backoff(count)
-        return self._config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
+        return self.config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
 
     @staticmethod
     async def until_durable(message_id: MessageId, written: asyncio.Future[Outcome]) -> None:

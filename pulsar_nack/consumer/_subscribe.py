@@ -105,6 +105,9 @@ def subscribe(
         "receiver_queue_size": options.get("receiver_queue_size", _DEFAULT_QUEUE),
     }
     check_settings(traits_of(**promises), of_consumer)
+    if of_consumer.get("lease") is not None and (timeout_ms := options.get("unacked_messages_timeout_ms")):
+        expected = "None with lease: that timer brings back held messages too, and whole batches"
+        raise InvalidArgumentError("unacked_messages_timeout_ms", timeout_ms, expected)
     if (retry_topic := of_consumer.get("retry_topic")) is not None:
         topic, of_consumer["retry_topic"] = _with_retry_topic(topic, retry_topic, subscription, options)
     has_queue, is_pattern = promises["receiver_queue_size"] != 0, options.get("is_pattern_topic", False)

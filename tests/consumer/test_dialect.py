@@ -299,6 +299,8 @@ WRONG_VALUES: list[tuple[str, Any, Mapping[str, Any]]] = [
     ("key_shared", KeyShared, {"consumer_type": "key_shared"}),
     ("key_shared", OURS, {"consumer_type": "shared"}),
     ("backoff", "soon", {}),
+    ("lease", 0, {}),
+    ("unacked_messages_timeout_ms", 10_000, {"lease": 30}),
 ]
 
 
