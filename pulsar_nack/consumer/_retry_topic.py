@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from .._check import check_name, check_strings
-from .._delays import Delay, delay_ms
+from .._delays import MAX_DELAY_MS, Delay, delay_ms
 from ..errors import InvalidArgumentError
 from ._dead_letter_rules import DELIVER_AT, REAL_TOPIC, LetterMessage, base_name, letter_of, with_origin
 from ._port import DelayingPublisher, Delivery
@@ -120,7 +120,8 @@ class RetryTopic:
         properties = delivery.properties
         earlier = min(_number(properties.get(RECONSUME_TIMES)), _MAX_ATTEMPTS)
         wait_ms = min(_number(properties.get(DELIVER_AT)) - now_ms, _number(properties.get(DELAY_TIME)))
-        return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), max(wait_ms, 0)
+        wait_ms = wait_ms if 0 <= wait_ms <= MAX_DELAY_MS else 0  # else it is past, or nobody's time
+        return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), wait_ms
 
     def spills(self, delay_ms: int, unacked: int, near: float, limit: int | None) -> bool:
         """Return whether a nack waits in the retry topic: the longer its delay, the earlier.
