@@ -266,8 +266,8 @@ class Settler:
         if (
             letters is not None
             and payload is not None
-            and not is_deferred
-            and (sent := self.letter_verbs.nack(payload, record, attempt, milliseconds, reason)) is not None
+            and (sent := self.letter_verbs.nack(payload, record, attempt, milliseconds, reason, is_deferred))
+            is not None
         ):
             return await sent
         router, left_ms = self.queue.router, milliseconds
