@@ -170,7 +170,7 @@ class Leases:
             record.lease.has_ended, record.lease = True, None
         payload, letters = self._recent.pop(record.id), settler.letters
         is_known = payload is not None and not record.is_doubtful
-        if is_known and letters is not None and letters.rules is not None and letters.rules.is_last(count):
+        if payload and is_known and letters is not None and letters.rules is not None and letters.rules.is_last(count):
             self._queue.trace.lease_expired(record, None)
             letters.dead_letter(payload, count, LEASE_EXPIRED)  # even if it is full: nobody can wait here
             return
