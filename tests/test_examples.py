@@ -51,7 +51,7 @@ def get(url: str, data: bytes | None = None) -> Any:
 def test_every_example_is_run_here() -> None:
     """A new example has to come with a test: in this file, or beside those of its part."""
     elsewhere = {"acknowledgements.py", "delayed.py", "delayed_buckets.py", "local_topic.py"}
-    here = {"durable.py", "rate_limited_api.py", "web_service.py", "worker.py"}
+    here = {"durable.py", "rate_limited_api.py", "taskiq_worker.py", "web_service.py", "worker.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == here | elsewhere
 
 
@@ -89,6 +89,21 @@ def test_rate_limited_api() -> None:
     through = re.findall(r"(order \d+): through", told)
     assert sorted(through) == sorted(f"order {number}" for number in range(12))
     assert re.search(r"order 4: too many calls, again in 0\.\d+ s", told)
+
+
+@pytest.mark.slow
+def test_taskiq_worker() -> None:
+    """The delayed task, the retries and the dead letter happen in this order."""
+    told = run("taskiq_worker.py")
+    lines = re.findall(r"s  (.+)", told)
+    assert lines == [
+        "sent",
+        "order 17: no answer",
+        "order 17: no answer",
+        "mail to ann@example.org",
+        "order 17: done",
+        "1 dead letter",
+    ]
 
 
 @pytest.mark.slow
