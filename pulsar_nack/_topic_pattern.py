@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from ._check import is_text
 from .errors import InvalidArgumentError
 
 _EXPECTED: Final = (
@@ -89,6 +90,19 @@ def _outside_of_classes(text: str) -> str:
 
 
 # --- the official client ----------------------------------------------------------------------------------------------
+
+
+def pattern_text(topic: object) -> str:
+    """Return the text of a pattern for the official client, which has no flags.
+
+    :raises InvalidArgumentError: neither text nor a pattern of text, or it has flags
+    """
+    text = topic.pattern if isinstance(topic, re.Pattern) else topic
+    if not is_text(text) or not text:
+        raise InvalidArgumentError("topic", topic, "a pattern, by re.compile or as text with is_pattern_topic=True")
+    if isinstance(topic, re.Pattern) and topic.flags & ~re.UNICODE:
+        raise _refused(text, "flags")
+    return text
 
 
 def for_official_client(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
+from ._dialect import KeyShared
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -14,6 +15,7 @@ from ._port import (
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsHeldBack,
+    SupportsLastMessageId,
     SupportsNowait,
     SupportsPause,
     SupportsPublishing,
@@ -22,6 +24,7 @@ from ._port import (
     SupportsSessions,
     SupportsUnsubscribe,
 )
+from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
@@ -37,16 +40,19 @@ __all__ = [
     "ConsumerTrace",
     "DeadLetterPolicy",
     "Delivery",
+    "KeyShared",
     "Message",
     "OwnPublisher",
     "PortTraits",
     "Publisher",
+    "ReceivedMessage",
     "Redelivery",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsHeldBack",
+    "SupportsLastMessageId",
     "SupportsNowait",
     "SupportsPause",
     "SupportsPublishing",

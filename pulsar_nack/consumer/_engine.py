@@ -46,7 +46,7 @@ class ConsumerEngine:
         self.clock = clock = settings.clock or LoopClock()
         note = None if settings.trace is None else settings.trace.source(*names_of(port))
         trace = MessageTrace(note, clock)
-        self._reporting = port if traits.tells_sessions and isinstance(port, SupportsSessions) else None
+        self._reporting = port if traits.reports_sessions and isinstance(port, SupportsSessions) else None
         self._is_local = self._reporting is not None and not traits.keeps_acks
         self._port_keeps_members = self._is_local and traits.batch_index_ack  # a broker loses them at an unload
         limit = None if settings.unacked_limit is None else settings.unacked_limit - traits.receiver_queue_size

@@ -74,15 +74,13 @@ class OfficialPort:
     ) -> None:
         if not isinstance(consumer, import_pulsar_asyncio().Consumer):
             raise InvalidArgumentError("consumer", consumer, "a pulsar.asyncio.Consumer (not the synchronous one)")
-        interval = max(delay_ms(native_delay, "native_delay") / 1000, NATIVE_DELAY_S) / 3
-        self._traits = PortTraits(
+        self._traits = traits_of(
             honours_ids=honours_ids,
-            redelivery_latency=round(3.66 * interval, 3),
-            min_redelivery_delay=round(4.2 * interval, 3),
+            native_delay=native_delay,
             batch_index_ack=batch_index_ack,
             receiver_queue_size=receiver_queue_size,
         )
-        self._spacing = 1.3 * interval
+        self._spacing = 1.3 * _interval_s(native_delay)
         self._consumer = consumer
         self._client = client
         self._native = consumer._consumer
@@ -293,6 +291,23 @@ class OfficialPort:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the consumer")
+
+
+def traits_of(*, honours_ids: bool, native_delay: Delay, batch_index_ack: bool, receiver_queue_size: int) -> PortTraits:
+    """Return what a port with such options promises."""
+    interval = _interval_s(native_delay)
+    return PortTraits(
+        honours_ids=honours_ids,
+        redelivery_latency=round(3.66 * interval, 3),
+        min_redelivery_delay=round(4.2 * interval, 3),
+        batch_index_ack=batch_index_ack,
+        receiver_queue_size=receiver_queue_size,
+    )
+
+
+def _interval_s(native_delay: Delay) -> float:
+    """Return the interval of the client's timer of negative acknowledgements."""
+    return max(delay_ms(native_delay, "native_delay") / 1000, NATIVE_DELAY_S) / 3
 
 
 def import_pulsar_asyncio() -> Any:

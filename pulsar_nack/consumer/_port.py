@@ -25,7 +25,7 @@ class PortTraits:
     :param batch_index_ack: single messages of a batch are acknowledged at the broker
     :param receiver_queue_size: most messages that the transport prefetches, 0 if that is not known; the broker
         counts them as unacknowledged
-    :param tells_sessions: the port is a :class:`~pulsar_nack.consumer.SupportsSessions`, and acknowledgements return
+    :param reports_sessions: the port is a :class:`~pulsar_nack.consumer.SupportsSessions`, and acknowledgements return
         when they are confirmed
     :param keeps_acks: confirmed acknowledgements are kept by a broker that does not end with this process
     """
@@ -36,7 +36,7 @@ class PortTraits:
     max_ids_per_request: int = 1_000
     batch_index_ack: bool = False
     receiver_queue_size: int = 0
-    tells_sessions: bool = False
+    reports_sessions: bool = False
     keeps_acks: bool = False
 
 
@@ -202,7 +202,7 @@ class SupportsHeldBack(Protocol):
 
 @runtime_checkable
 class SupportsSessions(Protocol):
-    """A port that reports session events, if its trait ``tells_sessions`` is true."""
+    """A port that reports session events, if its trait ``reports_sessions`` is true."""
 
     def watch_sessions(self, on_event: Callable[[SessionEvent, str, int], None], /) -> None:
         """Call ``on_event`` with each event, its topic and partition from now on, in order with received messages.
@@ -220,6 +220,19 @@ class SupportsSessions(Protocol):
 
     async def flush(self) -> None:
         """Return when confirmed acknowledgements will survive the end of this process."""
+        ...
+
+
+@runtime_checkable
+class SupportsLastMessageId(Protocol):
+    """A port that can find out where its topics end."""
+
+    async def last_message_ids(self) -> Sequence[MessageId]:
+        """Return the id of the last message of each topic or partition, each with its topic; entry -1: it is empty.
+
+        :raises BrokerError: the broker refused, or gave no answer
+        :raises ClosedError: after ``close``
+        """
         ...
 
 

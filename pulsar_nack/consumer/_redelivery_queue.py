@@ -63,7 +63,7 @@ class RedeliveryQueue:
         self.router = RedeliveryRouter(redelivery, port.traits)
         self.redelivered_local = 0
         self.redelivered_broker = 0
-        self.asked_again = 0
+        self.requested_again = 0
         self._port = port
         self.table = table
         self.payloads = payloads
@@ -344,7 +344,7 @@ class RedeliveryQueue:
             self._trace_failed(ids, error)
             requests.retries.failed([retry for retry in due if self._is_awaited(retry.id)], self.clock.now_ms())
         else:
-            self.asked_again += len(due)
+            self.requested_again += len(due)
             for retry in due:
                 if self._is_awaited(retry.id):
                     requests.retries.add(retry.id, now_ms, retry.turn + 1)

@@ -23,7 +23,7 @@ class ConsumerStatistics:
     :param nacked: negative acknowledgements
     :param redelivered_local: messages redelivered from memory
     :param redelivered_broker: messages requested from the broker
-    :param asked_again: messages requested once more, because nothing had come within 30 s
+    :param requested_again: messages requested once more, because nothing had come within 30 s
     :param in_work: delivered (or ready to be) and not settled
     :param ready: of these, how many wait for a call of ``receive``
     :param held: nacked and not due
@@ -60,7 +60,7 @@ class ConsumerStatistics:
     nacked: int
     redelivered_local: int
     redelivered_broker: int
-    asked_again: int
+    requested_again: int
     in_work: int
     ready: int
     held: int
@@ -111,7 +111,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         nacked=settler.nacked,
         redelivered_local=queue.redelivered_local,
         redelivered_broker=queue.redelivered_broker,
-        asked_again=queue.asked_again,
+        requested_again=queue.requested_again,
         in_work=table.delivered,
         ready=receiver.waiting(),
         held=table.held,

@@ -3,51 +3,50 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from .._check import check_flag, check_name
 from .._delays import Delay
 from .._lifetime import Opening
-from .._topic_pattern import for_official_client
+from .._topic_pattern import for_official_client, pattern_text
 from ..errors import InvalidArgumentError
 from ._consumer import Consumer
-from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio
+from ._dialect import (
+    OFFICIAL_NAMES,
+    AnyType,
+    DialectSettings,
+    SubscriptionType,
+    check_values,
+    official_settings,
+    subscription_type,
+)
+from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio, traits_of
 from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown, signature_with_settings
 
 if TYPE_CHECKING:
     import pulsar
     from pulsar.schema import Schema
 
-_TYPES: Final = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "KeyShared"}
-_HONOUR_IDS: Final = {"Shared", "KeyShared"}
+_HONOUR_IDS: Final = {"shared", "key_shared"}
 _DEFAULT_QUEUE: Final = 1_000
 
 
-class OfficialSettings(ConsumerOptions, total=False):
+class OfficialSettings(DialectSettings, total=False):
     """The settings of a consumer, and those that go to the official client; a later client may have more."""
 
     schema: Schema | None
-    receiver_queue_size: int
     max_total_receiver_queue_size_across_partitions: int
-    consumer_name: str | None
     unacked_messages_timeout_ms: int | None
     broker_consumer_stats_cache_time_ms: int
-    is_read_compacted: bool
-    properties: dict[str, str] | None
-    initial_position: pulsar.InitialPosition
     crypto_key_reader: pulsar.CryptoKeyReader | None
-    replicate_subscription_state_enabled: bool
-    max_pending_chunked_message: int
     auto_ack_oldest_chunked_message_on_queue_full: bool
     start_message_id_inclusive: bool
     batch_receive_policy: pulsar.ConsumerBatchReceivePolicy | None
-    key_shared_policy: pulsar.ConsumerKeySharedPolicy | None
-    batch_index_ack_enabled: bool
     regex_subscription_mode: pulsar.RegexSubscriptionMode
     dead_letter_policy: pulsar.ConsumerDeadLetterPolicy | None
     crypto_failure_action: pulsar.ConsumerCryptoFailureAction
-    is_pattern_topic: bool
 
 
 class Subscribing(Opening[Consumer]):
@@ -61,22 +60,22 @@ class Subscribing(Opening[Consumer]):
 
 def subscribe(
     client: Any,
-    topic: str | Sequence[str],
+    topic: str | Sequence[str] | re.Pattern[str],
     subscription: str,
     *,
-    consumer_type: Any = "shared",
+    consumer_type: AnyType = "shared",
     **settings: Unpack[OfficialSettings],
 ) -> Subscribing:
     """Subscribe with the official client, by default on a Shared subscription.
 
     :param client: a ``pulsar.asyncio.Client``
-    :param topic: a topic, a list of topics, or with ``is_pattern_topic=True`` a pattern as text, in the syntax that
-        ECMAScript, which that client uses, and Python have in common
+    :param topic: a topic, a list of topics, or a pattern, by :func:`re.compile` or as text with
+        ``is_pattern_topic=True``, in the syntax that ECMAScript, which that client uses, and Python have in common
     :param subscription: its name
     :param consumer_type: ``"shared"``, ``"key_shared"``, ``"exclusive"``, ``"failover"``, or a ``pulsar.ConsumerType``
-    :param settings: those of :class:`Consumer`; others go to the client's ``subscribe`` unchanged (``schema``,
-        ``receiver_queue_size``, ``initial_position``, ``batch_index_ack_enabled``, ...), except for
-        ``negative_ack_redelivery_delay_ms``, which pulsar-nack sets
+    :param settings: those of :class:`Consumer`; those of a subscription, by the names of either client
+        (``initial_position``, ``receiver_queue_size``, ``batch_index_ack``, ...); and others of the official client
+        (``schema``, ``crypto_key_reader``, ...), which go to it unchanged
     :return: to be used as ``async with``, or awaited
     :raises InvalidArgumentError: names the argument
     :raises MissingExtraError: pulsar-client is not installed
@@ -90,23 +89,29 @@ def subscribe(
     """
     if not isinstance(client, import_pulsar_asyncio().Client):
         raise InvalidArgumentError("client", client, "a pulsar.asyncio.Client (not the synchronous pulsar.Client)")
-    options: dict[str, Any] = {**settings}
+    options = official_settings(settings)
     of_consumer = {name: options.pop(name) for name in CONSUMER_SETTINGS if name in options}
-    native_type = _native_type(consumer_type)
-    topic = _checked_topic(topic, is_pattern=options.get("is_pattern_topic", False))
+    kind = subscription_type(consumer_type)
+    topic = _checked_topic(topic, options)
     check_name("subscription", subscription)
+    check_values(kind, options)
     _check_options(client, options)
-    has_queue = options.get("receiver_queue_size", _DEFAULT_QUEUE) != 0
-    if not has_queue and (not isinstance(topic, str) or options.get("is_pattern_topic", False)):
+    promises: dict[str, Any] = {
+        "honours_ids": kind in _HONOUR_IDS,
+        "native_delay": NATIVE_DELAY_S,
+        "batch_index_ack": options.get("batch_index_ack", False),
+        "receiver_queue_size": options.get("receiver_queue_size", _DEFAULT_QUEUE),
+    }
+    check_settings(traits_of(**promises), of_consumer)
+    has_queue, is_pattern = promises["receiver_queue_size"] != 0, options.get("is_pattern_topic", False)
+    if not has_queue and (not isinstance(topic, str) or is_pattern):
         raise _no_queue()
-    for name in ("negative_ack_redelivery_delay_ms", "subscription_name"):
-        if name in options:
-            raise InvalidArgumentError(name, options[name], "nothing: pulsar_nack sets it")
 
     async def make() -> Consumer:
         if not has_queue and await client.get_topic_partitions(topic) != [_full_name(topic)]:
             raise _no_queue()
-        port = await _port(client, topic, subscription, native_type, options)
+        native = await _native(client, topic, subscription, kind, options)
+        port = OfficialPort(native, has_several_topics=is_pattern, client=client, **promises)
         try:
             return Consumer(port, **of_consumer)
         except BaseException:
@@ -122,7 +127,7 @@ subscribe.__signature__ = signature_with_settings(subscribe, has_others=True)  #
 def wrap(
     consumer: Any,
     *,
-    consumer_type: Any = None,
+    consumer_type: AnyType | None = None,
     native_delay: Delay = 60.0,
     batch_index_ack: bool = False,
     **settings: Unpack[ConsumerOptions],
@@ -141,18 +146,20 @@ def wrap(
     :param settings: those of :class:`Consumer`; a ``dead_letter`` needs a ``publisher``, for the client is not known
     :raises InvalidArgumentError: names the argument
     """
-    honours_ids = consumer_type is not None and _native_type(consumer_type).name in _HONOUR_IDS
+    honours_ids = consumer_type is not None and subscription_type(consumer_type) in _HONOUR_IDS
     port = OfficialPort(consumer, honours_ids=honours_ids, native_delay=native_delay, batch_index_ack=batch_index_ack)
     check_settings(port.traits, settings)
     return Consumer(port, **settings)
 
 
-def _checked_topic(topic: object, *, is_pattern: object) -> Any:
+def _checked_topic(topic: object, options: dict[str, Any]) -> Any:
     """Return the topic for the client, whose library ends the process if it cannot parse a pattern."""
+    is_pattern = options.get("is_pattern_topic", isinstance(topic, re.Pattern))
     check_flag("is_pattern_topic", is_pattern)
     if is_pattern:
-        return for_official_client(check_name("topic", topic, "a pattern as text, with is_pattern_topic=True"))
-    expected = "a name, a list of names, or a pattern as text with is_pattern_topic=True"
+        options["is_pattern_topic"] = True
+        return for_official_client(pattern_text(topic))
+    expected = "a name, a list of names, or a pattern, by re.compile or as text with is_pattern_topic=True"
     if isinstance(topic, str) or not isinstance(topic, Sequence) or not topic:
         return check_name("topic", topic, expected)
     return [check_name("topic", each, expected) for each in topic]
@@ -162,29 +169,22 @@ def _check_options(client: Any, options: dict[str, Any]) -> None:
     """Raise for a setting that neither a :class:`Consumer` nor the official client knows."""
     known = inspect.signature(client.subscribe).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in known.values()):
-        refuse_unknown(options.items(), [*known, *CONSUMER_SETTINGS])
+        refuse_unknown(options.items(), [*known, *OFFICIAL_NAMES, *CONSUMER_SETTINGS])
 
 
-async def _port(client: Any, topic: Any, subscription: str, native_type: Any, options: dict[str, Any]) -> OfficialPort:
+async def _native(client: Any, topic: Any, subscription: str, kind: SubscriptionType, options: dict[str, Any]) -> Any:
+    import pulsar
+
     try:
-        consumer = await client.subscribe(
+        return await client.subscribe(
             topic,
             subscription,
-            consumer_type=native_type,
+            consumer_type=getattr(pulsar.ConsumerType, _official_word(kind)),
             negative_ack_redelivery_delay_ms=round(NATIVE_DELAY_S * 1000),
-            **options,
+            **_for_client(options),
         )
     except import_pulsar_asyncio().PulsarException as error:
         raise broker_error(f"subscribing to {topic!r} as {subscription!r}", error) from error
-    return OfficialPort(
-        consumer,
-        honours_ids=native_type.name in _HONOUR_IDS,
-        native_delay=NATIVE_DELAY_S,
-        batch_index_ack=bool(options.get("batch_index_ack_enabled", False)),
-        receiver_queue_size=int(options.get("receiver_queue_size", _DEFAULT_QUEUE)),
-        has_several_topics=bool(options.get("is_pattern_topic", False)),
-        client=client,
-    )
 
 
 def _full_name(topic: Any) -> str:
@@ -199,14 +199,22 @@ def _no_queue() -> InvalidArgumentError:
     return InvalidArgumentError("receiver_queue_size", 0, wanted)
 
 
-def _native_type(consumer_type: Any) -> Any:
+def _official_word(word: str) -> str:
+    """Return the official client's word: ``KeyShared`` for ``key_shared``."""
+    return word.title().replace("_", "")
+
+
+def _for_client(options: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the names and values of the official client."""
     import pulsar
 
-    if isinstance(consumer_type, pulsar.ConsumerType):
-        return consumer_type
-    name = _TYPES.get(consumer_type.lower()) if isinstance(consumer_type, str) else None
-    if name is None:
-        raise InvalidArgumentError(
-            "consumer_type", consumer_type, f"one of {', '.join(_TYPES)}, or a pulsar.ConsumerType"
-        )
-    return getattr(pulsar.ConsumerType, name)
+    found = {OFFICIAL_NAMES.get(name, name): value for name, value in options.items()}
+    if (position := found.get("initial_position")) is not None:
+        found["initial_position"] = getattr(pulsar.InitialPosition, _official_word(position))
+    if (shares := found.get("key_shared_policy")) is not None:
+        mode = pulsar.KeySharedMode.Sticky if shares.ranges else pulsar.KeySharedMode.AutoSplit
+        ranges = list(shares.ranges) or None
+        found["key_shared_policy"] = pulsar.ConsumerKeySharedPolicy(mode, shares.allow_out_of_order, ranges)
+    if (properties := found.get("properties")) is not None:
+        found["properties"] = dict(properties)
+    return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from .._check import check_clock, check_config, check_kind
 from .._lifetime import ClosesOnExit
 from ..clock import Clock, LoopClock
 from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
+from ..consumer.transport import AnyType
 from ..errors import ClosedError
 from ..ledger.faults import FaultyFiles
 from ..ledger.memory import MemoryFiles
@@ -27,7 +28,6 @@ _PORT_OPTIONS: Final = (
     "unacked_limit",
     "batch_index_ack",
 )
-SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
 
 
 class LocalBroker(ClosesOnExit):
@@ -95,7 +95,7 @@ class LocalBroker(ClosesOnExit):
     async def subscribe(
         self,
         subscription: str,
-        subscription_type: SubscriptionTypeName = "shared",
+        subscription_type: AnyType = "shared",
         *,
         topic: str = _TOPIC,
         **options: Any,
@@ -116,7 +116,7 @@ class LocalBroker(ClosesOnExit):
     def consumer(
         self,
         subscription: str,
-        subscription_type: SubscriptionTypeName = "shared",
+        subscription_type: AnyType = "shared",
         *,
         topic: str = _TOPIC,
         **options: Any,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 from .._check import INT64_MAX, check_integer, check_text
 from .._delays import delay_ms
 from ..config import BucketConfig, DelayedDeliveryConfig
+from ..consumer.transport import InitialPosition, initial_position, local_settings, subscription_type
 from ..errors import InvalidArgumentError
 from ._dispatcher import SubscriptionType
 from ._entry import EntryMessage
@@ -17,9 +18,6 @@ from ._entry import EntryMessage
 _T = TypeVar("_T")
 
 _MAX_NAME: Final = 100
-
-InitialPosition = Literal["latest", "earliest"]
-SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
 
 
 def as_bucket_config(config: DelayedDeliveryConfig | None) -> BucketConfig | None:
@@ -38,33 +36,35 @@ def check_subscription_name(name: object) -> None:
         raise InvalidArgumentError("name", name, f"a subscription's name of 1 to {_MAX_NAME} characters")
 
 
-def check_initial(position: object) -> None:
-    """Raise InvalidArgumentError unless a new subscription can begin here."""
-    if position not in {"latest", "earliest"}:
-        raise InvalidArgumentError("initial_position", position, "'latest' or 'earliest'")
+class Joining(NamedTuple):
+    """The checked arguments of a new consumer, in our words."""
 
-
-def kind_of(value: object) -> SubscriptionType:
-    """Return the type of a subscription, given as such or by its name."""
-    if isinstance(value, SubscriptionType):
-        return value
-    try:
-        return SubscriptionType(value)
-    except ValueError:
-        names = ", ".join(repr(kind.value) for kind in SubscriptionType)
-        raise InvalidArgumentError("type", value, f"one of {names}") from None
+    kind: SubscriptionType
+    initial: InitialPosition
+    consumer_name: str
 
 
 def check_subscribe(
-    name: object, kind: object, initial_position: object, consumer_name: object, receiver_queue_size: object
-) -> SubscriptionType:
-    """Check the arguments of a new consumer; return the type of its subscription."""
-    found = kind_of(kind)
+    name: object, kind: object, position: object, consumer_name: object, receiver_queue_size: object
+) -> Joining:
+    """Check the arguments of a new consumer, and return them."""
+    found = SubscriptionType(subscription_type(kind, "type"))
     check_subscription_name(name)
-    check_initial(initial_position)
-    check_text("consumer_name", consumer_name)
+    initial = initial_position(position)
+    label = "" if consumer_name is None else consumer_name
+    check_text("consumer_name", label)
     check_integer("receiver_queue_size", receiver_queue_size, 0)
-    return found
+    return Joining(found, initial, cast("str", label))
+
+
+def check_options(type: object, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:  # noqa: A002
+    """Return the type of a new consumer and its other settings, by our names."""
+    found = local_settings(options)
+    if "consumer_type" not in found:
+        return type, found
+    if type != "shared":
+        raise InvalidArgumentError("consumer_type", found["consumer_type"], "nothing beside type")
+    return subscription_type(found.pop("consumer_type")), found
 
 
 def deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:

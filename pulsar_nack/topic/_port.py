@@ -81,7 +81,7 @@ class LocalPort:
             max_ids_per_request=MAX_IDS,
             batch_index_ack=batch_index_ack,
             receiver_queue_size=receiver_queue_size,
-            tells_sessions=True,
+            reports_sessions=True,
         )
         self._members = None if batch_index_ack else BatchMembers()
         self._inbox = LocalInbox(self._members)

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from .._tasks import TaskOwner
 from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
+from ..consumer.transport import InitialPosition
 from ..cursor import Cursor
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ledger import LogStore
-from ._arguments import InitialPosition
 from ._cursors import Cursors, LedgerTrimmer
 from ._dispatcher import SubscriptionType
 from ._inbox import LocalInbox

@@ -15,20 +15,14 @@ from .._lifetime import ClosesOnExit, LoopBound
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
+from ..consumer.transport import AnyPosition, AnyType
+from ..consumer.transport import initial_position as as_initial_position
 from ..cursor import Cursor
 from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
-from ._arguments import (
-    InitialPosition,
-    SubscriptionTypeName,
-    as_bucket_config,
-    check_initial,
-    check_subscribe,
-    check_subscription_name,
-)
-from ._dispatcher import SubscriptionType
+from ._arguments import as_bucket_config, check_options, check_subscribe, check_subscription_name
 from ._entry import entry_class
 from ._ledgers import STATE, TopicLedgers
 from ._port import LocalPort, NoPort
@@ -261,10 +255,10 @@ class LocalTopic(ClosesOnExit, LoopBound):
     async def subscribe(
         self,
         name: str,
-        type: SubscriptionTypeName | SubscriptionType = "shared",  # noqa: A002 - the field's word
+        type: AnyType = "shared",  # noqa: A002 - the field's word
         *,
-        consumer_name: str = "",
-        initial_position: InitialPosition = "latest",
+        consumer_name: str | None = None,
+        initial_position: AnyPosition = "latest",
         delayed: DelayedDeliveryConfig | None = None,
         receiver_queue_size: int = 1_000,
         unacked_limit: int | None = 50_000,
@@ -282,63 +276,67 @@ class LocalTopic(ClosesOnExit, LoopBound):
         :raises BrokerError: the present consumers exclude this one
         """
         self._ensure_open()
-        kind = check_subscribe(name, type, initial_position, consumer_name, receiver_queue_size)
+        kind, initial, label = check_subscribe(name, type, initial_position, consumer_name, receiver_queue_size)
         check_flag("batch_index_ack", batch_index_ack)
         if unacked_limit is not None:
             check_integer("unacked_limit", unacked_limit, 1)
         return await self._subscriptions.join(
             name,
-            initial_position,
+            initial,
             as_bucket_config(delayed),
-            consumer_name=consumer_name,
+            consumer_name=label,
             kind=kind,
             room=receiver_queue_size,
             unacked_limit=unacked_limit,
             batch_index_ack=batch_index_ack,
         )
 
-    async def create_subscription(self, name: str, *, initial_position: InitialPosition = "latest") -> None:
+    async def create_subscription(self, name: str, *, initial_position: AnyPosition = "latest") -> None:
         """Create a subscription without a consumer, durable when this returns; an existing one stays as it is.
 
         :raises InvalidArgumentError: an argument is invalid
         """
         self._ensure_open()
         check_subscription_name(name)
-        check_initial(initial_position)
-        await self._subscriptions.create(name, initial_position)
+        await self._subscriptions.create(name, as_initial_position(initial_position))
 
     def consumer(
         self,
         name: str,
-        type: SubscriptionTypeName | SubscriptionType = "shared",  # noqa: A002 - as above
+        type: AnyType = "shared",  # noqa: A002 - as above
         *,
-        consumer_name: str = "",
-        initial_position: InitialPosition = "earliest",
+        consumer_name: str | None = None,
+        initial_position: AnyPosition = "earliest",
         delayed: DelayedDeliveryConfig | None = None,
         receiver_queue_size: int = 1_000,
         **options: Any,
     ) -> Subscribing:
         """Subscribe with a :class:`~pulsar_nack.Consumer`; ``async with`` it, or await it and close it yourself.
 
-        :param options: those of :class:`~pulsar_nack.Consumer`; the others are as in :meth:`subscribe`, except that a
-            new subscription begins with the first message
+        :param options: those of :class:`~pulsar_nack.Consumer`, ``batch_index_ack``, and ``consumer_type`` for
+            ``type``; the others are as in :meth:`subscribe`, except that a new subscription begins with the first
+            message
         :raises InvalidArgumentError: an argument is invalid; other errors are raised when it is entered or awaited
         """
-        check_subscribe(name, type, initial_position, consumer_name, receiver_queue_size)
+        kind, settings = check_options(type, options)
+        batch_index_ack = settings.pop("batch_index_ack", True)
+        check_subscribe(name, kind, initial_position, consumer_name, receiver_queue_size)
+        check_flag("batch_index_ack", batch_index_ack)
         as_bucket_config(delayed)
-        Consumer(NoPort(self.name, name), **options)  # checks the options, and begins nothing
+        Consumer(NoPort(self.name, name), **settings)  # checks the settings, and begins nothing
 
         async def make() -> Consumer:
             port = await self.subscribe(
                 name,
-                type,
+                kind,
                 consumer_name=consumer_name,
                 initial_position=initial_position,
                 delayed=delayed,
                 receiver_queue_size=receiver_queue_size,
+                batch_index_ack=batch_index_ack,
             )
             try:
-                return Consumer(port, **options)
+                return Consumer(port, **settings)
             except BaseException:
                 await port.close()
                 raise

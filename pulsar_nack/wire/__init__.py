@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..consumer import KeyShared
 from ..errors import MissingExtraError
 
 try:  # both are checked here, for one clear error
@@ -23,7 +24,7 @@ from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics
 from ._connection._tls import TlsOptions
 from ._consumer._port import WirePort
-from ._consumer._subscribe_options import KeyShared, SubscribeOptions
+from ._consumer._subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
     from ._connection._oauth2 import OAuth2Authentication

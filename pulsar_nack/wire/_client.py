@@ -13,7 +13,7 @@ from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop
 from ..clock import LoopClock
 from ..consumer import Consumer, Subscribing
-from ..consumer.transport import check_settings
+from ..consumer.transport import AnyType, check_settings, native_settings, subscription_type
 from ..errors import ClosedError, InvalidArgumentError
 from ._connection._address import parse_service_url
 from ._connection._context import ClientContext
@@ -24,7 +24,7 @@ from ._connection._retry import gather_settled, retry_transient
 from ._consumer._port import WirePort, queue_required, traits_of
 from ._consumer._selection import selection_of
 from ._consumer._settings import ProducerSettings, SubscribeSettings, client_options, producer_options, split_settings
-from ._consumer._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
+from ._consumer._subscribe_options import SubscribeOptions
 from ._protocol._topics import normalize, normalize_namespace
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Client(ClosesWhenDropped):
         topic: str | Sequence[str] | re.Pattern[str],
         subscription: str,
         *,
-        consumer_type: SubscriptionType = "shared",
+        consumer_type: AnyType = "shared",
         discovery_interval: Delay = 60.0,
         **settings: Unpack[SubscribeSettings],
     ) -> Subscribing:
@@ -102,24 +102,27 @@ class Client(ClosesWhenDropped):
 
         While no broker answers or is ready, this method and those below retry for ``request_timeout``.
 
-        :param topic: a topic with all its partitions; a list of topics; or a pattern by :func:`re.compile` for whole
-            names of topics, ``persistent://tenant/namespace/name`` or ``tenant/namespace/name``, or for the last part
-            of those in ``public/default``
+        :param topic: a topic with all its partitions; a list of topics; or a pattern, by :func:`re.compile` or as text
+            with ``is_pattern_topic=True``, for whole names of topics, ``persistent://tenant/namespace/name`` or
+            ``tenant/namespace/name``, or for the last part of those in ``public/default``
         :param subscription: its name
+        :param consumer_type: ``"shared"``, ``"key_shared"``, ``"exclusive"``, ``"failover"``, or a
+            ``pulsar.ConsumerType``
         :param discovery_interval: how often to look for new partitions, and for new topics that match a pattern
         :param settings: those of :class:`~pulsar_nack.Consumer`, and those of
-            :class:`~pulsar_nack.wire.SubscribeOptions` (``initial_position``, ``receiver_queue_size``, ...)
+            :class:`~pulsar_nack.wire.SubscribeOptions` (``initial_position``, ``receiver_queue_size``, ...), by the
+            official client's names too where it has them
         :return: use it as ``async with``, or await it
         :raises InvalidArgumentError: names the argument
         :raises ClosedError: the client is closed
         :raises TopicNotFoundError: when entered or awaited: the topic does not exist, and may not be created
         :raises BrokerError: when entered or awaited: subscribing failed; with the broker's text and the number of tries
         """
-        selection = selection_of(topic)
-        of_consumer, of_subscription = split_settings(settings)
-        if consumer_type not in TYPES:
-            raise InvalidArgumentError("consumer_type", consumer_type, f"one of {', '.join(TYPES)}")
-        options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)
+        words = native_settings(settings)
+        selection = selection_of(topic, is_pattern=words.pop("is_pattern_topic", isinstance(topic, re.Pattern)))
+        of_consumer, of_subscription = split_settings(words)
+        kind = subscription_type(consumer_type)
+        options = SubscribeOptions(subscription=subscription, type=kind, **of_subscription)
         if not options.receiver_queue_size and selection.only is None:
             raise queue_required()
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000

@@ -383,7 +383,7 @@ async def test_lost_requests_are_made_again(service_url: str, topic: str, monkey
         again = await take(consumer, 20, timeout=patience(10))
         assert payloads(again) == sorted(numbered(20))
         assert {message.attempt for message in again} == {2}
-        assert consumer.statistics().asked_again == 20
+        assert consumer.statistics().requested_again == 20
         await asyncio.gather(*(message.ack() for message in again))
         assert await nothing_comes(consumer, 1.0)
         assert scenarios.all_given_back(consumer)

@@ -29,7 +29,7 @@ _SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._consumer._ac
 _NOT_SEEN_THROUGH: Final = {Consumer, ConsumerEngine, ConsumerSettings, LoopTurn, Message, Receiver, Settler}
 _COUNTERS: Final = {
     *("acked", "acked_again", "done", "failures", "redelivered_local", "redelivered_broker"),
-    *("asked_again", "request", "_tries", "id"),
+    *("requested_again", "request", "_tries", "id"),
 }
 """Fields that say how often something happened, which makes no difference to what can happen."""
 _OLD: Final = object()

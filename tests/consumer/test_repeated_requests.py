@@ -46,7 +46,7 @@ async def test_a_lost_request_is_made_again(ports: Ports, subscription_type: Any
         again = await consumer.receive(timeout=1_000)
         assert now() - asked_at == ROUNDS_S[lost - 1]
         assert (again.data, again.redelivery_count) == (b"x", 1)
-        assert consumer.statistics().asked_again == lost
+        assert consumer.statistics().requested_again == lost
         await again.ack()
         await asyncio.sleep(1_000)
         assert port.subscription.backlog == 0
@@ -91,7 +91,7 @@ async def test_asking_again_ends(ports: Ports) -> None:
         times = [call.at_ms / 1_000 - asked_at for call in port.calls if call.name == "redeliver"]
         assert times == [0, *ROUNDS_S]
         statistics = consumer.statistics()
-        assert (statistics.asked_again, statistics.requested) == (4, 0)
+        assert (statistics.requested_again, statistics.requested) == (4, 0)
     await other.close()
 
 
@@ -107,7 +107,7 @@ async def test_a_request_that_is_answered_is_not_made_again(ports: Ports) -> Non
             await (await consumer.receive()).ack()
         await asyncio.sleep(1_000)
         assert sum(map(len, port.requests("redeliver"))) == 6
-        assert consumer.statistics().asked_again == 0
+        assert consumer.statistics().requested_again == 0
 
 
 @pytest.mark.each_kind
@@ -126,7 +126,7 @@ async def test_what_waits_at_the_port_is_not_asked_for_again(ports: Ports) -> No
             assert len(port.requests("redeliver")) == 1
             found = [await consumer.receive(timeout=1) for _ in range(3)]
             assert sorted(each.data for each in (job, *found)) == [b"x", b"y", b"y", b"y"]
-            assert consumer.statistics().asked_again == 0
+            assert consumer.statistics().requested_again == 0
             with pytest.raises(TimeoutError):
                 await other.receive(timeout=100)
 
@@ -158,7 +158,7 @@ async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) ->
             await message.nack(delay=1)
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=40)
-        assert consumer.statistics().asked_again == 2
+        assert consumer.statistics().requested_again == 2
         await consumer.acknowledge(messages[0].id)
         await consumer.negative_acknowledge(messages[1].id, 500)
         nacked_at = now()

@@ -304,7 +304,7 @@ async def test_asking_again(tmp_path: Path) -> None:
         await asyncio.sleep(20)
         port.fail_next("redeliver", error=BrokerError("no"))
         again = await consumer.receive(timeout=100)
-        assert (again.redelivery_count, consumer.statistics().asked_again) == (1, 1)
+        assert (again.redelivery_count, consumer.statistics().requested_again) == (1, 1)
         await again.ack()
     found = [tuple(each[name] for name in ("event", "time_ms", "attempt", "reason")) for each in lines(tmp_path)]
     assert found == [

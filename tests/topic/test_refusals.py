@@ -90,7 +90,7 @@ async def test_consumer_is_checked_at_the_call(field: str, arguments: dict[str, 
         given = {"name": "s", **arguments}
         with pytest.raises(InvalidArgumentError, match=f"^{field}"):
             topic.consumer(**given)
-        with pytest.raises(TypeError, match="no_such"):
+        with pytest.raises(InvalidArgumentError, match="no_such"):
             topic.consumer("s", no_such=1)
         assert topic.subscriptions == []
         subscribing = topic.consumer("s", ack_memory=0)

@@ -11,6 +11,7 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError
+from pulsar_nack.consumer._dialect import OFFICIAL_NAMES
 from pulsar_nack.consumer._settings import ConsumerOptions, ConsumerSettings
 from pulsar_nack.errors import AlreadyEnteredError, WrongLoopError
 from pulsar_nack.testing import run, virtual_time
@@ -57,7 +58,7 @@ def test_bad_addresses_are_refused(url: Any) -> None:
         ("redelivery", {"redelivery": "somehow"}),
         ("unacked_limit", {"unacked_limit": 100}),
         ("ack_memory", {"ack_memory": -1}),
-        ("batch_index_ack_enabled", {"batch_index_ack_enabled": True}),
+        ("batch_index_ack", {"batch_index_ack_enabled": 1}),
         ("port", {"port": None}),
         ("trace", {"trace": "x"}),
         ("hooks", {"hooks": [1]}),
@@ -115,8 +116,8 @@ async def test_names_that_are_nearly_right_are_told() -> None:
     async with pulsar_nack.connect(NOBODY) as client:
         with pytest.raises(InvalidArgumentError, match=r"backof: .*\(backoff\?\)"):
             client.subscribe("t", "s", backof=[1])  # type: ignore[call-arg]
-        with pytest.raises(InvalidArgumentError, match=r"consumer_type: .*'Shared'"):
-            client.subscribe("t", "s", consumer_type="Shared")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match=r"consumer_type: .*'Sharde'"):
+            client.subscribe("t", "s", consumer_type="Sharde")
         with pytest.raises(InvalidArgumentError, match="compression: expected 'none', 'lz4'"):
             client.producer("t", compression="gzip")  # type: ignore[arg-type]
         with pytest.raises(AttributeError, match=r"no 'receive' yet: .*`async with`"):
@@ -204,8 +205,10 @@ def test_every_setting_has_its_place() -> None:
     hints = {name: kind.__forward_arg__ for name, kind in ConsumerOptions.__annotations__.items()}
     assert hints == {each.name: each.type for each in fields(ConsumerSettings)}
     of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
-    assert set(SubscribeSettings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
-    every = dict.fromkeys(SubscribeSettings.__annotations__, None)
+    official = {*OFFICIAL_NAMES.values(), "is_pattern_topic"}
+    typed = set(SubscribeSettings.__annotations__) - official
+    assert typed - set(hints) == of_subscription | {"durable_subscription"}
+    every = dict.fromkeys(typed, None)
     consumer, subscription = split_settings(every)
     assert set(consumer) == set(hints)
     assert set(subscription) == of_subscription | {"durable"}

@@ -93,7 +93,7 @@ async def test_messages_of_a_topic_that_was_deleted_can_be_settled() -> None:
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=600)
         figures = consumer.statistics()
-        assert (figures.held, figures.requested, figures.asked_again) == (0, 0, 0)
+        assert (figures.held, figures.requested, figures.requested_again) == (0, 0, 0)
         with pytest.raises(BrokerError, match="no topic of this consumer"):
             await consumer.acknowledge(MessageId(1, 1, topic="persistent://public/default/c"))
 

@@ -12,7 +12,13 @@ import pytest
 
 from pulsar_nack import BrokerError, ClosedError, ConsumerPort, Delivery, MessageId
 from pulsar_nack.clock import LoopClock
-from pulsar_nack.consumer import SupportsConnectionState, SupportsCumulativeAck, SupportsNowait, SupportsSeek
+from pulsar_nack.consumer import (
+    SupportsConnectionState,
+    SupportsCumulativeAck,
+    SupportsLastMessageId,
+    SupportsNowait,
+    SupportsSeek,
+)
 from pulsar_nack.testing import run
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
 from pulsar_nack.wire._connection._context import ClientContext
@@ -93,7 +99,13 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 async def test_it_is_a_port(stage: Stage) -> None:
     """It can all that a consumer may want of a port."""
     port: ConsumerPort = await stage.port("plain")
-    for ability in (SupportsNowait, SupportsCumulativeAck, SupportsConnectionState, SupportsSeek):
+    for ability in (
+        SupportsNowait,
+        SupportsCumulativeAck,
+        SupportsConnectionState,
+        SupportsSeek,
+        SupportsLastMessageId,
+    ):
         assert isinstance(port, ability)
     await port.close()
 

@@ -250,7 +250,11 @@ class WirePort:
     # --- asking the broker --------------------------------------------------------------------------------------------
 
     async def last_message_ids(self) -> list[MessageId]:
-        """Return the id of the last message of each topic or partition; entry -1 for an empty one."""
+        """Return the id of the last message of each topic or partition, with its topic; entry -1 for an empty one.
+
+        :raises BrokerError: the broker refused, or did not answer
+        :raises ClosedError: it, or its client, is closed
+        """
         self._check_open()
         return await gather_or_cancel(consumer.last_message_id() for consumer in self._consumers)
 
@@ -308,7 +312,7 @@ def traits_of(options: SubscribeOptions) -> PortTraits:
         max_ids_per_request=MAX_IDS,
         batch_index_ack=options.batch_index_ack,
         receiver_queue_size=options.receiver_queue_size,
-        tells_sessions=True,
+        reports_sessions=True,
         keeps_acks=True,
     )
 

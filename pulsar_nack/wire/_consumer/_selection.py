@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from ..._check import check_flag, is_text
 from ..._topic_pattern import TopicPattern
 from ...errors import InvalidArgumentError, TopicNotFoundError
 from .._connection._lookup import Lookup
@@ -92,20 +93,33 @@ class PatternSelection:
 Selection = TopicListSelection | PatternSelection
 
 
-def selection_of(topic: str | Sequence[str] | re.Pattern[str]) -> Selection:
+def selection_of(topic: str | Sequence[str] | re.Pattern[str], *, is_pattern: bool | None = None) -> Selection:
     """Return the selection that a user's argument means.
 
-    :raises InvalidArgumentError: neither a name, a list of names, nor a compiled pattern
+    :param is_pattern: whether it is a pattern, also as text; None: as its type says
+    :raises InvalidArgumentError: neither a name, a list of names, nor a pattern
     """
-    if isinstance(topic, re.Pattern):
-        if not isinstance(topic.pattern, str):
-            raise InvalidArgumentError("topic", topic, "a pattern of text")
-        return PatternSelection(topic)
+    if is_pattern is not None:
+        check_flag("is_pattern_topic", is_pattern)
+    if isinstance(topic, re.Pattern) if is_pattern is None else is_pattern:
+        return PatternSelection(_compiled(topic))
     if isinstance(topic, str):
         return TopicListSelection([topic])
     if not isinstance(topic, Sequence):
         raise InvalidArgumentError("topic", topic, "a name, a list of names, or a pattern by re.compile")
     return TopicListSelection(topic)
+
+
+def _compiled(topic: object) -> re.Pattern[str]:
+    pattern = topic
+    if is_text(topic):
+        try:
+            pattern = re.compile(topic)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidArgumentError("topic", topic, f"a pattern ({error})") from error
+    if not isinstance(pattern, re.Pattern) or not isinstance(pattern.pattern, str):
+        raise InvalidArgumentError("topic", topic, "a pattern of text")
+    return pattern
 
 
 def _persistent(topic: str) -> str:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, Ty
 from pydantic import BaseModel, ValidationError
 
 from ..._check import suggest_name
-from ...consumer import ConsumerOptions
-from ...consumer.transport import CONSUMER_SETTINGS
+from ...consumer.transport import CONSUMER_SETTINGS, DialectSettings
 from ...errors import InvalidArgumentError
 from .._connection._options import ClientOptions
-from ._subscribe_options import InitialPosition, KeyShared, SubscribeOptions
+from ._subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
     from ..._delays import Delay
@@ -33,25 +32,16 @@ OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions
 """The settings of a subscription, except its name and type."""
 
 
-class SubscribeSettings(ConsumerOptions, total=False):
+class SubscribeSettings(DialectSettings, total=False):
     """The settings of a consumer and of its subscription."""
 
-    consumer_name: str | None
-    initial_position: InitialPosition
     priority_level: int
-    properties: Mapping[str, str]
     subscription_properties: Mapping[str, str]
-    key_shared: KeyShared | None
-    receiver_queue_size: int
-    batch_index_ack: bool
     ack_group_ms: int
-    max_pending_chunked: int
     max_chunked_bytes: int
     chunk_timeout: Delay
-    read_compacted: bool
     durable_subscription: bool
     create_topic: bool
-    replicate_subscription_state: bool
     start_message_id: MessageId | None
 
 

@@ -4,43 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
-from ..._check import check_flag, check_integer, check_name, check_one_of, check_strings
+from ..._check import check_flag, check_integer, check_name, check_strings
 from ..._delays import Delay, delay_ms
+from ...consumer import KeyShared
+from ...consumer.transport import (
+    InitialPosition,
+    SubscriptionType,
+    check_values,
+    initial_position,
+    key_shared,
+    subscription_type,
+)
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
 
-SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
-InitialPosition = Literal["latest", "earliest"]
-
-TYPES: Final = ("exclusive", "shared", "failover", "key_shared")
-_POSITIONS: Final = ("latest", "earliest")
-_HASHES: Final = 65_536
 _INT32_MAX: Final = 2**31 - 1
-_MAX_QUEUED: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class KeyShared:
-    """How keys are divided among the consumers of a Key_Shared subscription.
-
-    :param ranges: the hashes that this consumer takes, as (first, last), from 0 to 65 535; empty: the broker decides
-    :param allow_out_of_order: keys may move to a new consumer before the old one has acknowledged their messages
-    :raises InvalidArgumentError: ranges are invalid or overlap
-    """
-
-    ranges: tuple[tuple[int, int], ...] = ()
-    allow_out_of_order: bool = False
-
-    def __post_init__(self) -> None:
-        end = -1
-        for first, last in sorted(_as_ranges(self.ranges)):
-            if not end < first <= last < _HASHES:
-                wanted = f"ranges of hashes from 0 to {_HASHES - 1} that do not overlap"
-                raise InvalidArgumentError("ranges", self.ranges, wanted)
-            end = last
-        check_flag("allow_out_of_order", self.allow_out_of_order)
+_OF_BOTH_CLIENTS: Final = (
+    "consumer_name",
+    "properties",
+    "receiver_queue_size",
+    "batch_index_ack",
+    "read_compacted",
+    "replicate_subscription_state",
+    "key_shared",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,47 +82,29 @@ class SubscribeOptions:
 
     def __post_init__(self) -> None:
         check_name("subscription", self.subscription)
-        if self.consumer_name is not None:
-            check_name("consumer_name", self.consumer_name)
-        check_one_of("type", self.type, TYPES)
-        check_one_of("initial_position", self.initial_position, _POSITIONS)
+        self._set("type", subscription_type(self.type, "type"))
+        self._set("initial_position", initial_position(self.initial_position))
+        self._set("key_shared", key_shared(self.key_shared))
+        check_values(self.type, {name: getattr(self, name) for name in _OF_BOTH_CLIENTS}, "the type")
         check_integer("priority_level", self.priority_level, 0, _INT32_MAX)
-        check_strings("properties", self.properties)
         check_strings("subscription_properties", self.subscription_properties)
-        check_integer("receiver_queue_size", self.receiver_queue_size, 0, _MAX_QUEUED)
         check_integer("ack_group_ms", self.ack_group_ms, 0, 10_000)
         check_integer("max_pending_chunked", self.max_pending_chunked, 1, 100_000)
         check_integer("max_chunked_bytes", self.max_chunked_bytes, 1, 2**40)
         if not delay_ms(self.chunk_timeout, "chunk_timeout"):
             raise InvalidArgumentError("chunk_timeout", self.chunk_timeout, "more than 0")
-        for name in ("batch_index_ack", "read_compacted", "durable", "replicate_subscription_state", "create_topic"):
+        for name in ("durable", "create_topic"):
             check_flag(name, getattr(self, name))
-        self._check_together()
-
-    def _check_together(self) -> None:
-        """Refuse combinations of options that do not work."""
-        if self.key_shared is not None and not isinstance(self.key_shared, KeyShared):
-            raise InvalidArgumentError("key_shared", self.key_shared, "a KeyShared or None")
-        if self.key_shared is not None and self.type != "key_shared":
-            raise InvalidArgumentError("key_shared", self.key_shared, "None, as the type is not 'key_shared'")
         if self.start_message_id is not None and not isinstance(self.start_message_id, MessageId):
             raise InvalidArgumentError("start_message_id", self.start_message_id, "a MessageId or None")
         if self.start_message_id is not None and self.durable:
             raise InvalidArgumentError("start_message_id", self.start_message_id, "None on a durable subscription")
-        if self.read_compacted and not self.only_one_gets_messages:
-            raise InvalidArgumentError("read_compacted", self.read_compacted, "False, but on 'exclusive' or 'failover'")
+
+    def _set(self, name: str, value: object) -> None:
+        """Keep a value in our words, whatever its spelling was."""
+        object.__setattr__(self, name, value)
 
     @property
     def only_one_gets_messages(self) -> bool:
         """Return whether one consumer gets all messages in order: on Exclusive and Failover."""
         return self.type in {"exclusive", "failover"}
-
-
-def _as_ranges(value: object) -> tuple[tuple[int, int], ...]:
-    wanted = "a tuple of pairs of whole numbers"
-    if not isinstance(value, tuple):
-        raise InvalidArgumentError("ranges", value, wanted)
-    for pair in value:
-        if not isinstance(pair, tuple) or len(pair) != 2 or any(type(end) is not int for end in pair):
-            raise InvalidArgumentError("ranges", value, wanted)
-    return value
