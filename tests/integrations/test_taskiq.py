@@ -433,7 +433,7 @@ async def test_a_task_that_outlives_the_worker_runs_again() -> None:
     """A running task that taskiq no longer waits for: its message goes back at shutdown; another worker runs it."""
     fake = FakeBroker()
     broker = OnFake(fake)
-    runs = []
+    runs: list[Any] = []
 
     @broker.task(task_name="work")
     async def work() -> None:
