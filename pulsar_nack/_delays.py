@@ -67,7 +67,7 @@ def delay_seconds(value: object, field: str = "delay") -> float:
     return float(value)
 
 
-def seek_position(value: object, *, earliest_ms: int = FIRST_PUBLISH_MS) -> MessageId | int:
+def seek_position(value: object, field: str = "position", *, earliest_ms: int = FIRST_PUBLISH_MS) -> MessageId | int:
     """Return the target of a seek: a message, or a publish time in epoch ms, for which a datetime is accepted too.
 
     :param earliest_ms: an earlier time is refused, except 0, which is before all messages
@@ -80,11 +80,11 @@ def seek_position(value: object, *, earliest_ms: int = FIRST_PUBLISH_MS) -> Mess
         try:
             return max((value.astimezone(UTC) - _EPOCH) // _MS, 0)
         except (OverflowError, OSError, ValueError) as error:
-            raise InvalidArgumentError("position", value, expected) from error
+            raise InvalidArgumentError(field, value, expected) from error
     if type(value) is int or type(value) is float:
         for unit, per_ms in (("seconds", 1e-3), ("microseconds", 1e3), ("nanoseconds", 1e6)):
             if FIRST_PUBLISH_MS <= value / per_ms <= _LAST_PUBLISH_MS and not earliest_ms <= value <= _LAST_PUBLISH_MS:
                 expected = f"{expected} (not in {unit}: int(time.time() * 1000) is now)"
     if type(value) is not int or not (value == 0 or earliest_ms <= value <= _LAST_PUBLISH_MS):
-        raise InvalidArgumentError("position", value, expected)
+        raise InvalidArgumentError(field, value, expected)
     return value

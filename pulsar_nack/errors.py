@@ -25,7 +25,9 @@
     ├── TopicFormatError      (ValueError)   an entry of a local topic is corrupt, truncated or something else
     ├── InjectedError                        a fault that a test has injected
     ├── VirtualDeadlockError                 a virtual event loop would have waited forever
+    ├── AcknowledgeError                     some messages of a list were not acknowledged
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
+    │   └── LeaseExpiredError                its lease ended, and it was redelivered or given up
     ├── NotDurableError                      a nack is in effect, but will not survive a restart
     ├── NoDeadLetterError                    the consumer has no dead-letter topic
     └── LedgerError                          anything about the append-only logs on storage
@@ -48,6 +50,7 @@ from typing import Any
 from ._foreign import quoted, shown
 
 __all__ = [
+    "AcknowledgeError",
     "AlreadyEnteredError",
     "AlreadySettledError",
     "BrokerError",
@@ -57,6 +60,7 @@ __all__ = [
     "CursorFormatError",
     "InjectedError",
     "InvalidArgumentError",
+    "LeaseExpiredError",
     "LedgerError",
     "LogCorruptedError",
     "LogExistsError",
@@ -219,6 +223,18 @@ class AlreadySettledError(PulsarNackError):
         super().__init__(f"{message_id!r} is {state} already")
 
 
+class LeaseExpiredError(AlreadySettledError):
+    """The lease of the message ended before this call, and it was redelivered or given up since; nothing changed."""
+
+
+class AcknowledgeError(PulsarNackError):
+    """Some of several messages were not acknowledged: those with the ids in ``failed``; the others are."""
+
+    def __init__(self, failed: Iterable[Any], count: int) -> None:
+        self.failed = tuple(failed)
+        super().__init__(f"{len(self.failed)} of {count} messages were not acknowledged, first {self.failed[0]!r}")
+
+
 class InjectedError(PulsarNackError):
     """A fault that a test has injected; ``call`` is the call that fails."""
 
@@ -243,10 +259,8 @@ class NoDeadLetterError(PulsarNackError):
 
     def __init__(self, message_id: object) -> None:
         self.message_id = message_id
-        super().__init__(
-            f"{message_id!r} cannot be dead-lettered, because its consumer has no dead-letter topic:"
-            " give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
-        )
+        fix = "give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
+        super().__init__(f"{message_id!r} cannot be dead-lettered: its consumer has no dead-letter topic; {fix}")
 
 
 class VirtualDeadlockError(PulsarNackError):
@@ -283,19 +297,14 @@ class LogExistsError(LedgerError):
 class LogLockedError(LedgerError):
     """Another writer has the log open; ``folder`` is the log's, ``owner`` the writer's process id, None if unknown."""
 
-    def __init__(
-        self,
-        log: str,
-        problem: str = "another writer has it open; close that one first, or open this one with read_only=True",
-        *,
-        folder: str | None = None,
-        owner: int | None = None,
-    ) -> None:
+    _problem = "another writer has it open; close that one first, or open this one with read_only=True"
+
+    def __init__(self, log: str, problem: str = "", *, folder: str | None = None, owner: int | None = None) -> None:
         self.folder = folder
         self.owner = owner
         who = "" if owner is None else f"; process {owner} has it"
         where = "" if folder is None else f" ({folder})"
-        super().__init__(log, f"{problem}{who}{where}")
+        super().__init__(log, f"{problem or self._problem}{who}{where}")
 
     def because(self, problem: str) -> LogLockedError:
         """Return this error with another text, which names the purpose of the log."""
@@ -356,6 +365,12 @@ class LogStorageError(LedgerError):
         super().__init__(log, f"cannot {action}: {reason}{where}")
 
 
+class _DamagedPartError(ValueError):
+    def __init__(self, part: str, reason: str) -> None:
+        self.part, self.reason = part, reason
+        super().__init__(f"{part}: {reason}")
+
+
 class SnapshotError(PulsarNackError):
     """A bucket snapshot could not be read or written; a storage may raise other errors too."""
 
@@ -368,31 +383,16 @@ class SnapshotNotFoundError(SnapshotError):
         super().__init__(f"snapshot {snapshot_id} does not exist")
 
 
-class SnapshotFormatError(SnapshotError, ValueError):
+class SnapshotFormatError(SnapshotError, _DamagedPartError):
     """The bytes of a snapshot are corrupt, truncated or something else; ``part`` names the damaged part."""
 
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
-
-class CursorFormatError(PulsarNackError, ValueError):
+class CursorFormatError(PulsarNackError, _DamagedPartError):
     """A record of acknowledgement state is corrupt, truncated or something else; ``part`` names the damaged part."""
 
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
-
-class TopicFormatError(PulsarNackError, ValueError):
+class TopicFormatError(PulsarNackError, _DamagedPartError):
     """An entry of a local topic is corrupt, truncated or something else; ``part`` names the damaged part."""
-
-    def __init__(self, part: str, reason: str) -> None:
-        self.part = part
-        self.reason = reason
-        super().__init__(f"{part}: {reason}")
 
 
 def _rebuild(kind: type[PulsarNackError], args: tuple[object, ...]) -> PulsarNackError:

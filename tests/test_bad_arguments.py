@@ -105,6 +105,7 @@ ALIASES = {
     ("LocalTopic.unsubscribe", "name"): "subscription",
     ("LocalLog.read", "last"): "first",  # of an empty log no number is good
     ("Message.dead_letter", "reason"): None,  # there is no dead-letter topic, which is said first
+    **dict.fromkeys((("Consumer.reconsume_later", name) for name in ("delay", "properties", "reason")), None),
 }
 OF_CONSUMER = {"hooks": [print, "ab", 5], "backoff": ["1", True, [], [1, -1]], "config": [CursorConfig(), NackConfig]}
 

@@ -19,6 +19,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -336,6 +337,101 @@ def test_alert_rules_know_what_is_exported() -> None:
     assert set(re.findall(r"\bpulsar_\w+", rules)) == {family.name}
     assert re.findall(r"vector\((\d+)\)", rules) == [str(DEFAULT_LIMIT)]
     assert re.findall(r"- alert: (\w+)", rules) == first_names("alerts.md", "What to do")
+
+
+METRIC: Final = re.compile(r"\bpulsar_(?:nack|client)_consumer_\w+")
+FUNCTIONS: Final = {"rate", "increase", "sum", "histogram_quantile", "by", "label_values"}
+
+
+def exported() -> dict[str, set[str]]:
+    """Return the names of all samples of consumers' metrics, each with its labels."""
+    metrics = pytest.importorskip("pulsar_nack.observe").ConsumerMetrics()
+    figures = pytest.importorskip("pulsar_nack.observe._consumer_figures")
+    labels = {label.replace(".", "_") for label in figures.LABELS}
+    found = {}
+    for name, figure in figures.FIGURES.items():
+        found[figures.prometheus_name(name, figure.unit, figure.kind)] = labels | ({figure.label} - {""})
+    for name, figure in figures.HISTOGRAMS.items():
+        base = figures.prometheus_name(name, figure.unit, "")
+        found.update({f"{base}_bucket": labels | {"le"}, f"{base}_sum": labels, f"{base}_count": labels})
+    families = {f"{each.name}_total" if each.type == "counter" else each.name for each in metrics.describe()}
+    assert families == {re.sub(r"_(bucket|sum)$", "", name) for name in found if not name.endswith("_count")}
+    return found
+
+
+def check_expression(text: str, samples: dict[str, set[str]]) -> set[str]:
+    """Check names, labels, functions and brackets of an expression for Prometheus; return the metrics in it."""
+    names = set(METRIC.findall(text))
+    assert names <= samples.keys(), f"{names - samples.keys()} in {text}"
+    closing: list[str] = []
+    bare = re.sub(r'"[^"]*"', '""', text)
+    for letter in bare:
+        if letter in "([{":
+            closing.append({"(": ")", "[": "]", "{": "}"}[letter])
+        elif letter in ")]}":
+            assert closing.pop() == letter, text
+    assert not closing, text
+    assert set(re.findall(r"([a-z_]+) ?\(", bare)) - {"and", "or"} <= FUNCTIONS, text
+    for ranged in re.findall(r"\[([^\]]*)\]", bare):
+        assert re.fullmatch(r"\d+[smhd]|\$__rate_interval", ranged), text
+    labels = set().union(*(samples[name] for name in names))
+    used = re.findall(r"(\w+)=", bare) + [
+        label for some in re.findall(r"by \(([^)]*)\)", bare) for label in some.split(", ")
+    ]
+    assert set(used) <= labels, text
+    return names
+
+
+def test_metrics_of_consumers_are_listed() -> None:
+    """U50: the page of metrics has each name with its type, by both exporters' names; and each outcome of a span."""
+    figures = pytest.importorskip("pulsar_nack.observe._consumer_figures")
+    rows = {cells[0].strip("` "): (cells[1], cells[2]) for cells in table_rows("consumer-metrics.md", "The metrics")}
+    assert rows == {
+        figures.prometheus_name(name, figure.unit, getattr(figure, "kind", "")): (
+            getattr(figure, "kind", "histogram"),
+            f"`{name}`",
+        )
+        for name, figure in {**figures.FIGURES, **figures.HISTOGRAMS}.items()
+    }
+    outcomes = importlib.import_module("pulsar_nack.observe._message_spans")._BY_EVENT.values()
+    assert sorted(first_names("consumer-metrics.md", "Spans")) == sorted(outcomes)
+
+
+def test_alert_rules_of_consumers() -> None:
+    """U50: alert rules name metrics and labels that there are, and each has its line of what to do."""
+    yaml = pytest.importorskip("yaml")
+    (text,) = [block.text for block in blocks_of(ROOT / "docs" / "consumer-metrics.md") if block.language == "yaml"]
+    ((group,), samples) = yaml.safe_load(text)["groups"], exported()
+    for rule in group["rules"]:
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        names = check_expression(rule["expr"], samples)
+        assert names
+        used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert used
+        assert used <= set.intersection(*(samples[name] for name in names))
+    assert [rule["alert"] for rule in group["rules"]] == first_names("consumer-metrics.md", "What to do")
+
+
+def test_the_dashboard_of_consumers() -> None:
+    """U50: panels and variables of the dashboard name metrics and labels that there are, and do not overlap."""
+    board = json.loads((ROOT / "docs" / "_static" / "consumer-dashboard.json").read_text(encoding="utf-8"))
+    samples, shown = exported(), set[str]()
+    for variable in board["templating"]["list"][1:]:
+        check_expression(variable["definition"], samples)
+        assert variable["definition"] == variable["query"]["query"]
+    places = set[tuple[int, int]]()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & places, panel["title"]
+        places |= cells
+        for target in panel["targets"]:
+            shown |= check_expression(target["expr"], samples)
+            legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert legend <= set(re.findall(r"by \(([^)]*)\)", target["expr"])[-1].split(", ")), target
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert {name for name in samples if not name.endswith(("_count", "_sum"))} <= shown
 
 
 @pytest.mark.parametrize(

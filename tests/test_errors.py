@@ -19,11 +19,13 @@ from pulsar_nack import (
     errors,
 )
 from pulsar_nack.errors import (
+    AcknowledgeError,
     AlreadyEnteredError,
     BrokerRefusedError,
     ConnectionLostError,
     CursorFormatError,
     InjectedError,
+    LeaseExpiredError,
     LedgerError,
     LogCorruptedError,
     LogExistsError,
@@ -78,7 +80,9 @@ EXAMPLES: list[PulsarNackError] = [
     SnapshotError("no answer"),
     SnapshotFormatError("snapshot metadata", "truncated"),
     SnapshotNotFoundError(7),
+    AcknowledgeError([MessageId(1, 2)], 3),
     AlreadySettledError(MessageId(1, 2), "acknowledged"),
+    LeaseExpiredError(MessageId(1, 2), "past its lease"),
     VirtualDeadlockError("nothing to do", 1.5, ["task a"]),
     LedgerError("nacks", "something"),
     LogCorruptedError("nacks", "1.segment", 24, "checksum"),
@@ -102,8 +106,8 @@ def all_errors() -> list[type[PulsarNackError]]:
 
 
 def test_no_other_errors() -> None:
-    """The module of errors defines no class that lacks the common base."""
-    defined = [value for value in vars(errors).values() if isinstance(value, type)]
+    """The module of errors defines no public class that lacks the common base."""
+    defined = [value for name, value in vars(errors).items() if isinstance(value, type) and not name.startswith("_")]
     assert {value for value in defined if value.__module__ == errors.__name__} == set(all_errors())
 
 

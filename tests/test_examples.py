@@ -51,7 +51,16 @@ def get(url: str, data: bytes | None = None) -> Any:
 def test_every_example_is_run_here() -> None:
     """A new example has to come with a test: in this file, or beside those of its part."""
     elsewhere = {"acknowledgements.py", "delayed.py", "delayed_buckets.py", "local_topic.py"}
-    here = {"durable.py", "rate_limited_api.py", "taskiq_worker.py", "web_service.py", "worker.py"}
+    here = {
+        "durable.py",
+        "lease.py",
+        "rate_limited_api.py",
+        "reader.py",
+        "retry_topic.py",
+        "taskiq_worker.py",
+        "web_service.py",
+        "worker.py",
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == here | elsewhere
 
 
@@ -80,6 +89,40 @@ def test_durable() -> None:
     assert places == sorted(places)
     (seconds,) = re.findall(r"redelivered (\d+\.\d) s after the nack", told)
     assert float(seconds) >= 2.5
+
+
+@pytest.mark.slow
+def test_retry_topic() -> None:
+    """Each order waits in the retry topic until its shop opens; that of the shop which never does is given up."""
+    told = run("retry_topic.py")
+    assert "baker, attempt 1: delivered" in told
+    assert re.search(r"1\.\d s: butcher, attempt 2: delivered", told)
+    assert re.search(r"2\.\d s: florist, attempt 2: delivered", told)
+    assert "dead letter: ghost, closed" in told
+    assert "4 waited in the retry topic, 0 are unacknowledged" in told
+
+
+@pytest.mark.slow
+def test_lease() -> None:
+    """The job that extends its lease is done at once; the one that hangs is done by another handler meanwhile."""
+    told = run("lease.py", "--once")
+    steps = ["leases that ended: 1", "done at attempt 2", "attempt 1 is too late", "1 lease ended"]
+    places = [told.index(step) for step in steps]
+    assert places == sorted(places)
+    assert "render a film: done at attempt 1" in told
+
+
+@pytest.mark.slow
+def test_reader() -> None:
+    """The second report has only what is new; the table follows the changes."""
+    assert run("reader.py").splitlines() == [
+        "first report: ['apple 1.0', 'pear 2.0', 'apple 1.2']",
+        "second report: ['plum 3.5']",
+        "prices: {'apple': 1.2, 'pear': 2.0, 'plum': 3.5}",
+        "change: apple 0.9",
+        "change: pear None",
+        "prices: {'apple': 0.9, 'plum': 3.5}",
+    ]
 
 
 @pytest.mark.slow

@@ -473,6 +473,7 @@ OF: dict[tuple[str, str], tuple[Any, ...]] = {
     ("Cursor", "unacked"): (1, 0, 1),
     ("Consumer", "acknowledge"): (MessageId(1, 1),),
     ("Consumer", "acknowledge_cumulative"): (MessageId(1, 1),),
+    ("Consumer", "reconsume_later"): (MessageId(1, 1),),  # no message, which is said after what else is wrong
     ("Consumer", "unsubscribe"): (),
     ("LocalLogStore", "delete"): ("x",),
     ("LocalTopic", "seek"): ("s", 0),

@@ -3,10 +3,27 @@
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
 from ._dialect import KeyShared
+from ._events import (
+    ConsumerConnected,
+    ConsumerDisconnected,
+    ConsumerDrained,
+    ConsumerEvent,
+    ConsumerHook,
+    LeaseExpired,
+    MessageAcknowledged,
+    MessageDeadLettered,
+    MessageDeferred,
+    MessageEvent,
+    MessageNacked,
+    MessageReceived,
+    MessageRedelivered,
+    MessageRetried,
+)
 from ._message import Message
 from ._port import (
     AcksDone,
     ConsumerPort,
+    DelayingPublisher,
     Delivery,
     OwnPublisher,
     PortTraits,
@@ -26,6 +43,7 @@ from ._port import (
 )
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
+from ._retry_topic import RetryTopicPolicy
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
@@ -34,19 +52,35 @@ from ._tracing import ConsumerTrace, TraceNote
 __all__ = [
     "AcksDone",
     "Consumer",
+    "ConsumerConnected",
+    "ConsumerDisconnected",
+    "ConsumerDrained",
+    "ConsumerEvent",
+    "ConsumerHook",
     "ConsumerOptions",
     "ConsumerPort",
     "ConsumerStatistics",
     "ConsumerTrace",
     "DeadLetterPolicy",
+    "DelayingPublisher",
     "Delivery",
     "KeyShared",
+    "LeaseExpired",
     "Message",
+    "MessageAcknowledged",
+    "MessageDeadLettered",
+    "MessageDeferred",
+    "MessageEvent",
+    "MessageNacked",
+    "MessageReceived",
+    "MessageRedelivered",
+    "MessageRetried",
     "OwnPublisher",
     "PortTraits",
     "Publisher",
     "ReceivedMessage",
     "Redelivery",
+    "RetryTopicPolicy",
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",

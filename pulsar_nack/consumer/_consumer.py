@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Self, Unpack
 
@@ -12,8 +13,8 @@ from .._lifetime import ClosesWhenDropped, check_loop, running_loop
 from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._engine import ConsumerEngine
-from ._message import Message
-from ._port import ConsumerPort, SupportsCumulativeAck
+from ._message import Message, acknowledge_all
+from ._port import ConsumerPort
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._settler import YIELD_AFTER_MS
 from ._statistics import ConsumerStatistics, statistics_of
@@ -38,13 +39,15 @@ class Consumer(ClosesWhenDropped):
     :param config: precision, default delay and bounds of the nacks
     :param max_local_bytes: most memory for payloads that are kept; beyond it the broker is asked, and on Exclusive and
         Failover subscriptions ``nack`` waits. Messages being processed, kept for nacks by id, take as much again
-    :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
-        at the bound ``nack`` waits; None: no bound
+    :param unacked_limit: the broker's bound on unacknowledged messages: at 80 % it warns, then ``nack`` waits; or None
     :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not delivered. If the
         port reports its sessions, this counts only within a session and after a lost connection
+    :param lease: how long a message may be handled before it counts as nacked; see :meth:`Message.in_progress`
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
-    :param hooks: callables that take each event of the tracker
+    :param retry_topic: where messages wait that are to be consumed later (:meth:`reconsume_later`), and nacks with long
+        delays if the policy says so; the calls that subscribe read it too. Shared and Key_Shared only
+    :param hooks: callables that take each :data:`~pulsar_nack.consumer.ConsumerEvent`, and each event of the tracker
     :param clock: by default the running loop's own
     :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
         acknowledgements are kept over restarts; for this consumer alone
@@ -130,8 +133,8 @@ class Consumer(ClosesWhenDropped):
             check_loop(self._loop, "the consumer")
             self._begin_close()
         if self._server is None:
-            if self._engine.dead is not None:
-                await self._engine.dead.aclose()
+            if self._engine.letters is not None:
+                await self._engine.letters.aclose()
             await self._engine.port.close()
             return
         if not self._server.done():
@@ -162,9 +165,8 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed, also while this waits
         :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call checks again
         :raises BrokerError: the transport failed; a later call tries again
-        :raises MissingExtraError: a message came that this process cannot read, as what the error names is not
-            installed. It stays for others, and each later call raises this too. The consumer gives back what it fetched
-            ahead, and closes once no message is being processed
+        :raises MissingExtraError: a message came that this process cannot read without what the error names. It stays
+            for others, each later call raises this too, and the consumer closes once no message is being processed
         """
         receiver, settler, turn = self._receiver, self._settler, self._turn
         if settler.is_closed or settler.acks is None or running_loop() is not self._loop:
@@ -174,8 +176,7 @@ class Consumer(ClosesWhenDropped):
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
             wait = receiver.inbox.get if receiver.durable is None else receiver.wait_noted
-            seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
                 message = await wait()
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
@@ -185,6 +186,8 @@ class Consumer(ClosesWhenDropped):
         receiver.delivered += 1
         if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
+        if settler.leases is not None:
+            settler.leases.begin(message)
         return message
 
     def __aiter__(self) -> Self:
@@ -227,14 +230,21 @@ class Consumer(ClosesWhenDropped):
 
     # --- settling --------------------------------------------------------------------------------------------------
 
-    async def acknowledge(self, message: Message | MessageId) -> None:
+    async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Acknowledge a message, as :meth:`Message.ack`, or the message with this id; a pending nack is cancelled.
 
+        :param message: or several, which are acknowledged together, as :meth:`Message.ack` does each
+        :raises AcknowledgeError: some of several were not acknowledged, and which; the others are
         :raises AlreadySettledError: as :meth:`Message.ack` raises it
         :raises BrokerError: it failed; nothing changed
         :raises ClosedError: the consumer is closed
         """
-        await (message.ack() if isinstance(message, Message) else self._settler.acknowledge(_checked(message)))
+        if isinstance(message, Message):
+            await message.ack()
+        elif isinstance(message, MessageId) or not isinstance(message, Iterable):
+            await self._settler.acknowledge(_checked(message))
+        else:
+            await acknowledge_all(self._settler, message)
 
     def acknowledge_soon(self, message: Message | MessageId) -> None:
         """Acknowledge without waiting for the outcome, as :meth:`Message.ack_soon`.
@@ -264,6 +274,20 @@ class Consumer(ClosesWhenDropped):
         if written is not None:
             await self._settler.until_durable(message, written)
 
+    async def reconsume_later(
+        self,
+        message: Message,
+        delay: Delay | None = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        reason: str = "",
+    ) -> None:
+        """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
+        self._settler.check_open()
+        if not isinstance(message, Message):
+            raise InvalidArgumentError("message", message, "a Message")
+        await message.reconsume_later(delay, properties=properties, reason=reason)
+
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
 
@@ -271,17 +295,8 @@ class Consumer(ClosesWhenDropped):
         :raises BrokerError: it failed (as on Shared subscriptions); nothing changed
         :raises ClosedError: the consumer is closed
         """
-        self._settler.check_open()
-        port = self._engine.port
-        if not isinstance(port, SupportsCumulativeAck):
-            raise NotImplementedError(f"{type(port).__name__} cannot acknowledge cumulatively")
         message_id = message.id if isinstance(message, Message) else _checked(message)
-        record = self._engine.table.get(message_id)
-        message_id = message_id if record is None else record.id
-        await port.acknowledge_cumulative(message_id)
-        self._settler.settled_through(message_id, self._engine.clock.now_ms())
-        if self._settler.durable is not None:
-            await self._settler.durable.acked_up_to(message_id)
+        await self._subscription.acknowledge_cumulative(message_id)
 
     # --- the subscription ------------------------------------------------------------------------------------------
 
@@ -301,18 +316,59 @@ class Consumer(ClosesWhenDropped):
         """
         await self._subscription.seek(position)
 
-    async def unsubscribe(self) -> None:
+    async def redeliver_unacknowledged_messages(self) -> None:
+        """Have everything delivered again that was received and not settled, each as a further attempt, soon.
+
+        Nacks keep their deadlines, and what waits for :meth:`receive` stays. On Exclusive and Failover subscriptions
+        all comes again in order, with what follows it (over the official client without order). You may still
+        acknowledge a message that you have. If the call is cancelled, some messages are not redelivered.
+
+        :raises ClosedError: the consumer is closed
+        """
+        await self._subscription.redeliver()
+
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of each topic or partition; entry -1 for one that is empty.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: the broker gave no answer; the official client answers for one topic without partitions
+        :raises ClosedError: the consumer is closed
+        """
+        return await self._subscription.last_message_ids()
+
+    async def get_last_message_id(self) -> MessageId:
+        """Return the id of the last message of the only topic, as :meth:`last_message_ids`.
+
+        :raises BrokerError: there are several topics or partitions, or none
+        """
+        return await self._subscription.last_message_id()
+
+    async def has_message_available(self) -> bool:
+        """Return whether a message waits here, or a topic's last message was neither received here nor acknowledged.
+
+        Messages that are nacked or being processed do not count. On Shared subscriptions another consumer may get the
+        message. Over the official client this is true for a topic whose last message this consumer did not receive.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: as :meth:`last_message_ids`
+        :raises ClosedError: the consumer is closed
+        """
+        return await self._subscription.has_message_available()
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, clear its durable state, and close.
 
         Cancelling the call does not stop it, so that no subscription is deleted by half.
 
-        :raises NotImplementedError: the port cannot
+        :param force: also while others consume; they are disconnected, and those that connect again make a new
+            subscription. Brokers before 3.1 take no notice of it, and refuse
+        :raises NotImplementedError: the port cannot, or cannot force it
         :raises BrokerError: the broker refused, as it does while others consume; of partitions and lists some may be
             gone, and a later call deletes the others
         :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
         :raises ClosedError: the consumer is closed
         """
-        await self._subscription.unsubscribe(self)
+        await self._subscription.unsubscribe(self, force=force)
 
     # --- state -----------------------------------------------------------------------------------------------------
 

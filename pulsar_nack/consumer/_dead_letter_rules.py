@@ -12,11 +12,15 @@ import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from .._check import check_flag
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
 from ._port import Delivery, Publisher, Schema
+
+if TYPE_CHECKING:
+    from ._retry_topic import RetryTopic, Wait
 
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
@@ -25,6 +29,7 @@ OLD_ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_IDY_TIME"
 """The Java client writes the id under two names."""
 ATTEMPTS: Final = "PULSAR_NACK_ATTEMPTS"
 REASON: Final = "PULSAR_NACK_REASON"
+DELIVER_AT: Final = "PULSAR_NACK_DELIVER_AT"
 
 MAX_REASON: Final = 1_000
 """Characters of a reason that are kept."""
@@ -38,6 +43,8 @@ class DeadLetterPolicy:
     :param max_redeliveries: how often a message is redelivered; at least 1. The dead-letter topic gets it after one
         attempt more than that
     :param topic: the dead-letter topic; None: ``<topic>-<subscription>-DLQ``, one for all partitions
+    :param java_names: name partitions as the Java client does: ``<topic>-partition-<n>-<subscription>-DLQ`` (with a
+        retry topic one for all), and the partition in ``REAL_TOPIC``. False: neither has the partition
     :param initial_subscription: a subscription that is created before the first message is published, so that the
         broker keeps the messages
     :param publisher: publishes the messages; None: the client that the consumer was made with
@@ -48,6 +55,7 @@ class DeadLetterPolicy:
     topic: str | None = None
     initial_subscription: str | None = None
     publisher: Publisher | None = None
+    java_names: bool = False
 
     def __post_init__(self) -> None:
         if type(self.max_redeliveries) is not int or self.max_redeliveries < 1:
@@ -62,18 +70,22 @@ class DeadLetterPolicy:
         if self.publisher is not None and self.initial_subscription is not None:
             expected = "None, as publisher is given: it creates the topic"
             raise InvalidArgumentError("initial_subscription", self.initial_subscription, expected)
+        check_flag("java_names", self.java_names)
 
 
 class DeadLetterRules:
     """Decides for one consumer which messages are dead letters.
 
     :param subscription: its name
+    :param retry: its retry topic
     """
 
-    def __init__(self, setting: DeadLetterPolicy, subscription: str) -> None:
+    def __init__(self, setting: DeadLetterPolicy, subscription: str, retry: RetryTopic | None = None) -> None:
         self._most = setting.max_redeliveries
         self._topic = setting.topic
+        self._java_names = setting.java_names
         self._subscription = subscription
+        self._retry = retry
 
     def is_last(self, redelivery_count: int) -> bool:
         """Return whether the attempt with this count is the last one."""
@@ -88,24 +100,25 @@ class DeadLetterRules:
             return f"{type(delivery.error).__name__}: {delivery.error}"
         return attempts_failed(redelivery_count) if redelivery_count > self._most else None
 
-    def message(self, delivery: Delivery, attempts: int, reason: str) -> DeadLetterMessage:
-        """Return the dead letter of a message that was delivered ``attempts`` times."""
-        origin = base_name(delivery.topic or delivery.id.topic or "")
-        topic = self._topic or f"{origin}-{self._subscription}-DLQ"
-        is_readable = delivery.error is None
-        return DeadLetterMessage(
-            topic,
-            None if delivery.is_null and is_readable else delivery.data,
-            properties_of(delivery, origin, self._subscription, attempts, reason),
-            key_of(delivery),
-            delivery.ordering_key,
-            delivery.event_time_ms,
-            (origin, delivery.schema_version) if delivery.schema_version and is_readable else None,
-        )
+    def message(self, delivery: Delivery, attempts: int, reason: str, wait: Wait | None = None) -> LetterMessage:
+        """Return the dead letter of a message that was delivered ``attempts`` times.
+
+        :param wait: how long it was to wait in the retry topic, None: it was not to go there
+        """
+        topic, retry = delivery.topic or delivery.id.topic or "", self._retry
+        origin = base_name(topic) if retry is None else retry.origin_of(delivery)
+        named = topic if self._java_names and retry is None else origin
+        real = topic if self._java_names and wait is None else origin
+        if retry is None or wait is None:
+            properties = with_origin(delivery, real, self._subscription)
+        else:
+            properties = retry.properties(delivery, attempts, wait)
+        properties |= {ATTEMPTS: str(attempts), REASON: reason}
+        return letter_of(delivery, self._topic or f"{named}-{self._subscription}-DLQ", properties)
 
 
-class DeadLetterMessage(NamedTuple):
-    """A message for a dead-letter topic, as :meth:`~pulsar_nack.consumer.Publisher.publish` takes it."""
+class LetterMessage(NamedTuple):
+    """A message for another topic, as :meth:`~pulsar_nack.consumer.Publisher.publish` takes it."""
 
     topic: str
     data: bytes | None
@@ -114,6 +127,25 @@ class DeadLetterMessage(NamedTuple):
     ordering_key: str | None
     event_time_ms: int
     schema: Schema | None
+    deliver_at_ms: int | None
+
+
+def letter_of(
+    delivery: Delivery, topic: str, properties: Mapping[str, str], deliver_at_ms: int | None = None
+) -> LetterMessage:
+    """Return a message for another topic, with all that a delivery has."""
+    came_from = base_name(delivery.topic or delivery.id.topic or "")
+    is_readable = delivery.error is None
+    return LetterMessage(
+        topic,
+        None if delivery.is_null and is_readable else delivery.data,
+        properties,
+        key_of(delivery),
+        delivery.ordering_key,
+        delivery.event_time_ms,
+        (came_from, delivery.schema_version) if delivery.schema_version and is_readable else None,
+        deliver_at_ms,
+    )
 
 
 def attempts_failed(attempts: int) -> str:
@@ -133,8 +165,11 @@ def origin_id(message_id: MessageId) -> str:
     return ":".join(map(str, numbers))
 
 
-def properties_of(delivery: Delivery, topic: str, subscription: str, attempts: int, reason: str) -> dict[str, str]:
-    """Return the message's properties with its origin added; existing ones stay, as in the Java client."""
+def with_origin(delivery: Delivery, topic: str, subscription: str) -> dict[str, str]:
+    """Return the message's properties with its origin added; existing ones stay, as in the Java client.
+
+    The time until which it waited in a retry topic is left out.
+    """
     found = dict(delivery.properties)
     origin = origin_id(delivery.id)
     for name, value in (
@@ -144,7 +179,8 @@ def properties_of(delivery: Delivery, topic: str, subscription: str, attempts: i
         (OLD_ORIGIN_MESSAGE_ID, origin),
     ):
         found.setdefault(name, value)
-    return found | {ATTEMPTS: str(attempts), REASON: reason}
+    found.pop(DELIVER_AT, None)
+    return found
 
 
 def key_of(delivery: Delivery) -> str | bytes | None:

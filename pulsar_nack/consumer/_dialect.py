@@ -106,7 +106,9 @@ _FOR_NOBODY: Final = {
 _NOT_NATIVE: Final = {
     "schema": _Missing((None,), "None: a message's data are bytes; client.schema() has the definition"),
     "max_total_receiver_queue_size_across_partitions": _Missing((), "nothing: use the client's max_prefetched_bytes"),
-    "unacked_messages_timeout_ms": _Missing((None, 0), "None: the native client has no such timeout"),
+    "unacked_messages_timeout_ms": _Missing(
+        (None, 0), "None: use lease, in seconds; the native client has no such timeout"
+    ),
     "broker_consumer_stats_cache_time_ms": _Missing((), "nothing: consumer.statistics() is never cached"),
     "crypto_key_reader": _Missing((None,), "None: the native client does not decrypt; use pulsar_nack.subscribe"),
     "crypto_failure_action": _Missing((), "nothing: the native client does not decrypt; use pulsar_nack.subscribe"),

@@ -17,8 +17,8 @@ from ..clock import LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import ClosedError
 from ._acks import Acks
-from ._dead_letters import DeadLetters
 from ._gate_queue import DurableGateQueue
+from ._letters import Letters
 from ._mark_delete import MarkDeleteWatch, ignore_wait
 from ._message_state import MessageState, State
 from ._message_table import WAITING, MessageTable
@@ -45,7 +45,7 @@ class ConsumerEngine:
         self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
         note = None if settings.trace is None else settings.trace.source(*names_of(port))
-        trace = MessageTrace(note, clock)
+        trace = self.trace = MessageTrace(note, clock, settings.hooks)
         self._reporting = port if traits.reports_sessions and isinstance(port, SupportsSessions) else None
         self._is_local = self._reporting is not None and not traits.keeps_acks
         self._port_keeps_members = self._is_local and traits.batch_index_ack  # a broker loses them at an unload
@@ -62,11 +62,9 @@ class ConsumerEngine:
             self.mark_delete = MarkDeleteWatch(
                 self._reporting, table, clock, is_waiting=self._has_waiting, passed=self._on_passed
             )
-        self.dead: DeadLetters | None = None
-        if settings.dead_letter is not None:
-            self.dead = DeadLetters(
-                settings.dead_letter, port, table, max_bytes=most, mark_delete=self.mark_delete, trace=trace
-            )
+        self.letters: Letters | None = None
+        if settings.dead_letter is not None or settings.retry_topic is not None:
+            self.letters = Letters(settings, port, table, mark_delete=self.mark_delete, trace=trace)
         self.queue = RedeliveryQueue(
             port,
             table,
@@ -74,17 +72,18 @@ class ConsumerEngine:
             settings.redelivery,
             config,
             clock=clock,
-            hooks=settings.hooks,
+            hooks=trace.hooks,
             freed=self.limiter.changed,
             waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
             lost=self._on_lost,
             trace=trace,
         )
-        self.settler = Settler(self.queue, LruPayloads(most), self.limiter, self.dead, settings)
+        self.settler = Settler(self.queue, LruPayloads(most), self.limiter, self.letters, settings)
         self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None, stop=self.stop)
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
         self._ends_at = math.inf
+        self._has_ended = False
         self._stopping = asyncio.Event()
 
     # --- running -----------------------------------------------------------------------------------------------------
@@ -113,9 +112,11 @@ class ConsumerEngine:
                     )
                     background = self._start(tasks, acks)
                     opened.set_result(None)
+                    if self.trace.is_on:
+                        self.trace.connected(names_of(self.port)[0], -1)
                     await self._stopping.wait()
-                    if self.dead is not None:
-                        await self.dead.finish(self._remaining_s())
+                    if self.letters is not None:
+                        await self.letters.finish(self._remaining_s())
                     await acks.finish(self._remaining_s())
                     settler.trace_cancelled("close")
                     await self._finish_durable()
@@ -124,15 +125,17 @@ class ConsumerEngine:
         finally:
             if settler.acks is not None:
                 settler.acks.give_up()
-            if self.dead is not None:
-                await self.dead.aclose()
+                if self.trace.is_on:
+                    self.trace.disconnected(names_of(self.port)[0], -1, "closed")
+            if self.letters is not None:
+                await self.letters.aclose()
             await self.port.close()
 
     def _start(self, tasks: asyncio.TaskGroup, acks: Acks) -> list[asyncio.Task[None]]:
         receiver = self.receiver
         runs = [receiver.pump(), acks.run(), self.queue.watch()]
-        if self.dead is not None:
-            self.dead.start(tasks, acks)
+        if self.letters is not None:
+            self.letters.start(tasks, acks)
         if self.mark_delete is not None:
             runs.append(self.mark_delete.run())
         if self.settler.durable is not None:
@@ -155,11 +158,17 @@ class ConsumerEngine:
         self.receiver.inbox.close(self.receiver.unreadable or error)
         self.limiter.close(error)
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the consumer is closed, and nothing of it changes any more."""
+        return self.settler.is_closed and (self.settler.acks is None or self._has_ended)
+
     def on_end(self, server: asyncio.Task[None]) -> None:
         """End all waiting calls when serving ended, for whatever reason."""
         error = ClosedError("the consumer")
         if not server.cancelled() and server.exception() is not None:
             error.__cause__ = server.exception()
+        self._has_ended = True
         self.end_calls(error)
 
     def _remaining_s(self) -> float:
@@ -215,6 +224,10 @@ class ConsumerEngine:
 
     def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
         table, place = self.table, (topic, partition)
+        if self.trace.is_on and event is SessionEvent.BEGAN:
+            self.trace.connected(topic, partition)
+        elif self.trace.is_on:
+            self.trace.disconnected(topic, partition, event.value)
         if event is SessionEvent.LOST:
             table.sessions.lost(place, self.clock.now_ms())
         elif event is SessionEvent.CLOSED:
@@ -232,9 +245,9 @@ class ConsumerEngine:
 
     def _on_passed(self, records: Sequence[MessageState]) -> None:
         """Drop messages before the mark-delete position: skipped, cleared, expired, or settled by other consumers."""
-        if self.dead is not None:
+        if self.letters is not None:
             for record in records:
-                self.dead.drop(record.id, "acknowledged at the broker")
+                self.letters.drop(record.id, "acknowledged at the broker")
         self.settler.drop(records, "passed")
 
     def _on_lost(self, records: Sequence[MessageState]) -> None:
@@ -242,7 +255,7 @@ class ConsumerEngine:
 
     def _has_waiting(self) -> bool:
         table = self.table
-        return bool(table.held or table.requested or (self.dead is not None and len(self.dead)))
+        return bool(table.held or table.requested or (self.letters is not None and len(self.letters)))
 
     def _must_admit(self) -> bool:
         """Return whether a nack must not wait: a message is ready, or nothing but nacks that wait is unacknowledged."""

@@ -35,22 +35,23 @@ class DurableGateQueue:
         self._durable = durable
         self._gate = durable.gate
         self._inbox = inbox
-        self._waiting: list[Message] = []
+        self.waiting: list[Message] = []
+        """In the order of their ids."""
         self._released: Message | None = None
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def admits(self, message: Message) -> bool:
         """Return whether a ready message may be delivered; if not it is kept until it may."""
         self._forget_released(message)
-        is_behind = any(first.id < message.id for first in (*self._waiting[:1], self._released) if first is not None)
+        is_behind = any(first.id < message.id for first in (*self.waiting[:1], self._released) if first is not None)
         is_admitted = self._is_admitted(message, is_behind=is_behind)
         if not is_admitted:
-            insort(self._waiting, message, key=_id_of)
-            if len(self._waiting) >= _MOST:
+            insort(self.waiting, message, key=_id_of)
+            if len(self.waiting) >= _MOST:
                 self.has_room.clear()
-        if self._waiting:
+        if self.waiting:
             self._release_when_open()
         return is_admitted
 
@@ -61,11 +62,11 @@ class DurableGateQueue:
 
     def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
         """Drop some waiting messages, and return them; the inbox drops those that are ready."""
-        gone = [message for message in self._waiting if is_gone(message)]
-        self._waiting = [message for message in self._waiting if not is_gone(message)]
+        gone = [message for message in self.waiting if is_gone(message)]
+        self.waiting = [message for message in self.waiting if not is_gone(message)]
         if self._released is not None and is_gone(self._released):
             self._released = None
-        if len(self._waiting) < _MOST:
+        if len(self.waiting) < _MOST:
             self.has_room.set()
         self._release_when_open()
         return gone
@@ -73,7 +74,7 @@ class DurableGateQueue:
     def clear(self) -> None:
         """Drop all messages: the subscription was moved."""
         self._gate.forget(self._release)
-        self._waiting.clear()
+        self.waiting.clear()
         self._released = None
         self.has_room.set()
 
@@ -83,17 +84,17 @@ class DurableGateQueue:
 
     def _release_when_open(self) -> None:
         """Release the first message, at once or when the gate opens."""
-        if self._waiting and self._released is None and not self._gate.wait(self._release, self._is_first_admitted):
+        if self.waiting and self._released is None and not self._gate.wait(self._release, self._is_first_admitted):
             self._release()
 
     def _release(self) -> None:
-        self._released = self._waiting.pop(0)
-        if len(self._waiting) < _MOST:
+        self._released = self.waiting.pop(0)
+        if len(self.waiting) < _MOST:
             self.has_room.set()
         self._inbox.put(self._released, first=True)
 
     def _is_first_admitted(self) -> bool:
-        return bool(self._waiting) and self._is_admitted(self._waiting[0], is_behind=False)
+        return bool(self.waiting) and self._is_admitted(self.waiting[0], is_behind=False)
 
     def _is_admitted(self, message: Message, *, is_behind: bool) -> bool:
         return self._durable.admits(message.id, is_redelivered=message.redelivery_count > 0, is_behind=is_behind)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from .._delays import Delay
-from ..errors import AlreadySettledError
+from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
+from ..ids import MessageId
+from ._leases import lease_ms
+from ._message_state import Lease
 from ._port import Delivery
 from ._received_message import ReceivedMessage
 from ._settler import Settler
@@ -15,6 +19,7 @@ from ._settler import Settler
 ACKED = "acknowledged"
 NACKED = "negatively acknowledged"
 DEAD_LETTERED = "sent to the dead-letter topic"
+RETRIED = "sent to the retry topic"
 
 
 class Message(ReceivedMessage):
@@ -25,7 +30,7 @@ class Message(ReceivedMessage):
     returned cancels it, unless the message has been redelivered; an ``ack`` is final.
     """
 
-    __slots__ = ("_keeps", "_nacking", "_redelivery_count", "_settled_as", "_settler")
+    __slots__ = ("_keeps", "_lease", "_nacking", "_redelivery_count", "_settled_as", "_settler")
 
     def __init__(self, settler: Settler, delivery: Delivery, redelivery_count: int) -> None:
         self._settler = settler
@@ -33,6 +38,7 @@ class Message(ReceivedMessage):
         self._redelivery_count = redelivery_count
         self._settled_as: str | None = None
         self._nacking: asyncio.Task[Any] | None = None
+        self._lease: Lease | None = None
         self._keeps: object = None
         """The consumer, once a call has received the message; see ``_lifetime``."""
 
@@ -60,7 +66,7 @@ class Message(ReceivedMessage):
         :raises ClosedError: the consumer is closed
         """
         before = None
-        if self._settled_as is None:
+        if self._settled_as is None and self._settler.leases is None:
             self._settled_as = ACKED
         else:
             before = self._begin_ack()
@@ -90,15 +96,18 @@ class Message(ReceivedMessage):
     def _begin_ack(self) -> str | None:
         """Note an acknowledgement; return what to restore if it fails."""
         before = self._settled_as
-        if before is not None and before != ACKED:
+        if before is None:
+            if self._settler.leases is not None:
+                self._settler.leases.check(self)
+        elif before != ACKED:
             self._check_nacked(before)
         self._settled_as = ACKED
         return before if before == NACKED else None
 
     def _check_nacked(self, before: str) -> None:
         """Raise unless the message was nacked, and that can still be taken back."""
-        if before == DEAD_LETTERED:
-            raise AlreadySettledError(self.id, DEAD_LETTERED)
+        if before in {DEAD_LETTERED, RETRIED}:
+            raise AlreadySettledError(self.id, before)
         if self._nacking is not None and self._nacking is not asyncio.current_task():
             raise AlreadySettledError(self.id, NACKED)  # by another task, just now or in this turn of the loop
         self._settler.check_attempt(self._delivery.id, self._redelivery_count)
@@ -120,8 +129,10 @@ class Message(ReceivedMessage):
         before = self._settled_as
         if before is not None and before != NACKED:
             raise AlreadySettledError(self.id, before)
-        self._settled_as = NACKED
         settler, delivery = self._settler, self._delivery
+        if settler.leases is not None and before is None:
+            settler.leases.check(self)
+        self._settled_as = NACKED
         self._nacking = asyncio.current_task()
         try:
             written = await settler.nack(delivery.id, delay, delivery, self._redelivery_count, reason=reason)
@@ -136,6 +147,25 @@ class Message(ReceivedMessage):
         finally:
             settler.turn.call_at_end(partial(setattr, self, "_nacking", None))
 
+    async def in_progress(self, delay: Delay | None = None) -> None:
+        """Let the lease of the message end ``delay`` from now (seconds or a timedelta), None: the consumer's ``lease``.
+
+        If the lease ended and the message is still held, this takes it back: the handler goes on with the same attempt.
+        Has no effect on a consumer without leases.
+
+        :raises LeaseExpiredError: the lease ended, and the message was requested, redelivered or given up since
+        :raises AlreadySettledError: the message was settled
+        :raises InvalidArgumentError: the delay, also if it is 0
+        :raises ClosedError: the consumer is closed
+        """
+        self._settler.check_open()
+        if self._settled_as is not None:
+            raise AlreadySettledError(self.id, self._settled_as)
+        if self._settler.leases is not None:
+            self._settler.leases.extend(self, delay)
+        elif delay is not None:
+            lease_ms(delay, "delay")
+
     async def dead_letter(self, reason: str = "") -> None:
         """Send the message to the dead-letter topic now, whatever attempt this is; a nack of it is cancelled.
 
@@ -148,18 +178,114 @@ class Message(ReceivedMessage):
             redelivered
         :raises ClosedError: the consumer is closed; the message is redelivered, and may have been published
         """
+        await self._send(
+            DEAD_LETTERED, self._settler.letter_verbs.dead_letter(self._delivery, self._redelivery_count, reason)
+        )
+
+    async def reconsume_later(
+        self, delay: Delay | None = None, *, properties: Mapping[str, str] | None = None, reason: str = ""
+    ) -> None:
+        """Send the message to the retry topic, where it waits for ``delay`` and is then delivered again.
+
+        This is a failed attempt, as a nack is; after the last one that ``dead_letter`` allows, the message goes to the
+        dead-letter topic instead. Unlike a nacked one the message is acknowledged, so that it does not count against
+        the broker's limit, and another consumer of the subscription may get it. Returns, repeats and raises as
+        :meth:`dead_letter`.
+
+        :param delay: seconds or a timedelta, None: what the backoff says
+        :param properties: added to those of the message
+        :param reason: is traced, and written with a dead letter; up to 1 000 characters
+        :raises InvalidArgumentError: an argument, or the consumer has no ``retry_topic`` setting; nothing changed
+        :raises AlreadySettledError: as :meth:`dead_letter` raises it
+        :raises ClosedError: the consumer is closed; the message is redelivered, and may have been published
+        """
+        settler, count = self._settler, self._redelivery_count
+        await self._send(
+            RETRIED, settler.letter_verbs.reconsume_later(self._delivery, count, delay, properties, reason)
+        )
+
+    async def _send(self, settled_as: str, sending: Coroutine[Any, Any, None]) -> None:
+        """Settle the message by sending it to another topic."""
         before = self._settled_as
-        if before == ACKED:
-            raise AlreadySettledError(self.id, ACKED)
-        if before == NACKED:
-            self._check_nacked(before)
-        self._settled_as = DEAD_LETTERED
         try:
-            await self._settler.dead_letter(self._delivery, self._redelivery_count, reason)
+            self._check_sendable(settled_as)
+            self._settled_as = settled_as
+            await sending
         except BaseException:
-            if not self._settler.is_dead_lettering(self.id):
+            sending.close()
+            if not self._settler.is_sent_away(self.id):
                 self._settled_as = before
             raise
 
+    def _check_sendable(self, settled_as: str) -> None:
+        before = self._settled_as
+        if before is not None and before not in {NACKED, settled_as}:
+            raise AlreadySettledError(self.id, before)
+        if before == NACKED:
+            self._check_nacked(before)
+        elif self._settler.leases is not None and not self._settler.is_sent_away(self.id):
+            self._settler.leases.check(self)
+
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"
+
+
+async def acknowledge_all(settler: Settler, messages: Iterable[Message | MessageId]) -> None:
+    """Acknowledge messages, or those with these ids, at once; see :meth:`Message.ack` for each.
+
+    :raises InvalidArgumentError: something else is among them; nothing changed
+    :raises AcknowledgeError: some were not acknowledged
+    :raises ClosedError: the consumer is closed
+    """
+    several = list(messages)
+    for each in several:
+        if not isinstance(each, Message | MessageId):
+            raise InvalidArgumentError("message", each, "a Message, a MessageId, or several of them")
+    settler.check_open()
+    begun: dict[Message, str | None] = {}
+    calls: dict[MessageId, asyncio.Future[None]] = {}
+    failed: dict[MessageId, BaseException] = {}
+    lost: dict[MessageId, BaseException] = {}
+    for each in dict.fromkeys(several):
+        try:
+            _begin_one(settler, each, begun, calls)
+        except Exception as error:  # noqa: BLE001 - raised below, once the others are done
+            failed[each.id if isinstance(each, Message) else each] = error
+    try:
+        await asyncio.gather(*calls.values(), return_exceptions=True)
+        lost = {each: failure for each, call in calls.items() if (failure := call.exception()) is not None}
+    except asyncio.CancelledError:
+        for each, call in calls.items():
+            lost[each] = ClosedError("the call")
+            settler.on_unobserved(each, None if call.cancelled() else call.exception())
+        raise
+    finally:
+        for message, before in begun.items():
+            if message.id in lost:
+                message._settled_as = before
+    failed |= lost
+    if any(isinstance(error, ClosedError) for error in failed.values()):
+        raise ClosedError("the consumer")
+    if failed:
+        raise AcknowledgeError(failed, len(several)) from next(iter(failed.values()))
+
+
+def _begin_one(
+    settler: Settler,
+    each: Message | MessageId,
+    begun: dict[Message, str | None],
+    calls: dict[MessageId, asyncio.Future[None]],
+) -> None:
+    """Begin to acknowledge one of several messages; note what to restore if that fails, and the outcome."""
+    if isinstance(each, MessageId):
+        if each not in calls:
+            calls[each] = asyncio.ensure_future(settler.acknowledge(each))
+        return
+    before = each._begin_ack()
+    try:
+        if each.id not in calls:
+            calls[each.id] = asyncio.ensure_future(settler.acknowledge(each.id))
+    except BaseException:
+        each._settled_as = before
+        raise
+    begun[each] = before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from ..ids import MessageId, _merge_ids
 
@@ -15,6 +16,11 @@ class State(Enum):
     REQUESTED = "requested again"
     ACKING = "acknowledged"
     DEAD_LETTERING = "sent to the dead-letter topic"
+    RETRYING = "sent to the retry topic"
+
+
+SENT_AWAY: Final = (State.DEAD_LETTERING, State.RETRYING)
+"""On the way to another topic, and acknowledged once there."""
 
 
 class Verdict(Enum):
@@ -45,6 +51,7 @@ class MessageState:
         "is_guessed",
         "is_held",
         "is_local",
+        "lease",
         "received_before",
         "redelivery_count",
         "request",
@@ -56,6 +63,8 @@ class MessageState:
         self.state = state
         self.redelivery_count = redelivery_count
         self.before_ack: State | None = None
+        self.lease: Lease | None = None
+        """The lease that runs, None: there is none, or it ended."""
         self.received_before: int | None = None
         """How many deliveries had been received when the newest request timed out."""
         self.hidden_count = self.due_at_ms = self.expires_at_ms = self.request = 0
@@ -80,3 +89,14 @@ class MessageState:
 
     def __repr__(self) -> str:
         return f"<MessageState of {self.id!r}: {self.state.value}, redelivered {self.redelivery_count} times>"
+
+
+class Lease:
+    """How long the latest attempt of a message may take; see ``_leases``."""
+
+    __slots__ = ("ends_at_ms", "has_ended", "record")
+
+    def __init__(self, record: MessageState, ends_at_ms: int) -> None:
+        self.record = record
+        self.ends_at_ms = ends_at_ms
+        self.has_ended = False

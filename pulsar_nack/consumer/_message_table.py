@@ -7,7 +7,7 @@
                           |                |  redeliver (local)      |
                           |                +---------> DELIVERED     +-- 30 s --> (unknown)
                           +--- mark_acking / settle_all, from every state -----> (settled)
-                          +--- dead_letter, from every state but ACKING -------> DEAD_LETTERING
+                          +--- send_away, from every state but ACKING ---------> DEAD_LETTERING, RETRYING
 
 ==============  =========================================================================================
 state           what a delivery from the broker means
@@ -18,6 +18,7 @@ HELD            a duplicate too: nacked and not due. Drop it
 REQUESTED       the answer to the request: deliver it
 ACKING          an acknowledgement is under way: acknowledge this duplicate also, once that is confirmed
 DEAD_LETTERING  a duplicate: it is on its way to the dead-letter topic, and acknowledged once it is there. Drop it
+RETRYING        a duplicate too: it is on its way to the retry topic. Drop it
 settled         acknowledge it again, while that hides it (see ``_sessions``), or while its batch is not wholly
                 acknowledged and the broker need not know. Else it was replayed on purpose: deliver it
 ==============  =========================================================================================
@@ -39,12 +40,12 @@ from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._ack_memory import MAX_ENTRIES, AckMemory
 from ._batches import is_through
-from ._message_state import MessageState, State, Verdict
+from ._message_state import SENT_AWAY, MessageState, State, Verdict
 from ._requests import OpenRequests
 from ._sessions import Place, place_of
 
 WAITING: Final = (State.HELD, State.REQUESTED)
-UNDELIVERED: Final = (*WAITING, State.DEAD_LETTERING)
+UNDELIVERED: Final = (*WAITING, *SENT_AWAY)
 
 
 class MessageTable:
@@ -162,18 +163,20 @@ class MessageTable:
             record = MessageState(message_id, State.HELD, self.requests.counts.pop(message_id, 0))
             record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
+        elif record.state is State.RETRYING:  # it could not be sent there
+            self._move(record, State.HELD)
         record.learn(message_id)
         return record
 
-    def dead_letter(self, message_id: MessageId, count: int) -> MessageState:
-        """Note that a message goes to the dead-letter topic; ``count`` is its redelivery count if it is not known."""
+    def send_away(self, message_id: MessageId, count: int, state: State) -> MessageState:
+        """Note that a message goes to another topic; ``count`` is its redelivery count if it is not known."""
         record = self._records.get(message_id)
         if record is None:
             known = self.requests.counts.pop(message_id, 0)
             record = MessageState(message_id, State.DELIVERED, max(count, known))
             self._add(record)
         record.is_held = False
-        self._move(record, State.DEAD_LETTERING)
+        self._move(record, state)
         return record
 
     def redeliver(self, record: MessageState) -> None:
@@ -266,14 +269,14 @@ class MessageTable:
             acked.bound()
         return records if not forgotten else [record for record in records if record not in forgotten]
 
-    def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageId]:
+    def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageState]:
         """Forget everything up to and including ``message_id`` in its partition; return those; O(unacknowledged)."""
         gone = [record for record in self._records.values() if is_through(record.id, message_id)]
         for record in gone:
             self._remove(record)
         self.requests.retries.discard_if(lambda known: is_through(known, message_id))
         self.acked.ack_through(message_id, now_ms)
-        return [record.id for record in gone]
+        return gone
 
     def leave(self, records: Iterable[MessageState]) -> None:
         """Forget messages that the broker redelivers; their redelivery counts are remembered."""

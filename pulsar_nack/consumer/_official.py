@@ -177,12 +177,25 @@ class OfficialPort:
         self._inbox.clear()
         await self._call(self._native.seek_async, target)
 
-    async def unsubscribe(self) -> None:
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of the topic; entry -1: it is empty.
+
+        :raises BrokerError: the client refused, as it does for several topics or partitions
+        """
+        self._check_open()
+        handle = await self._call(self._native.get_last_message_id_async)
+        position = (handle.ledger_id(), handle.entry_id(), handle.partition())
+        return [MessageId(*position, max(handle.batch_index(), -1), topic=self._topic)]
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close.
 
         :raises BrokerError: the broker refused, as it does while others consume
+        :raises NotImplementedError: the client cannot force it
         """
         self._check_open()
+        if force:
+            raise NotImplementedError("the official client cannot unsubscribe by force: use pulsar_nack.connect")
         await self._call(self._native.unsubscribe_async)
         await self.close()
 
@@ -269,8 +282,8 @@ class OfficialPort:
         if errors:
             raise errors[0]
 
-    def _call(self, function: Callable[..., None], *args: object) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self._loop.create_future()
+    def _call(self, function: Callable[..., None], *args: object) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
         what = getattr(function, "__name__", "call").removesuffix("_async")
         function(*args, partial(_call_soon, self._loop, _resolve, future, what))
         return future
@@ -344,10 +357,10 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *
         return
 
 
-def _resolve(future: asyncio.Future[None], what: str, result: Any) -> None:
+def _resolve(future: asyncio.Future[Any], what: str, result: Any, value: Any = None) -> None:
     if future.done():
         return
     if result.name == "Ok":
-        future.set_result(None)
+        future.set_result(value)
     else:
         future.set_exception(BrokerError(f"{what}: {result.name}"))

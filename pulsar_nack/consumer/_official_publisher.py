@@ -1,4 +1,4 @@
-"""Publishes dead letters with the official client."""
+"""Publishes dead letters, and messages for retry topics, with the official client."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ class OfficialPublisher:
         ordering_key: str | None,
         event_time_ms: int,
         schema: Schema | None = None,
+        deliver_at_ms: int | None = None,
     ) -> MessageId:
         """Publish a message. The client knows no keys of bytes: those are sent as base64.
 
@@ -86,6 +87,8 @@ class OfficialPublisher:
             "ordering_key": ordering_key,
             "event_timestamp": event_time_ms or None,
         }
+        if deliver_at_ms is not None:
+            about["deliver_at"] = deliver_at_ms
 
         async def send(producer: Any) -> Any:
             return await (_send_null(producer, about) if data is None else producer.send(data, **about))
@@ -110,8 +113,8 @@ async def _send_null(producer: Any, about: Mapping[str, Any]) -> Any:
     builder.set_null_value()
     for name, value in about["properties"].items():
         builder.property(name, value)
-    for name in ("partition_key", "ordering_key", "event_timestamp"):
-        if about[name] is not None:
+    for name in ("partition_key", "ordering_key", "event_timestamp", "deliver_at"):
+        if about.get(name) is not None:
             getattr(builder, name)(about[name])
     sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     producer._producer.send_async(builder.build(), partial(pulsar.asyncio._set_future, sent))

@@ -240,10 +240,12 @@ class SupportsLastMessageId(Protocol):
 class SupportsUnsubscribe(Protocol):
     """A port that can delete its subscription."""
 
-    async def unsubscribe(self) -> None:
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close the port.
 
+        :param force: also while others consume, who are disconnected
         :raises BrokerError: the broker refused, as it does while others consume
+        :raises NotImplementedError: the port cannot force it; nothing changed
         """
         ...
 
@@ -292,6 +294,27 @@ class Publisher(Protocol):
         ...
 
 
+class DelayingPublisher(Publisher, Protocol):
+    """Publishes messages to a retry topic too, which the broker delivers later."""
+
+    async def publish(
+        self,
+        topic: str,
+        data: bytes | None,
+        *,
+        properties: Mapping[str, str],
+        key: str | bytes | None,
+        ordering_key: str | None,
+        event_time_ms: int,
+        deliver_at_ms: int | None = None,
+    ) -> MessageId:
+        """Publish a message, as a :class:`Publisher`.
+
+        :param deliver_at_ms: when Shared and Key_Shared subscriptions get it, epoch ms; None: at once
+        """
+        ...
+
+
 Schema = tuple[str, bytes]
 """The name of a schema: its topic, and its version there."""
 
@@ -309,8 +332,9 @@ class OwnPublisher(Protocol):
         ordering_key: str | None,
         event_time_ms: int,
         schema: Schema | None,
+        deliver_at_ms: int | None = None,
     ) -> MessageId:
-        """Publish a message, as a :class:`Publisher`.
+        """Publish a message, as a :class:`DelayingPublisher`.
 
         :param schema: the schema of the original message, to be sent with this one; None: without
         """

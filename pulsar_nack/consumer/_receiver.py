@@ -20,6 +20,8 @@ from ._inbox import Inbox
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
+from ._redelivery_router import RedeliveryPlan
+from ._retry_topic import RetryTopic
 from ._sessions import Place, place_of
 from ._settler import Settler
 
@@ -31,6 +33,7 @@ _UNWANTED_AFTER_S: Final = 0.1
 """How long a message waits for a call of ``receive`` without a queue; then it goes back to the broker."""
 _USUAL_QUEUE: Final = 1_000
 """How many messages a client may have prefetched if it does not say."""
+_KEPT: Final = RedeliveryPlan(keeps=True, must_keep=False, is_local=True, early_ms=0)
 
 
 class Receiver:
@@ -56,7 +59,8 @@ class Receiver:
         self._clock = queue.clock
         self._recent = settler.recent
         self._limiter = settler.limiter
-        self._dead = settler.dead
+        self._letters = settler.letters
+        self._retry_topic = None if settler.letters is None else settler.letters.retry_topic
         self._stop = stop
         self._pausable = port if isinstance(port, SupportsPause) else None
         self._prefetched = port.traits.receiver_queue_size
@@ -74,7 +78,7 @@ class Receiver:
     def take_ready(self, receive_nowait: Callable[[], Delivery | None]) -> Message | None:
         """Take a message without waiting, if no call waits and a message is here."""
         inbox, turn = self.inbox, self.turn
-        if inbox.waiters or (self._dead is not None and self._dead.is_full and not inbox.ready):
+        if inbox.waiters or (self._letters is not None and self._letters.is_full and not inbox.ready):
             return None
         if inbox.ready and (message := inbox.get_nowait()) is not None:
             turn.now_ms = self._clock.now_ms()
@@ -83,7 +87,7 @@ class Receiver:
             turn.now_ms = self._clock.now_ms()
             if (message := self._take(delivery)) is not None:
                 return message
-            if self._dead is not None and self._dead.is_full:
+            if self._letters is not None and self._letters.is_full:
                 return None
         return None
 
@@ -142,8 +146,8 @@ class Receiver:
             await self.inbox.wanted.wait()
             if self.gate_queue is not None:
                 await self.gate_queue.has_room.wait()
-            if self._dead is not None:
-                await self._dead.has_room.wait()
+            if self._letters is not None:
+                await self._letters.has_room.wait()
             self._is_pumping = True
             try:
                 delivery = await self._port.receive()
@@ -164,14 +168,14 @@ class Receiver:
 
     def _hand_on(self, delivery: Delivery | None) -> None:
         """Give messages to the calls that wait, one after the other while more come without waiting."""
-        receive_nowait, waiters, dead = self.receive_nowait, self.inbox.waiters, self._dead
+        receive_nowait, waiters, letters = self.receive_nowait, self.inbox.waiters, self._letters
         while delivery is not None:
             message = self._take(delivery)
             if message is not None:
                 self.inbox.put(message)  # as _put: the hot path
                 if self.inbox.ready:
                     self._limiter.admit_one()
-            if receive_nowait is None or not waiters or (dead is not None and dead.is_full):
+            if receive_nowait is None or not waiters or (letters is not None and letters.is_full):
                 return
             try:
                 delivery = receive_nowait()
@@ -196,6 +200,10 @@ class Receiver:
     def _take(self, delivery: Delivery) -> Message | None:
         """Return the message to be delivered, None for a delivery that is not."""
         self.received += 1
+        if self._retry_topic is not None:
+            delivery, wait_ms = self._from_retry_topic(delivery, self._retry_topic)
+            if wait_ms:
+                return None
         message_id = delivery.id
         is_new = self._is_plain and not self._open_requests  # else it may be the answer to one
         record = self._table.add_new(message_id, delivery.redelivery_count) if is_new else None
@@ -203,12 +211,28 @@ class Receiver:
             return self._take_known(delivery, message_id)
         if self._payloads.bytes:
             self._payloads.pop(message_id)
-        if self._dead is not None and self._dead.takes(delivery, record):
+        if self._letters is not None and self._letters.takes(delivery, record):
             return None
         table = self._table
         if table.delivered + table.held >= self._limiter.near:
             self._limiter.warn_if_near()
         return Message(self._settler, delivery, record.redelivery_count)
+
+    def _from_retry_topic(self, delivery: Delivery, retry_topic: RetryTopic) -> tuple[Delivery, int]:
+        """Return a delivery with the attempts before the retry topic, and for how long it is held now, in ms."""
+        if not retry_topic.has(delivery.topic):
+            return delivery, 0
+        now_ms, message_id, table = self._clock.now_ms(), delivery.id, self._table
+        delivery, wait_ms = retry_topic.arrive(delivery, self._settler.wall_clock.now_ms())
+        is_known = table.get(message_id) is not None or table.acked.hides(message_id, now_ms)
+        if not wait_ms or is_known or (self.durable is not None and self.durable.was_acked(message_id)):
+            return delivery, 0
+        count = max(delivery.redelivery_count, table.requests.counts.pop(message_id, -1) + 1)
+        record = table.restore(message_id, count - 1, count)
+        self._queue.hold(record, wait_ms, delivery, _KEPT)
+        self._trace.hold(message_id, count, "not due")
+        self._limiter.warn_if_near()
+        return delivery, wait_ms
 
     def _take_known(self, delivery: Delivery, message_id: MessageId) -> Message | None:
         """Judge a delivery of a message that is or may be known, or whose arrival is to be noted."""
@@ -246,15 +270,17 @@ class Receiver:
 
     def _redeliver(self, delivery: Delivery, record: MessageState) -> None:
         """Deliver a message from memory again."""
-        message = self._message(delivery, record, record.due_at_ms)
+        message = self._message(delivery, record, record.due_at_ms, is_local=True)
         if message is not None:
             self._put(message)
 
-    def _message(self, delivery: Delivery, record: MessageState, due_at_ms: int | None) -> Message | None:
+    def _message(
+        self, delivery: Delivery, record: MessageState, due_at_ms: int | None, *, is_local: bool = False
+    ) -> Message | None:
         """Return the message to be delivered, None if it is a dead letter."""
         if self._trace.is_on:
-            self._trace.arrive(record, due_at_ms)
-        if self._dead is not None and self._dead.takes(delivery, record):
+            self._trace.arrive(record, due_at_ms, is_local=is_local)
+        if self._letters is not None and self._letters.takes(delivery, record):
             return None
         router = self._queue.router
         if router.may_keep_all or (record.id[3] >= 0 and router.may_keep(record.id)):
@@ -297,19 +323,20 @@ class Receiver:
     def drop_waiting(self, place: Place) -> list[MessageState]:
         """Drop the waiting messages of a partition: the broker sends them again, here or elsewhere."""
 
-        def is_gone(message: Message) -> bool:
-            return place_of(message.id) == place
+        records = self.drop(lambda message: place_of(message.id) == place)
+        self._table.leave(records)
+        return records
 
+    def drop(self, is_gone: Callable[[Message], bool]) -> list[MessageState]:
+        """Drop some of the messages that wait, and return the states of those that were still to be delivered."""
         gone = self.inbox.drop(is_gone) + ([] if self.gate_queue is None else self.gate_queue.drop(is_gone))
-        records = [
+        return [
             record
             for message in gone
             if (record := self._table.get(message.id)) is not None
             and record.state is State.DELIVERED
             and record.redelivery_count == message.redelivery_count
         ]
-        self._table.leave(records)
-        return records
 
     # --- pausing -------------------------------------------------------------------------------------------------
 

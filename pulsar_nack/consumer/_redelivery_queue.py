@@ -24,13 +24,13 @@ from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
 from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
+from ._sessions import place_of
 from ._tracing import MessageTrace
 
 _MAX_IN_A_TURN: Final = 1_000
 """Messages that one turn of the loop handles."""
 REQUESTED_AGAIN = "asked again"
 """The reason in the trace of a redelivery that was traced before."""
-
 _YEAR_MS = MAX_NUMBER_S * 1000
 _id_of: Callable[[MessageState], MessageId] = attrgetter("id")
 
@@ -60,6 +60,8 @@ class RedeliveryQueue:
     ) -> None:
         self.redeliver: Callable[[Delivery, MessageState], None]
         """Called with each message that is redelivered from memory, and its state; set by the receiver."""
+        self.end_leases: Callable[[Sequence[MessageId]], Sequence[MessageId]] | None = None
+        """Takes due ids, ends the leases among them, and returns the others; None: there are no leases."""
         self.router = RedeliveryRouter(redelivery, port.traits)
         self.redelivered_local = 0
         self.redelivered_broker = 0
@@ -105,8 +107,10 @@ class RedeliveryQueue:
         """
         if record.state is State.REQUESTED:
             return
-        if now_ms is None:
-            now_ms = self.clock.now_ms()
+        if record.lease is not None:  # its deadline may be the earlier one
+            record.lease = None
+            self.tracker.ack(record.id)
+        now_ms = self.clock.now_ms() if now_ms is None else now_ms
         self._waits(record, delay_ms, now_ms)
         plan = plan or self.router.choose(record.id, delay_ms)
         due_at_ms = now_ms + delay_ms
@@ -121,16 +125,15 @@ class RedeliveryQueue:
         record.is_early = not record.is_local and plan.early_ms > 0
         if record.is_early:
             delay_ms -= plan.early_ms
-        if delay_ms == self._armed_ms:  # as _arm: the hot path
+        if delay_ms == self._armed_ms:  # as arm: the hot path
             self.tracker.nack_nowait(record.id, self._armed)
         else:
-            self._arm(record.id, delay_ms)
+            self.arm(record.id, delay_ms)
 
     def _keep(self, payload: Delivery, *, must_keep: bool = False) -> bool:
         """Keep a payload if there is room; over the budget if the alternative is a rewind of everything."""
         size = kept_bytes(payload)
-        has_room = must_keep or self.payloads.has_room(payload.id, size)
-        if has_room:
+        if has_room := must_keep or self.payloads.has_room(payload.id, size):
             self.payloads.keep(payload, size)
         return has_room
 
@@ -160,7 +163,25 @@ class RedeliveryQueue:
 
     def hold_again(self, record: MessageState) -> None:
         """Let a message come due at once: its time came during an acknowledgement that failed."""
-        self._arm(record.id, 0)
+        self.arm(record.id, 0)
+
+    async def request_now(self, records: Sequence[MessageState]) -> bool:
+        """Request messages that are being processed from the broker; if that fails it is tried again, and False."""
+        now_ms = self.clock.now_ms()
+        for record in records:
+            self.table.hold(record.id)
+            self.tracker.ack(record.id)  # the deadline of a lease
+            record.is_held, record.is_local, record.due_at_ms, record.lease = True, False, now_ms, None
+        try:
+            await self.on_due([record.id for record in records], is_rewind=self._custom is None)
+        except BaseException as error:
+            for record in records:
+                if record.state is State.HELD:
+                    self.hold_again(record)
+            if not isinstance(error, RedeliveryError):
+                raise
+            return False
+        return True
 
     def ask_for(self, counts: Mapping[MessageId, int]) -> None:
         """Request messages soon that were forgotten here, by how often each was delivered."""
@@ -172,7 +193,8 @@ class RedeliveryQueue:
         self.tracker.clear()
         self.payloads.clear()
 
-    def _arm(self, message_id: MessageId, delay_ms: int) -> None:
+    def arm(self, message_id: MessageId, delay_ms: int) -> None:
+        """Add a message to the tracker; if it is there already, the earlier deadline counts."""
         if delay_ms != self._armed_ms:
             self._armed_ms = delay_ms
             self._armed = delay_ms / 1000 if delay_ms <= _YEAR_MS else timedelta(milliseconds=delay_ms)
@@ -180,18 +202,22 @@ class RedeliveryQueue:
 
     # --- due messages ----------------------------------------------------------------------------------------------
 
-    async def on_due(self, ids: Sequence[MessageId]) -> None:
-        """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many."""
+    async def on_due(self, ids: Sequence[MessageId], *, is_rewind: bool = False) -> None:
+        """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many.
+
+        :param is_rewind: one id of each topic and partition is enough for the broker
+        """
         requested, requests, left = list[MessageState](), list[int](), iter(ids)
         try:
             while some := list(islice(left, _MAX_IN_A_TURN)):
-                records, begun = self._begin_request(some)
+                records, begun = self._begin_request(some if self.end_leases is None else self.end_leases(some))
                 requests += begun
                 requested += records
                 if len(some) == _MAX_IN_A_TURN < len(ids):
                     await asyncio.sleep(0)
             if requested:
-                await self._send(self._ids_of(requested))
+                first = {place_of(record.id): record.id for record in reversed(requested)} if is_rewind else None
+                await self._send(self._ids_of(requested) if first is None else list(first.values()))
         except BaseException as error:  # noqa: BLE001 - raised there
             self._fail_request(requested, requests, error)
         if requested:
@@ -201,7 +227,7 @@ class RedeliveryQueue:
 
     def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
         """Redeliver due messages on a port that can request them without waiting."""
-        requested, requests = self._begin_request(ids)
+        requested, requests = self._begin_request(ids if self.end_leases is None else self.end_leases(ids))
         if requested:
             assert self._nowait_port is not None
             try:
@@ -268,7 +294,7 @@ class RedeliveryQueue:
         must_wait = early_ms > 0 and (record.is_early or is_last_ms)
         record.is_local, record.is_early = True, False
         if must_wait:
-            self._arm(record.id, early_ms + is_last_ms)  # as the tracker is ahead by a part of it
+            self.arm(record.id, early_ms + is_last_ms)  # as the tracker is ahead by a part of it
         else:
             self._redeliver_locally(record)
         return True

@@ -14,10 +14,12 @@ from ..backoff import Backoff, as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
-from ..nack import NackHook
 from ._dead_letter_rules import DeadLetterPolicy
+from ._events import ConsumerHook
+from ._leases import lease_ms
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
+from ._retry_topic import RetryTopicPolicy
 from ._tracing import ConsumerTrace
 
 if TYPE_CHECKING:
@@ -35,8 +37,10 @@ class ConsumerOptions(TypedDict, total=False):
     max_local_bytes: int
     unacked_limit: int | None
     ack_memory: Delay
+    lease: Delay | None
     dead_letter: DeadLetterPolicy | None
-    hooks: Sequence[NackHook]
+    retry_topic: RetryTopicPolicy | None
+    hooks: Sequence[ConsumerHook]
     clock: Clock | None
     durable: DurableHome | None
     durable_ttl: Delay
@@ -55,8 +59,10 @@ class ConsumerSettings:
     max_local_bytes: int = 64 * 1024 * 1024
     unacked_limit: int | None = 50_000
     ack_memory: Delay = 10.0
+    lease: Delay | None = None
     dead_letter: DeadLetterPolicy | None = None
-    hooks: Sequence[NackHook] = ()
+    retry_topic: RetryTopicPolicy | None = None
+    hooks: Sequence[ConsumerHook] = ()
     clock: Clock | None = None
     durable: DurableHome | None = None
     durable_ttl: Delay = timedelta(days=7)
@@ -82,6 +88,11 @@ class ConsumerSettings:
             raise InvalidArgumentError("trace", self.trace, "a TraceWriter")
         if self.dead_letter is not None and not isinstance(self.dead_letter, DeadLetterPolicy):
             raise InvalidArgumentError("dead_letter", self.dead_letter, "a DeadLetterPolicy or None")
+        if self.retry_topic is not None and not isinstance(self.retry_topic, RetryTopicPolicy):
+            raise InvalidArgumentError("retry_topic", self.retry_topic, "a RetryTopicPolicy or None")
+        if self.retry_topic is not None and not traits.honours_ids:
+            expected = "None on Exclusive and Failover subscriptions, where a broker delays no message"
+            raise InvalidArgumentError("retry_topic", self.retry_topic, expected)
         RedeliveryRouter(self.redelivery, traits)
         check_list("hooks", self.hooks, "a list of callables that take one event")
         for index, hook in enumerate(self.hooks):
@@ -101,6 +112,8 @@ class ConsumerSettings:
         if limit is not None and (type(limit) is not int or limit <= prefetched):
             raise InvalidArgumentError("unacked_limit", limit, f"an integer above receiver_queue_size ({prefetched})")
         delay_ms(self.ack_memory, "ack_memory")
+        if self.lease is not None:
+            lease_ms(self.lease)
         delay_ms(self.durable_ttl, "durable_ttl")
         most = self.max_ack_state_bytes
         if type(most) is not int or 1 <= most < _MIN_ACK_STATE_BYTES:

@@ -1,4 +1,4 @@
-"""The verbs of messages: acknowledge, negatively acknowledge, dead-letter. Messages hold it, the consumer owns it.
+"""The verbs of messages: acknowledge, nack, dead-letter, consume later. Messages hold it, the consumer owns it.
 
 The settler knows whether the consumer is open. It decides once how a nack is carried out, and hands the decision on as
 a :class:`RedeliveryPlan`.
@@ -14,20 +14,26 @@ from typing import TYPE_CHECKING, Final
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop, running_loop
 from ..backoff import as_backoff
-from ..clock import Clock
+from ..clock import Clock, WallClock
 from ..config import NackConfig
-from ..errors import AlreadySettledError, ClosedError, NoDeadLetterError, NotDurableError, NotOpenError
+from ..errors import (
+    AlreadySettledError,
+    ClosedError,
+    NotDurableError,
+    NotOpenError,
+)
 from ..ids import MessageId
 from ._acks import Acks
 from ._dead_letter_rules import as_reason
-from ._dead_letters import DeadLetters, DeadLetterTask
-from ._message_state import MessageState, State
+from ._leases import Leases
+from ._letter_verbs import LetterVerbs
+from ._letters import Letters
+from ._message_state import SENT_AWAY, MessageState, State
 from ._payloads import LruPayloads
 from ._port import Delivery
 from ._redelivery_queue import RedeliveryQueue
 from ._redelivery_router import RedeliveryPlan
 from ._settings import ConsumerSettings
-from ._tracing import DEAD_LETTER
 from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
@@ -72,7 +78,7 @@ class Settler:
         queue: RedeliveryQueue,
         recent: LruPayloads,
         limiter: UnackedLimiter,
-        dead: DeadLetters | None,
+        letters: Letters | None,
         settings: ConsumerSettings,
     ) -> None:
         self.turn = LoopTurn(queue.clock)
@@ -83,15 +89,19 @@ class Settler:
         self.acks: Acks | None = None
         """None until the consumer is open."""
         self.durable: DurableNacks | None = None
-        self.nacked = self.dropped = 0
+        self.nacked = self.dropped = self.acked_through = self.given_up = 0
         self.queue = queue
         self.recent = recent
         self.limiter = limiter
-        self.dead = dead
+        self.letters = letters
+        self.letter_verbs = LetterVerbs(self, letters)
         self._table = queue.table
         self._trace = queue.trace
-        self._config = settings.config or NackConfig()
+        self.config = settings.config or NackConfig()
         self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
+        self.wall_clock = settings.wall_clock or WallClock()
+        self.leases = None if settings.lease is None else Leases(self, settings.lease)
+        """None: the consumer has no leases."""
 
     def check_open(self) -> Acks:
         """Return the acknowledgements of an open consumer, in its event loop.
@@ -114,24 +124,25 @@ class Settler:
         acks = self.acks
         if acks is None or self.is_closed or running_loop() is not self.loop:
             acks = self.check_open()
-        if self.dead is not None:
-            self._check_not_dead_lettering(message_id)
+        if self.letters is not None:
+            self.check_not_sent_away(message_id)
         return acks.acknowledge(message_id)
 
     def acknowledge_soon(self, message_id: MessageId) -> None:
         """Begin to acknowledge a message; nobody waits for the outcome."""
         acks = self.check_open()
-        if self.dead is not None:
-            self._check_not_dead_lettering(message_id)
+        if self.letters is not None:
+            self.check_not_sent_away(message_id)
         acks.acknowledge_soon(message_id)
 
     def settled_through(self, message_id: MessageId, now_ms: int) -> None:
         """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
-        for settled in self._table.settle_through(message_id, now_ms):
-            self._trace.settled_through(settled, was_held=settled in self.queue.tracker)
-            self._forget(settled)
-            if self.dead is not None:
-                self.dead.drop(settled, State.ACKING.value)
+        for record in self._table.settle_through(message_id, now_ms):
+            self.acked_through += 1
+            self._trace.settled_through(record, was_held=record.state is State.HELD)
+            self.forget(record.id)
+            if self.letters is not None:
+                self.letters.drop(record.id, State.ACKING.value)
         self.limiter.changed()
 
     def on_settled(self, records: Sequence[MessageState]) -> None:
@@ -139,8 +150,9 @@ class Settler:
         if self._trace.is_on:
             self._trace.settled(records)
         for record in records:
-            if record.before_ack is not State.DELIVERED:
+            if record.before_ack is not State.DELIVERED or record.lease is not None:
                 self.queue.drop(record.id)
+                self.given_up += record.before_ack in SENT_AWAY
             if record.has_duplicate and self.acks is not None:
                 self.acks.ack_duplicate(record.id)
         if self.recent.delivered:
@@ -160,6 +172,12 @@ class Settler:
         if is_unknown and (record.has_duplicate or record.redelivery_count):
             self.queue.ask_for({record.id: record.redelivery_count})
 
+    def on_unobserved(self, message_id: MessageId, error: BaseException | None) -> None:
+        """Note the outcome of an acknowledgement, None: not known yet, whose caller was cancelled."""
+        record = self._table.get(message_id)
+        if isinstance(error, Exception) and record is not None:
+            self.on_unobserved_error(record, error)
+
     def on_unobserved_error(self, record: MessageState, error: Exception) -> None:
         """Redeliver a message as if it had been nacked: its acknowledgement failed and no caller will settle it."""
         known = self._table.get(record.id)
@@ -170,7 +188,14 @@ class Settler:
         elif known is record and record.state is State.DELIVERED:
             _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
             payload = self.recent.pop(record.id)
-            self.queue.hold(self._table.hold(record.id), self._default_delay_ms(record), payload)
+            self.queue.hold(self._table.hold(record.id), self.default_delay_ms(record), payload)
+
+    def redeliver(self, record: MessageState) -> None:
+        """Redeliver a message that is being processed, as if it had been nacked without a delay; waits for no room."""
+        payload = self.recent.pop(record.id)
+        self.queue.hold(self._table.hold(record.id), 0, payload)
+        if self._trace.is_on:
+            self._trace.nack(record, 0, "redeliver_unacknowledged_messages")
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -178,18 +203,19 @@ class Settler:
         """Raise if a later attempt of the message is being processed."""
         record = self._table.get(message_id)
         if record is not None and record.state is State.DELIVERED:
-            self._check_unsettled(message_id, count)
+            self.check_unsettled(message_id, count)
 
-    def is_dead_lettering(self, message_id: MessageId) -> bool:
-        """Return whether a message is on its way to the dead-letter topic."""
-        return self.dead is not None and message_id in self.dead
+    def is_sent_away(self, message_id: MessageId) -> bool:
+        """Return whether a message is on its way to the dead-letter topic or the retry topic."""
+        return self.letters is not None and message_id in self.letters
 
-    def _check_not_dead_lettering(self, message_id: MessageId) -> None:
-        """Raise AlreadySettledError if the message is on its way to the dead-letter topic."""
-        if self.is_dead_lettering(message_id):
-            raise AlreadySettledError(message_id, State.DEAD_LETTERING.value)
+    def check_not_sent_away(self, message_id: MessageId, to: State | None = None) -> None:
+        """Raise AlreadySettledError if the message is on its way to another topic, except ``to``."""
+        state = None if self.letters is None else self.letters.state_of(message_id)
+        if state is not None and state is not to:
+            raise AlreadySettledError(message_id, state.value)
 
-    def _check_unsettled(self, message_id: MessageId, count: int | None) -> MessageState | None:
+    def check_unsettled(self, message_id: MessageId, count: int | None) -> MessageState | None:
         """Raise if the message is settled, or if an attempt later than ``count`` is being processed."""
         record = self._table.get(message_id)
         if record is not None and record.state is State.DELIVERED:
@@ -200,32 +226,6 @@ class Settler:
         if record is None and self.durable is not None and self.durable.was_acked(message_id):
             raise AlreadySettledError(message_id, State.ACKING.value)
         return record
-
-    # --- dead letters ------------------------------------------------------------------------------------------------
-
-    async def dead_letter(self, payload: Delivery, count: int, reason: str) -> None:
-        """Send a message to the dead-letter topic, and wait until it is there and acknowledged."""
-        self.check_open()
-        dead = self.dead
-        if dead is None:
-            raise NoDeadLetterError(payload.id)
-        reason = as_reason(reason)
-        if payload.id not in dead:
-            self._check_unsettled(payload.id, count)
-        await dead.wait(await self._begin_dead_letter(dead, payload, count, count, reason))
-
-    async def _begin_dead_letter(
-        self, dead: DeadLetters, payload: Delivery, count: int, attempt: int | None, reason: str = ""
-    ) -> DeadLetterTask:
-        while dead.is_full and payload.id not in dead:
-            await dead.has_room.wait()
-            self.check_open()
-            if payload.id not in dead:
-                self._check_unsettled(payload.id, attempt)
-        if payload.id in self.queue.tracker:
-            self._trace.cancel(payload.id, count, DEAD_LETTER)
-        self._forget(payload.id)
-        return dead.send(payload, count, reason)
 
     # --- negative acknowledgement ------------------------------------------------------------------------------------
 
@@ -246,25 +246,25 @@ class Settler:
         if self.acks is None or self.is_closed or running_loop() is not self.loop:
             self.check_open()
         now_ms = self.turn.now_ms = self.queue.clock.now_ms()
-        milliseconds = self._default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
+        milliseconds = self.default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
         if reason or type(reason) is not str:
             reason = as_reason(reason)
         payload = self.recent.get(message_id) if payload is None else payload
-        dead = self.dead
-        if dead is not None and message_id in dead:
+        letters = self.letters
+        if letters is not None and message_id in letters:
             return None
         record = self._table.get(message_id)
         if record is None or record.state is not State.DELIVERED or record.redelivery_count != attempt:
-            record = self._check_unsettled(message_id, attempt)
-        count = (attempt or 0) if record is None else record.redelivery_count
-        is_doubtful = record is not None and record.is_doubtful  # then others may have settled it
-        if dead is not None and payload is not None and not is_doubtful and dead.rules.is_last(count):
-            await self._begin_dead_letter(dead, payload, count, attempt, reason)
-            self.nacked += 1
-            return None
+            record = self.check_unsettled(message_id, attempt)
+        if (
+            letters is not None
+            and payload is not None
+            and (sent := self.letter_verbs.nack(payload, record, attempt, milliseconds, reason)) is not None
+        ):
+            return await sent
         plan, left_ms = self.queue.router.choose(message_id, milliseconds), milliseconds
         is_new = record is None or record.state is State.DELIVERED
-        if is_new and self._must_wait(plan, payload):
+        if is_new and self.must_wait(plan, payload):
             waited_ms = await self._wait_for_room(message_id, attempt, plan, payload)
             left_ms = max(milliseconds - waited_ms, 0)
             plan = self.queue.router.choose(message_id, left_ms)
@@ -295,28 +295,29 @@ class Settler:
         now = asyncio.get_running_loop().time
         began_at = now()
         await self.limiter.wait_for(lambda: self._has_room(plan, payload))
-        self._check_unsettled(message_id, attempt)
+        self.check_unsettled(message_id, attempt)
         return round((now() - began_at) * 1000)
 
-    def _must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
+    def must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
         """Return whether a nack has to wait for room."""
         limit, table = self.limiter.limit, self._table
         if limit is not None and table.delivered + table.held >= limit:
             return True
-        most = self._config.max_held
+        most = self.config.max_held
         if plan.must_keep:
             return not self._has_room(plan, payload)
         return most is not None and table.held >= most
 
     def _has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
-        most = self._config.max_held
+        most = self.config.max_held
         is_full = most is not None and self._table.held >= most
         return not is_full and (payload is None or not plan.must_keep or self.queue.has_room(payload))
 
-    def _default_delay_ms(self, record: MessageState | None) -> int:
+    def default_delay_ms(self, record: MessageState | None) -> int:
+        """Return the delay of a nack that names none."""
         count = 0 if record is None else record.redelivery_count
         delay = None if self._backoff is None else self._backoff(count)
-        return self._config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
+        return self.config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
 
     @staticmethod
     async def until_durable(message_id: MessageId, written: asyncio.Future[Outcome]) -> None:
@@ -335,7 +336,7 @@ class Settler:
         """Forget waiting messages that are settled, or that another consumer gets."""
         self._trace.cancel_all(records, reason)
         for record in records:
-            self._forget(record.id)
+            self.forget(record.id)
         if records:
             self.dropped += len(records)
             _log.info("%d messages that waited for redelivery are dropped: %s", len(records), reason)
@@ -347,14 +348,14 @@ class Settler:
         self.queue.clear()
         self.recent.clear()
         self._table.clear()
-        if self.dead is not None:
-            self.dead.clear(dead_letter_reason)
+        if self.letters is not None:
+            self.letters.clear(dead_letter_reason)
 
     def trace_cancelled(self, reason: str) -> None:
         """Note in the trace that all holds end."""
         if self._trace.is_on:
             self._trace.cancel_all(self._table.select({State.HELD}), reason)
 
-    def _forget(self, message_id: MessageId) -> None:
+    def forget(self, message_id: MessageId) -> None:
         self.queue.drop(message_id)
         self.recent.pop(message_id)

@@ -18,9 +18,13 @@ class ConsumerStatistics:
     :param replayed: acknowledged messages that came back on purpose, and were delivered
     :param dropped: messages that waited for redelivery and are not redelivered: the broker counts them as settled
         (skipped, cleared, expired, or by another consumer), or another Failover consumer gets them
-    :param acked: messages acknowledged
+    :param acked: messages acknowledged; not dead letters and messages of a retry topic, which have their own counts
     :param acked_again: duplicates of acknowledged messages that were acknowledged and not delivered
     :param nacked: negative acknowledgements
+    :param deferred: messages that were postponed, which is no failure
+    :param retried: messages that are in the retry topic, and acknowledged; nacks that wait there too
+    :param leases_expired: messages that were not settled within their lease
+    :param drains: drains that are over
     :param redelivered_local: messages redelivered from memory
     :param redelivered_broker: messages requested from the broker
     :param requested_again: messages requested once more, because nothing had come within 30 s
@@ -37,6 +41,8 @@ class ConsumerStatistics:
     :param dead_lettered: messages that are in the dead-letter topic, and acknowledged
     :param dead_letters_waiting: messages on their way there
     :param dead_letter_failures: attempts to publish or acknowledge one that failed, and were made again
+    :param retries_waiting: messages on their way to the retry topic
+    :param retry_failures: attempts to publish or acknowledge one that failed
     :param durable_entries: unsettled messages in the durable state; 0 without one, as the next four
     :param durable_bytes: about what it takes on storage
     :param durable_restored: messages that came before their time after a restart, and were held until then
@@ -58,6 +64,10 @@ class ConsumerStatistics:
     acked: int
     acked_again: int
     nacked: int
+    deferred: int
+    retried: int
+    leases_expired: int
+    drains: int
     redelivered_local: int
     redelivered_broker: int
     requested_again: int
@@ -76,6 +86,8 @@ class ConsumerStatistics:
     dead_lettered: int
     dead_letters_waiting: int
     dead_letter_failures: int
+    retries_waiting: int
+    retry_failures: int
     durable_entries: int
     durable_bytes: int
     durable_restored: int
@@ -99,16 +111,21 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         engine.settler,
     )
     table.expire(engine.clock.now_ms())
-    acks, durable, dead, gate_queue = settler.acks, settler.durable, engine.dead, receiver.gate_queue
+    acks, durable, gate_queue, letters = settler.acks, settler.durable, receiver.gate_queue, engine.letters
+    dead, retry = (None, None) if letters is None else (letters.dead, letters.retry)
     return ConsumerStatistics(
         received=receiver.received,
         shown=receiver.delivered,
         copies_dropped=receiver.duplicates,
         replayed=receiver.replayed,
         dropped=settler.dropped,
-        acked=0 if acks is None else acks.acked,
+        acked=(0 if acks is None else acks.acked) - settler.given_up + settler.acked_through,
         acked_again=0 if acks is None else acks.acked_again,
         nacked=settler.nacked,
+        deferred=engine.trace.total_deferred,
+        retried=engine.trace.total_retried,
+        leases_expired=engine.trace.total_leases_expired,
+        drains=engine.trace.total_drains,
         redelivered_local=queue.redelivered_local,
         redelivered_broker=queue.redelivered_broker,
         requested_again=queue.requested_again,
@@ -125,8 +142,10 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         is_held_back=limiter.held_back_at == receiver.received,
         waiting_nacks=len(limiter.waiters),
         dead_lettered=0 if dead is None else dead.done,
-        dead_letters_waiting=0 if dead is None else len(dead),
+        dead_letters_waiting=0 if dead is None else dead.waiting,
         dead_letter_failures=0 if dead is None else dead.failures,
+        retries_waiting=0 if retry is None else retry.waiting,
+        retry_failures=0 if retry is None else retry.failures,
         durable_entries=0 if durable is None else len(durable),
         durable_bytes=0 if durable is None else durable.journal.bytes,
         durable_restored=0 if durable is None else durable.restored,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from .._check import check_flag, check_name
@@ -23,6 +24,7 @@ from ._dialect import (
     subscription_type,
 )
 from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio, traits_of
+from ._retry_topic import RetryTopicPolicy
 from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown, signature_with_settings
 
 if TYPE_CHECKING:
@@ -103,6 +105,11 @@ def subscribe(
         "receiver_queue_size": options.get("receiver_queue_size", _DEFAULT_QUEUE),
     }
     check_settings(traits_of(**promises), of_consumer)
+    if of_consumer.get("lease") is not None and (timeout_ms := options.get("unacked_messages_timeout_ms")):
+        expected = "None with lease: that timer brings back held messages too, and whole batches"
+        raise InvalidArgumentError("unacked_messages_timeout_ms", timeout_ms, expected)
+    if (retry_topic := of_consumer.get("retry_topic")) is not None:
+        topic, of_consumer["retry_topic"] = _with_retry_topic(topic, retry_topic, subscription, options)
     has_queue, is_pattern = promises["receiver_queue_size"] != 0, options.get("is_pattern_topic", False)
     if not has_queue and (not isinstance(topic, str) or is_pattern):
         raise _no_queue()
@@ -163,6 +170,20 @@ def _checked_topic(topic: object, options: dict[str, Any]) -> Any:
     if isinstance(topic, str) or not isinstance(topic, Sequence) or not topic:
         return check_name("topic", topic, expected)
     return [check_name("topic", each, expected) for each in topic]
+
+
+def _with_retry_topic(
+    topic: Any, policy: RetryTopicPolicy, subscription: str, options: dict[str, Any]
+) -> tuple[list[str], RetryTopicPolicy]:
+    """Return the topics with the retry topic, and the policy with all names."""
+    if options.get("is_pattern_topic"):
+        raise InvalidArgumentError("retry_topic", policy, "None with a pattern: it is for a topic, or a list of topics")
+    topics = [_full_name(each) for each in ([topic] if isinstance(topic, str) else topic)]
+    if policy.topic is not None:
+        policy = replace(policy, topic=_full_name(policy.topic))
+    named = policy.named(topics, subscription)
+    assert named.topic is not None
+    return [*topics, named.topic], named
 
 
 def _check_options(client: Any, options: dict[str, Any]) -> None:

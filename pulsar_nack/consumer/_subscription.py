@@ -7,18 +7,21 @@ import logging
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from .._delays import seek_position
 from .._lifetime import ClosesOnExit
-from ..errors import NotDurableError
+from ..errors import BrokerError, NotDurableError
 from ..ids import MessageId, _is_message_id
 from ._batches import is_same_topic
 from ._engine import ConsumerEngine
+from ._message_state import MessageState, State
 from ._message_table import UNDELIVERED
-from ._port import SupportsSeek, SupportsUnsubscribe
+from ._port import SupportsCumulativeAck, SupportsLastMessageId, SupportsSeek, SupportsSessions, SupportsUnsubscribe
 
 _log = logging.getLogger("pulsar_nack.consumer")
+_AT_ONCE: Final = 256
+"""Messages that one turn of the loop requests again."""
 
 
 class SubscriptionVerbs:
@@ -55,14 +58,93 @@ class SubscriptionVerbs:
             self._engine.queue.ask_for(left)
             self._engine.limiter.changed()
 
-    async def unsubscribe(self, consumer: ClosesOnExit) -> None:
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to and including a message of its partition."""
+        self._settler.check_open()
+        port = self._port
+        if not isinstance(port, SupportsCumulativeAck):
+            raise NotImplementedError(f"{type(port).__name__} cannot acknowledge cumulatively")
+        record = self._engine.table.get(message_id)
+        message_id = message_id if record is None else record.id
+        await port.acknowledge_cumulative(message_id)
+        self._settler.settled_through(message_id, self._engine.clock.now_ms())
+        if self._settler.durable is not None:
+            await self._settler.durable.acked_up_to(message_id)
+
+    # --- redelivery --------------------------------------------------------------------------------------------------
+
+    async def redeliver(self) -> None:
+        """Request all delivered, unsettled messages again; on Exclusive and Failover in order, with what follows."""
+        settler, table, receiver = self._settler, self._engine.table, self._engine.receiver
+        settler.check_open()
+        behind = () if receiver.gate_queue is None else receiver.gate_queue.waiting
+        waiting = {message.id for message in (*receiver.inbox.ready, *behind)}
+        found = [each for each in table.select({State.DELIVERED}) if each.id not in waiting]
+        records = sorted(found, key=lambda record: record.id)
+        if not self._port.traits.honours_ids:
+            if records and await self._engine.queue.request_now(records):
+                for record in receiver.drop(lambda _: True):  # the broker sends them too
+                    table.give_back(record.id)
+            return
+        counts = [record.redelivery_count for record in records]
+        for number, (record, count) in enumerate(zip(records, counts, strict=True)):
+            if _is_attempt(table.get(record.id), record, count):
+                settler.redeliver(record)
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
+                settler.check_open()
+
+    # --- the end of the topic ----------------------------------------------------------------------------------------
+
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of each topic or partition."""
+        self._settler.check_open()
+        port = self._port
+        if not isinstance(port, SupportsLastMessageId):
+            raise NotImplementedError(f"{type(port).__name__} cannot ask for the last message")
+        return list(await port.last_message_ids())
+
+    async def last_message_id(self) -> MessageId:
+        """Return the id of the last message of the only topic."""
+        found = await self.last_message_ids()
+        if len(found) != 1:
+            raise BrokerError(f"there are {len(found)} topics or partitions: use last_message_ids()")
+        return found[0]
+
+    async def has_message_available(self) -> bool:
+        """Return whether a message waits here, or the last message of a topic has not been received."""
+        self._settler.check_open()
+        if self._has_waiting():
+            return True
+        for last in await self.last_message_ids():
+            if await self._is_ahead(last):
+                return True
+        return self._has_waiting()
+
+    def _has_waiting(self) -> bool:
+        receiver = self._engine.receiver
+        receiver.inbox.drop_outdated()
+        return receiver.waiting() > 0
+
+    async def _is_ahead(self, last: MessageId) -> bool:
+        table, port = self._engine.table, self._port
+        if last.entry < 0 or table.get(last) is not None or table.acked.is_acked(last):
+            return False
+        if not port.traits.reports_sessions or not isinstance(port, SupportsSessions):
+            return True
+        mark_delete = await port.mark_delete_position(last.topic or "", last.partition)
+        return mark_delete is None or last[:2] > mark_delete
+
+    # --- unsubscribing -----------------------------------------------------------------------------------------------
+
+    async def unsubscribe(self, consumer: ClosesOnExit, *, force: bool) -> None:
         """Delete the subscription, then close the consumer; goes on when the call is cancelled."""
         self._settler.check_open()
         port = self._port
         if not isinstance(port, SupportsUnsubscribe):
             raise NotImplementedError(f"{type(port).__name__} cannot unsubscribe")
         if self._unsubscribing is None:
-            unsubscribing = self._unsubscribe(port, consumer)
+            unsubscribing = self._unsubscribe(port, consumer, force=force)
             task = asyncio.create_task(unsubscribing, name="pulsar_nack.Consumer unsubscribing")
             self._unsubscribing = task
             task.add_done_callback(partial(self._on_unsubscribed, consumer))
@@ -73,8 +155,8 @@ class SubscriptionVerbs:
         if not task.cancelled() and task.exception() is not None:
             _log.info("%r could not be unsubscribed: %r", consumer, task.exception())
 
-    async def _unsubscribe(self, port: SupportsUnsubscribe, consumer: ClosesOnExit) -> None:
-        await port.unsubscribe()
+    async def _unsubscribe(self, port: SupportsUnsubscribe, consumer: ClosesOnExit, *, force: bool) -> None:
+        await port.unsubscribe(force=force)
         durable = self._settler.durable
         cleared = None if durable is None else durable.cleared()
         self._settler.clear("unsubscribe", "gone with its subscription")
@@ -82,6 +164,11 @@ class SubscriptionVerbs:
         await consumer.aclose()
         if error is not None:
             raise NotDurableError("the subscription is gone, but its durable state is still there", error) from error
+
+
+def _is_attempt(known: MessageState | None, record: MessageState, count: int) -> bool:
+    """Return whether a message is still at the attempt that was delivered."""
+    return known is record and record.state is State.DELIVERED and record.redelivery_count == count
 
 
 def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:

@@ -1,16 +1,38 @@
-"""The events that a consumer writes to a trace: one for each thing that happens to a message."""
+"""The one place that everything passes that happens to a consumer and its messages: for the trace and for hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from ..clock import Clock
 from ..ids import MessageId
-from ._message_state import MessageState, State
+from ..nack._events import Hooks
+from ._events import (
+    ConsumerConnected,
+    ConsumerDisconnected,
+    ConsumerDrained,
+    ConsumerHook,
+    LeaseExpired,
+    MessageAcknowledged,
+    MessageDeadLettered,
+    MessageDeferred,
+    MessageNacked,
+    MessageReceived,
+    MessageRedelivered,
+    MessageRetried,
+)
+from ._message_state import SENT_AWAY, MessageState, State
 
 DEAD_LETTER: Final = "dead-letter"
 """The reason of the acknowledgement of a dead letter."""
+RETRY_TOPIC: Final = "retry-topic"
+"""The reason of the acknowledgement of a message that was published to the retry topic."""
+_REASONS: Final = {State.DEAD_LETTERING: DEAD_LETTER, State.RETRYING: RETRY_TOPIC}
+
+
+LEASE_EXPIRED: Final = "lease expired"
+"""The reason of the nack, or of the dead letter, of a message whose lease ended."""
 
 
 class TraceNote(Protocol):
@@ -44,28 +66,68 @@ class ConsumerTrace(Protocol):
 
 
 class MessageTrace:
-    """The one hook for the events of a consumer's messages; without a trace its methods do nothing.
+    """Reports what happens to the trace and to the hooks, and counts what is rare.
 
-    :param note: takes the events; None: they are dropped
+    Callers may leave out a call while :attr:`is_on` is false, except those that count.
+
+    :param note: takes the events of the trace; None: they are dropped
+    :param hooks: take the records of ``_events``
     """
 
-    def __init__(self, note: TraceNote | None, clock: Clock) -> None:
-        self.is_on = note is not None
+    def __init__(self, note: TraceNote | None, clock: Clock, hooks: Sequence[ConsumerHook] = ()) -> None:
+        self.hooks = Hooks(hooks)
+        self.is_on = note is not None or bool(self.hooks)
+        self.total_retried = self.total_deferred = self.total_leases_expired = self.total_drains = 0
         self._note = note
         self._clock = clock
+        self._redelivery_hooks = Hooks([])
 
-    def arrive(self, record: MessageState, due_at_ms: int | None) -> None:
+    def watch_redeliveries(self, hook: Callable[[MessageRedelivered], None]) -> None:
+        """Call a hook with each :class:`MessageRedelivered` from now on, and with nothing else: for metrics."""
+        self._redelivery_hooks = Hooks([*self._redelivery_hooks, hook])
+        self.is_on = True
+
+    def arrive(self, record: MessageState, due_at_ms: int | None, *, is_local: bool = False) -> None:
         """Note a delivery to the user; ``due_at_ms``: the deadline, if a redelivery was awaited."""
         if self._note is not None:
             self._note("arrive", record.id, record.redelivery_count, due_in_ms=self._due_in(due_at_ms))
+        if due_at_ms is None:
+            if self.hooks:
+                self.hooks.emit(MessageReceived(*self._about(record)))
+        elif self.hooks or self._redelivery_hooks:
+            message_id, attempt, now_ms = self._about(record)
+            event = MessageRedelivered(message_id, attempt, now_ms, is_local, now_ms - due_at_ms)
+            self.hooks.emit(event)
+            self._redelivery_hooks.emit(event)
 
     def nack(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
-        """Note a negative acknowledgement; ``delay_ms`` is None for a dead letter."""
-        if self._note is not None:
-            is_held = delay_ms is not None and record.is_held
-            due_in_ms = max(record.due_at_ms - self._clock.now_ms(), 0) if is_held else None
-            count = record.redelivery_count
-            self._note("nack", record.id, count, delay_ms=delay_ms, due_in_ms=due_in_ms, reason=reason or None)
+        """Note a negative acknowledgement; ``delay_ms`` is None for a message that goes to another topic."""
+        self._note_held(record, delay_ms, reason)
+        if self.hooks and delay_ms is not None:
+            self.hooks.emit(MessageNacked(*self._about(record), delay_ms, reason or ""))
+
+    def nacked_last(self, message_id: MessageId, count: int, reason: str) -> None:
+        """Note the negative acknowledgement of the last attempt; the trace has its dead letter."""
+        if self.hooks:
+            self.hooks.emit(MessageNacked(message_id, count + 1, self._clock.now_ms(), None, reason))
+
+    def deferred(self, record: MessageState, delay_ms: int) -> None:
+        """Note and count a message that is postponed: in the trace a nack with the reason ``deferred``."""
+        self.total_deferred += 1
+        self._note_held(record, delay_ms, "deferred")
+        if self.hooks:
+            self.hooks.emit(MessageDeferred(*self._about(record), delay_ms))
+
+    def lease_expired(self, record: MessageState, delay_ms: int | None) -> None:
+        """Note and count the end of a lease: in the trace a nack, unless that has the nack of a dead letter already.
+
+        :param delay_ms: None for a dead letter
+        """
+        self.total_leases_expired += 1
+        if delay_ms is not None:
+            self._note_held(record, delay_ms, LEASE_EXPIRED)
+        if self.hooks:
+            self.hooks.emit(LeaseExpired(*self._about(record)))
 
     def hold(self, message_id: MessageId, count: int, reason: str) -> None:
         """Note why a message, or its nack, has to wait."""
@@ -96,24 +158,67 @@ class MessageTrace:
 
     def settled(self, records: Sequence[MessageState]) -> None:
         """Note confirmed acknowledgements, and the holds that they ended."""
+        if self.hooks:
+            for record in records:
+                if record.before_ack not in SENT_AWAY:
+                    self.hooks.emit(MessageAcknowledged(*self._about(record)))
         if self._note is not None:
             for record in records:
                 if record.before_ack is State.HELD:
                     self._note("cancel", record.id, record.redelivery_count, reason="ack")
-                reason = DEAD_LETTER if record.before_ack is State.DEAD_LETTERING else "ack"
+                reason = _REASONS.get(record.before_ack or State.DELIVERED, "ack")
                 self._note("ack", record.id, record.redelivery_count, reason=reason)
 
-    def settled_through(self, message_id: MessageId, *, was_held: bool) -> None:
+    def settled_through(self, record: MessageState, *, was_held: bool) -> None:
         """Note a message that a cumulative acknowledgement covers."""
         if self._note is not None:
             if was_held:
-                self._note("cancel", message_id, reason="ack")
-            self._note("ack", message_id, reason="ack")
+                self._note("cancel", record.id, reason="ack")
+            self._note("ack", record.id, reason="ack")
+        if self.hooks:
+            self.hooks.emit(MessageAcknowledged(*self._about(record)))
+
+    def dead_lettered(self, record: MessageState, topic: str, reason: str) -> None:
+        """Note a message that is in the dead-letter topic, and acknowledged."""
+        if self.hooks:
+            self.hooks.emit(MessageDeadLettered(*self._about(record), topic, reason))
+
+    def retried(self, record: MessageState, topic: str, delay_ms: int) -> None:
+        """Note and count a message that is in the retry topic, and acknowledged."""
+        self.total_retried += 1
+        if self.hooks:
+            self.hooks.emit(MessageRetried(*self._about(record), topic, delay_ms))
 
     def error(self, message_id: MessageId, count: int | None, what: str, error: BaseException) -> None:
         """Note that a request for a message failed."""
         if self._note is not None:
             self._note("error", message_id, count, reason=f"{what}: {error!r}")
+
+    def connected(self, topic: str, partition: int) -> None:
+        """Note that a session began, or that the consumer is open."""
+        if self.hooks:
+            self.hooks.emit(ConsumerConnected(topic, partition, self._clock.now_ms()))
+
+    def disconnected(self, topic: str, partition: int, reason: str) -> None:
+        """Note that a session ended, or that the consumer is closed."""
+        if self.hooks:
+            self.hooks.emit(ConsumerDisconnected(topic, partition, self._clock.now_ms(), reason))
+
+    def drained(self, given_back: int, unfinished: int) -> None:
+        """Note and count a drain that is over."""
+        self.total_drains += 1
+        if self.hooks:
+            self.hooks.emit(ConsumerDrained(self._clock.now_ms(), given_back, unfinished))
+
+    def _note_held(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
+        if self._note is not None:
+            is_held = delay_ms is not None and record.is_held
+            due_in_ms = max(record.due_at_ms - self._clock.now_ms(), 0) if is_held else None
+            count = record.redelivery_count
+            self._note("nack", record.id, count, delay_ms=delay_ms, due_in_ms=due_in_ms, reason=reason or None)
+
+    def _about(self, record: MessageState) -> tuple[MessageId, int, int]:
+        return record.id, record.redelivery_count + 1, self._clock.now_ms()
 
     def _due_in(self, due_at_ms: int | None) -> int | None:
         return None if due_at_ms is None else due_at_ms - self._clock.now_ms()

@@ -16,7 +16,7 @@ from ._dialect import (
 from ._official import broker_error
 from ._port import PROPERTY_BYTES, Schema, bytes_of
 from ._producers import DeadLetterProducers, warn_without_schema
-from ._settings import CONSUMER_SETTINGS, check_settings
+from ._settings import CONSUMER_SETTINGS, check_settings, refuse_unknown
 
 __all__ = [
     "CONSUMER_SETTINGS",
@@ -36,6 +36,7 @@ __all__ = [
     "key_shared",
     "local_settings",
     "native_settings",
+    "refuse_unknown",
     "subscription_type",
     "warn_without_schema",
 ]

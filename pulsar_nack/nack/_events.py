@@ -1,19 +1,23 @@
 """Events of a tracker, and the hooks that receive them.
 
 Times are ms of the tracker's clock, delays are in ms. A hook is any callable that takes one event. It must not block.
-Errors that it raises are counted (``statistics().hook_errors``) and never reach the tracker's users.
+The first error that one raises is logged, and all are counted (``statistics().hook_errors``); none reaches the
+tracker's users.
 """
 
 from __future__ import annotations
 
+import logging
 from asyncio import CancelledError
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from .._check import check_list
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
+
+_log = logging.getLogger("pulsar_nack.hooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,12 @@ class NackHook(Protocol):
         ...
 
 
-class Hooks:
-    """Calls all hooks in order, and counts the errors that they raise."""
+class Hooks(Sequence[Any]):
+    """Calls all hooks in order; logs the first error that they raise, and counts all."""
 
     __slots__ = ("_hooks", "errors")
 
-    def __init__(self, hooks: Sequence[NackHook]) -> None:
+    def __init__(self, hooks: Sequence[Any]) -> None:
         check_list("hooks", hooks, "a list of callables that take one event")
         self._hooks = tuple(hooks)
         for index, hook in enumerate(self._hooks):
@@ -98,10 +102,13 @@ class Hooks:
                 raise InvalidArgumentError(f"hooks[{index}]", hook, "a callable that takes one event")
         self.errors = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
+    def __len__(self) -> int:
+        return len(self._hooks)
 
-    def emit(self, event: NackEvent) -> None:
+    def __getitem__(self, index: Any) -> Any:
+        return self._hooks[index]
+
+    def emit(self, event: object) -> None:
         """Call every hook, even if one raises.
 
         A hook is no coroutine, so a ``CancelledError`` that it raises comes from something that it called.
@@ -111,3 +118,5 @@ class Hooks:
                 hook(event)
             except (Exception, CancelledError):  # noqa: BLE001 - counted, must not reach the user
                 self.errors += 1
+                if self.errors == 1:
+                    _log.warning("a hook raised for %r; later errors are only counted", event, exc_info=True)

@@ -115,7 +115,7 @@ class NegativeAcksTracker(ClosesOnExit):
         self._config = config_of(config, NackConfig)
         self._backoff = None if backoff is None else as_backoff(backoff)
         self._clock = clock
-        self._hooks = Hooks(hooks)
+        self._hooks = hooks if isinstance(hooks, Hooks) else Hooks(hooks)
         self._schedule = NackSchedule(self._config)
         self._retries = Retries(random)
         self._sender = Sender(

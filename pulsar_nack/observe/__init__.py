@@ -1,12 +1,23 @@
 """Optional integrations; each imports its package only when it is used, and none configures anything.
 
-A hook is any callable that takes a :data:`~pulsar_nack.nack.NackEvent`; pass hooks to a tracker or consumer.
+A hook is any callable that takes one event, see :class:`~pulsar_nack.consumer.ConsumerHook`; pass hooks to a consumer.
 A :class:`TraceWriter` writes their events to files.
 """
 
+from ._consumer_metrics import ConsumerMetrics
 from ._cursor_metrics import CursorMetrics
 from ._delayed_metrics import DelayedMetrics
 from ._log_hooks import logging_hook, structlog_hook
+from ._message_spans import MessageSpans
 from ._trace import TraceStatistics, TraceWriter
 
-__all__ = ["CursorMetrics", "DelayedMetrics", "TraceStatistics", "TraceWriter", "logging_hook", "structlog_hook"]
+__all__ = [
+    "ConsumerMetrics",
+    "CursorMetrics",
+    "DelayedMetrics",
+    "MessageSpans",
+    "TraceStatistics",
+    "TraceWriter",
+    "logging_hook",
+    "structlog_hook",
+]

@@ -7,15 +7,14 @@ the server of prometheus-client makes it, therefore reads the size in the cursor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from ..errors import InvalidArgumentError, MissingExtraError
 from ._delayed_totals import full_name, namespace_of
+from ._loop_reading import measure_all, running_loop
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -26,7 +25,6 @@ _SIZE: Final = "pulsar_cursor_metadata_size_bytes"
 _DOCUMENTATION: Final = "Size of the acknowledgement state of a subscription when it is persisted."
 _LABELS: Final = ("cluster", "namespace", "topic", "subscription")
 _MIN_SWEEP: Final = 16
-_TIMEOUT_S: Final = 1.0
 
 _Key = tuple[str, str]
 
@@ -90,14 +88,14 @@ class CursorMetrics:
                 raise InvalidArgumentError(
                     "subscription", subscription, "a subscription whose cursor was not added yet"
                 )
-        self._cursors[key] = watched = _Watched(ref(cursor), _running_loop())
+        self._cursors[key] = watched = _Watched(ref(cursor), running_loop())
         watched.measure()
         self._forget_closed()
 
     def collect(self) -> Iterator[Metric]:
         """Return the current metric; called for each scrape."""
         watched = dict(self._cursors)
-        _measure_all(watched.values())
+        measure_all(watched.values())
         family = self._make_gauge(_SIZE, _DOCUMENTATION, labels=_LABELS)
         for (topic, subscription), each in sorted(watched.items()):
             if each.size is not None:
@@ -111,45 +109,9 @@ class CursorMetrics:
     def _forget_closed(self) -> None:
         """Remove closed cursors once there are twice as many as were left the last time."""
         if len(self._cursors) >= self._sweep_at:
-            _measure_all(self._cursors.values())
+            measure_all(self._cursors.values())
             self._cursors = {key: each for key, each in self._cursors.items() if each.size is not None}
             self._sweep_at = max(_MIN_SWEEP, 2 * len(self._cursors))
-
-
-def _running_loop() -> ref[asyncio.AbstractEventLoop] | None:
-    try:
-        return ref(asyncio.get_running_loop())
-    except RuntimeError:
-        return None
-
-
-def _measure_all(watched: Iterable[_Watched]) -> None:
-    """Read the size of each cursor, in its loop if that runs in another thread."""
-    elsewhere: dict[asyncio.AbstractEventLoop, list[_Watched]] = {}
-    here = _running_loop()
-    for each in watched:
-        loop = None if each.loop is None or each.loop == here else each.loop()
-        if loop is not None and loop.is_running():
-            elsewhere.setdefault(loop, []).append(each)
-        else:
-            each.measure()
-    for loop, some in elsewhere.items():
-        _measure_in(loop, some)
-
-
-def _measure_in(loop: asyncio.AbstractEventLoop, some: list[_Watched]) -> None:
-    done: Future[None] = Future()
-
-    def measure() -> None:
-        try:
-            for each in some:
-                each.measure()
-        finally:
-            done.set_result(None)
-
-    with suppress(RuntimeError, TimeoutError):  # the loop was just closed, or is busy: the last sizes stay
-        loop.call_soon_threadsafe(measure)
-        done.result(_TIMEOUT_S)
 
 
 def _gauge_family() -> Any:

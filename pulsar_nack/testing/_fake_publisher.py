@@ -1,4 +1,4 @@
-"""A publisher of dead letters without a broker."""
+"""A publisher of dead letters, and of messages for a retry topic, without a broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._call_faults import seconds
 
 @dataclass(frozen=True, slots=True)
 class FakeLetter:
-    """A published dead letter; the fields are the arguments of :meth:`pulsar_nack.consumer.Publisher.publish`."""
+    """A published message; the fields are the arguments of :meth:`pulsar_nack.consumer.DelayingPublisher.publish`."""
 
     topic: str
     data: bytes | None
@@ -22,19 +22,20 @@ class FakeLetter:
     key: str | bytes | None
     ordering_key: str | None
     event_time_ms: int
+    deliver_at_ms: int | None = None
 
 
 class FakePublisher:
-    """A :class:`~pulsar_nack.consumer.Publisher` that keeps what it publishes.
+    """A :class:`~pulsar_nack.consumer.DelayingPublisher` that keeps what it publishes.
 
-    Pass it as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``.
+    Pass it as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``, or to a ``RetryTopicPolicy``.
 
     :param latency: seconds that publishing takes
     """
 
     def __init__(self, latency: float = 0.0) -> None:
         self.letters: list[FakeLetter] = []
-        """The published dead letters, in order."""
+        """The published messages, in order."""
         self.attempts = 0
         """How often publishing was tried."""
         self._latency = seconds("latency", latency)
@@ -68,15 +69,17 @@ class FakePublisher:
         key: str | bytes | None,
         ordering_key: str | None,
         event_time_ms: int,
+        deliver_at_ms: int | None = None,
     ) -> MessageId:
-        """Publish a dead letter."""
+        """Publish a message."""
         self.attempts += 1
         if self._latency:
             await asyncio.sleep(self._latency)
         await self._may_go.wait()
         error, carried_out = self._failures.popleft() if self._failures else (None, True)
         if carried_out:
-            self.letters.append(FakeLetter(topic, data, dict(properties), key, ordering_key, event_time_ms))
+            about = dict(properties), key, ordering_key, event_time_ms, deliver_at_ms
+            self.letters.append(FakeLetter(topic, data, *about))
         if error is not None:
             raise error
         return MessageId(0, len(self.letters) - 1)

@@ -19,6 +19,7 @@ from ..ids import MessageId, Position
 from ._inbox import BatchMembers, LocalInbox
 
 if TYPE_CHECKING:
+    from ._dispatcher import SubscriptionType
     from ._subscription import Subscription
 
 MAX_IDS: Final = 100_000
@@ -27,10 +28,11 @@ MAX_IDS: Final = 100_000
 class NoPort:
     """Stands for a local port that is not opened yet, while a consumer's settings are checked."""
 
-    traits = PortTraits(receiver_queue_size=1_000, max_ids_per_request=MAX_IDS, batch_index_ack=True)
-
-    def __init__(self, topic: str, subscription: str) -> None:
+    def __init__(self, topic: str, subscription: str, kind: SubscriptionType) -> None:
         self.names = topic, subscription, ""
+        self.traits = PortTraits(
+            honours_ids=kind.is_shared, receiver_queue_size=1_000, max_ids_per_request=MAX_IDS, batch_index_ack=True
+        )
 
     async def receive(self) -> Delivery:
         """Refuse."""
@@ -62,22 +64,23 @@ class LocalPort:
         topic: str,
         subscription: Subscription,
         join: Callable[[LocalInbox], int],
-        forget: Callable[[str], Awaitable[None]],
+        forget: Callable[..., Awaitable[None]],
         *,
         name: str,
-        is_shared: bool,
+        kind: SubscriptionType,
         receiver_queue_size: int,
         batch_index_ack: bool,
     ) -> None:
         self._topic = topic
         self._subscription = subscription
         self._forget = forget
-        self._is_shared = is_shared
+        self._is_shared = kind.is_shared
+        self.kind = kind
         self._has_queue = receiver_queue_size > 0
         self._is_paused = False
         self.name = name
         self._traits = PortTraits(
-            honours_ids=is_shared,
+            honours_ids=kind.is_shared,
             max_ids_per_request=MAX_IDS,
             batch_index_ack=batch_index_ack,
             receiver_queue_size=receiver_queue_size,
@@ -145,6 +148,18 @@ class LocalPort:
         self._subscription.received(self._number)
         return delivery
 
+    def take_nowait(self) -> Delivery | None:
+        """Return the next message, None if none is here; for ports with a queue."""
+        self._check_open()
+        delivery = self._inbox.get_nowait()
+        if delivery is not None:
+            self._subscription.received(self._number)
+        return delivery
+
+    def watch_arrivals(self, on_arrival: Callable[[], object]) -> None:
+        """Call a function, which must not reference this port, when messages arrive and when this port is closed."""
+        self._inbox.on_arrival = on_arrival
+
     def _before_wait(self) -> None:
         if not self._has_queue and not self._is_paused:
             self._subscription.release(self._number)
@@ -170,16 +185,30 @@ class LocalPort:
         if self._is_shared:
             self._subscription.give_back(self._number, [Position(*message_id[:2]) for message_id in ids])
 
-    async def unsubscribe(self) -> None:
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the topic's last message; entry -1: it has none.
+
+        :raises LedgerError: it cannot be read
+        """
+        self._check_open()
+        return [await self._subscription.last_message_id()]
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription with its acknowledgements, and close.
 
+        :param force: also if it has other consumers, whose ports are closed
         :raises BrokerError: it has other consumers; nothing has changed
         """
         self._check_open()
-        if not self._subscription.is_alone:
+        if not force and not self._subscription.is_alone:
             raise BrokerError(f"subscription {self._subscription.name!r} has other consumers")
         await self.close()
-        await self._forget(self._subscription.name)
+        await self._forget(self._subscription.name, force=force)
+
+    @property
+    def subscription_name(self) -> str:
+        """Return the name of its subscription."""
+        return self._subscription.name
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge messages, all or none; written within the cursor's ``flush_interval``.

@@ -1,4 +1,4 @@
-"""Publishing into a local topic: its own messages, and dead letters of consumers."""
+"""Publishing into a local topic: its own messages, dead letters, and messages for a retry topic."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EntryPublisher:
 
 
 class LocalPublisher:
-    """A :class:`~pulsar_nack.consumer.Publisher` that puts everything into one topic; from ``topic.publisher()``.
+    """A :class:`~pulsar_nack.consumer.DelayingPublisher` into one topic, whatever the name; from ``topic.publisher()``.
 
     A local topic has no ordering keys, and no keys of bytes: those become base64.
 
@@ -89,9 +89,12 @@ class LocalPublisher:
         key: str | bytes | None,
         ordering_key: str | None,
         event_time_ms: int,
+        deliver_at_ms: int | None = None,
     ) -> MessageId:
         """Publish a message into the one topic, for any ``topic``; durable when it returns."""
         del topic, ordering_key
         text = base64.b64encode(key).decode("ascii") if isinstance(key, bytes) else key
-        published: MessageId = await self._publish(data, key=text, properties=properties, event_time_ms=event_time_ms)
+        published: MessageId = await self._publish(
+            data, key=text, properties=properties, event_time_ms=event_time_ms, deliver_at=deliver_at_ms
+        )
         return published

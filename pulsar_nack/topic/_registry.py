@@ -135,7 +135,7 @@ class SubscriptionRegistry:
                 attach,
                 self.delete,
                 name=label,
-                is_shared=kind.is_shared,
+                kind=kind,
                 receiver_queue_size=room,
                 batch_index_ack=batch_index_ack,
             )
@@ -147,18 +147,21 @@ class SubscriptionRegistry:
         finally:
             is_wanted = False
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription.
 
+        :param force: also if it has consumers, whose ports are closed
         :raises InvalidArgumentError: there is no such subscription
         :raises BrokerError: it has a consumer
         :raises LedgerError: not all of it could be deleted; try again
         """
-        await self._alone(lambda: self._delete(name))
+        await self._alone(lambda: self._delete(name, force=force))
 
-    async def _delete(self, name: str) -> None:
+    async def _delete(self, name: str, *, force: bool) -> None:
         self.cursor(name)
         subscription = await self._get_or_create(name)
+        for port in [each for each in self._ports if force and each.subscription_name == name]:
+            await port.close()
         if not subscription.is_idle:
             raise BrokerError(f"subscription {name!r} has a consumer")
         if subscription.tracker is not None:

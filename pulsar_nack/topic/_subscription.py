@@ -50,6 +50,8 @@ class Subscription:
         delayed: BucketConfig,
     ) -> None:
         self.name = name
+        self._topic = topic
+        self._ledgers = ledgers
         self.cursor = cursor
         self.delayed = delayed
         self._dispatcher = Dispatcher(SubscriptionType.SHARED)
@@ -91,6 +93,15 @@ class Subscription:
     async def flush(self) -> None:
         """Return when everything that was acknowledged before the call is durable."""
         await self.cursor.flush()
+
+    async def last_message_id(self) -> MessageId:
+        """Return the id of the topic's last message; entry -1 if it has none."""
+        last = self._ledgers.last_entry()
+        if last is None:
+            return MessageId(*self._ledgers.last_position, topic=self._topic)
+        entry = (await self._ledgers.read(last.ledger, last.entry, last.entry))[0]
+        size = entry.batch_size
+        return MessageId(*last, batch_index=size - 1, batch_size=size, topic=self._topic)
 
     @property
     def is_idle(self) -> bool:

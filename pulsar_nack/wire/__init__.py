@@ -30,12 +30,20 @@ if TYPE_CHECKING:
     from ._connection._oauth2 import OAuth2Authentication
     from ._producer._options import ProducerOptions
     from ._producer._producer import Producer, Producing
+    from ._reader._reader import Reader, Reading
+    from ._reader._table_view import TableChange, TableChanges, TableView, Viewing
 
 _LATER = {
     "OAuth2Authentication": "_connection._oauth2",
     "Producer": "_producer._producer",
     "ProducerOptions": "_producer._options",
     "Producing": "_producer._producer",
+    "Reader": "_reader._reader",
+    "Reading": "_reader._reader",
+    "TableChange": "_reader._table_view",
+    "TableChanges": "_reader._table_view",
+    "TableView": "_reader._table_view",
+    "Viewing": "_reader._table_view",
 }
 """The modules of names that are imported on first use, because consumers do not need them."""
 
@@ -51,11 +59,17 @@ __all__ = [
     "Producer",
     "ProducerOptions",
     "Producing",
+    "Reader",
+    "Reading",
     "SchemaInfo",
     "SubscribeOptions",
+    "TableChange",
+    "TableChanges",
+    "TableView",
     "TlsAuthentication",
     "TlsOptions",
     "TokenAuthentication",
+    "Viewing",
     "WirePort",
 ]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from .._check import check_config
+from .._check import check_callable, check_config, check_flag
 from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop
 from ..clock import LoopClock
-from ..consumer import Consumer, Subscribing
+from ..consumer import Consumer, ReceivedMessage, Subscribing
 from ..consumer.transport import AnyType, check_settings, native_settings, subscription_type
 from ..errors import ClosedError, InvalidArgumentError
 from ._connection._address import parse_service_url
@@ -22,13 +22,27 @@ from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics, Pool
 from ._connection._retry import gather_settled, retry_transient
 from ._consumer._port import WirePort, queue_required, traits_of
-from ._consumer._selection import selection_of
-from ._consumer._settings import ProducerSettings, SubscribeSettings, client_options, producer_options, split_settings
+from ._consumer._selection import selection_of, with_retry_topic
+from ._consumer._settings import (
+    ProducerSettings,
+    ReaderSettings,
+    SubscribeSettings,
+    client_options,
+    producer_options,
+    reader_options,
+    split_settings,
+)
 from ._consumer._subscribe_options import SubscribeOptions
 from ._protocol._topics import normalize, normalize_namespace
 
 if TYPE_CHECKING:
+    from ..ids import MessageId
     from ._producer._producer import Producer, Producing
+    from ._reader._reader import Reader, Reading
+    from ._reader._start import Place
+    from ._reader._table_view import TableView, Viewing
+
+_Opened = TypeVar("_Opened", bound=ClosesWhenDropped)
 
 
 class Client(ClosesWhenDropped):
@@ -123,12 +137,14 @@ class Client(ClosesWhenDropped):
         of_consumer, of_subscription = split_settings(words)
         kind = subscription_type(consumer_type)
         options = SubscribeOptions(subscription=subscription, type=kind, **of_subscription)
-        if not options.receiver_queue_size and selection.only is None:
-            raise queue_required()
-        interval = delay_ms(discovery_interval, "discovery_interval") / 1000
-        if not interval:
-            raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")
+        interval = _interval_s(discovery_interval)
         check_settings(traits_of(options), of_consumer)
+        if (retry_topic := of_consumer.get("retry_topic")) is not None:
+            if not options.durable:
+                raise InvalidArgumentError("retry_topic", retry_topic, "None, as durable_subscription is False")
+            selection, of_consumer["retry_topic"] = with_retry_topic(selection, retry_topic, subscription)
+        if not options.receiver_queue_size and (selection.only is None or selection.retry_topic is not None):
+            raise queue_required()
         dead_letter = of_consumer.get("dead_letter")
         if dead_letter is not None and dead_letter.publisher is None and dead_letter.topic is not None:
             normalize(dead_letter.topic)
@@ -147,6 +163,92 @@ class Client(ClosesWhenDropped):
             return consumer
 
         return Subscribing(make)
+
+    # --- readers ---------------------------------------------------------------------------------------------------
+
+    def reader(
+        self,
+        topic: str | Sequence[str] | re.Pattern[str],
+        start: Place | Sequence[MessageId] = "earliest",
+        *,
+        inclusive: bool = False,
+        discovery_interval: Delay = 60.0,
+        **settings: Unpack[ReaderSettings],
+    ) -> Reading:
+        """Read a topic with all its partitions from a place of your choice, without acknowledgements.
+
+        :param topic: as for :meth:`subscribe`
+        :param start: ``"earliest"``, or ``"latest"``: after the last message; after the message with this id, or with
+            these ids, one of each topic or partition, where topics without an id begin at the earliest message; or the
+            first message published at a time or later, a datetime (local time if it names no zone) or epoch ms
+        :param inclusive: begin with the message that ``start`` names, also with the last one for ``"latest"``
+        :param discovery_interval: how often to look for new partitions, and for new topics that match a pattern
+        :param settings: ``reader_name`` and ``subscription``, chosen for you by default, and those of
+            :class:`~pulsar_nack.wire.SubscribeOptions` that readers have: ``receiver_queue_size``, ``read_compacted``,
+            ``properties``, ``max_pending_chunked``, ``max_chunked_bytes``, ``chunk_timeout``, ``create_topic``
+        :return: use it as ``async with``, or await it; either gives a :class:`~pulsar_nack.wire.Reader`
+        :raises InvalidArgumentError: names the argument; when entered or awaited for an id that is of no topic
+        :raises ClosedError: the client is closed
+        :raises TopicNotFoundError: when entered or awaited: the topic does not exist, and may not be created
+        :raises BrokerError: when entered or awaited: subscribing failed; with the broker's text and the number of tries
+        """
+        from ._reader._reader import Reading
+
+        make = self._reader_maker(topic, start, discovery_interval, settings, inclusive=inclusive)
+
+        async def make_and_keep() -> Reader:
+            return await self._keep(await make())
+
+        return Reading(make_and_keep)
+
+    def _reader_maker(
+        self, topic: Any, start: object, discovery_interval: object, settings: Mapping[str, Any], *, inclusive: bool
+    ) -> Callable[[], Awaitable[Reader]]:
+        """Check the arguments of a reader, and return what opens it."""
+        from ._reader._reader import Reader
+        from ._reader._start import start_of
+
+        selection, begin, options = selection_of(topic), start_of(start), reader_options(settings)
+        check_flag("inclusive", inclusive)
+        if not options.receiver_queue_size and selection.only is None:
+            raise queue_required()
+        interval = _interval_s(discovery_interval)
+        self._check_open()
+        return lambda: Reader.open(
+            self._open_context(), selection, options, begin, inclusive=inclusive, discovery_interval=interval
+        )
+
+    def table_view(
+        self,
+        topic: str | Sequence[str],
+        *,
+        decode: Callable[[ReceivedMessage], Any] = ReceivedMessage.value,
+        discovery_interval: Delay = 60.0,
+        **settings: Unpack[ReaderSettings],
+    ) -> Viewing:
+        """Return the newest value of each key of a topic with all its partitions, as a mapping that follows the topic.
+
+        It is complete when it opens. By default it reads the compacted topic, which is faster, with the same result.
+
+        :param topic: a topic or a list of topics
+        :param decode: returns the value of a message that has one; None: the key is removed
+        :param discovery_interval: how often to look for new partitions
+        :param settings: those of :meth:`reader`; ``read_compacted`` is True by default
+        :return: use it as ``async with``, or await it; either gives a :class:`~pulsar_nack.wire.TableView`
+        :raises InvalidArgumentError: names the argument
+        :raises ClosedError: the client is closed
+        :raises BrokerError: when entered or awaited: reading failed
+        """
+        from ._reader._table_view import TableView, Viewing
+
+        check_callable("decode", decode, "a callable that takes a message")
+        options = {"read_compacted": True, **settings}
+        make_reader = self._reader_maker(topic, "earliest", discovery_interval, options, inclusive=False)
+
+        async def make() -> TableView:
+            return await self._keep(await TableView.open(await make_reader(), decode))
+
+        return Viewing(make)
 
     # --- producers -------------------------------------------------------------------------------------------------
 
@@ -168,13 +270,7 @@ class Client(ClosesWhenDropped):
         self._check_open()
 
         async def make() -> Producer:
-            producer = await Producer.open(self._open_context(), name, options)
-            if self._is_closed:
-                await producer.aclose()
-                raise ClosedError("the client")
-            producer._keeps = self
-            self._open.add(producer)
-            return producer
+            return await self._keep(await Producer.open(self._open_context(), name, options))
 
         return Producing(make)
 
@@ -212,6 +308,15 @@ class Client(ClosesWhenDropped):
         """Return counts of open, lost, restored and failed connections; all 0 before the first request."""
         return ClientStatistics() if self._context is None else self._context.pool.statistics()
 
+    async def _keep(self, opened: _Opened) -> _Opened:
+        """Close an object with this client, which lives as long; close it now if the client was closed meanwhile."""
+        if self._is_closed:
+            await opened.aclose()
+            raise ClosedError("the client")
+        opened._keeps = self
+        self._open.add(opened)
+        return opened
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the client")
@@ -226,6 +331,13 @@ class Client(ClosesWhenDropped):
             )
         check_loop(self._context.loop, "the client")
         return self._context
+
+
+def _interval_s(discovery_interval: object) -> float:
+    interval = delay_ms(discovery_interval, "discovery_interval") / 1000
+    if not interval:
+        raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")
+    return interval
 
 
 def connect(url: str, options: Mapping[str, Any]) -> Client:

@@ -359,11 +359,11 @@ async def main(url, topic):
     async with pulsar_nack.connect(url) as client:
         setting = DeadLetterPolicy(1, initial_subscription="repair")
         async with client.subscribe(topic, "sub", initial_position="earliest", dead_letter=setting) as consumer:
-            publish = consumer._engine.dead._publisher.publish
+            publish = consumer._engine.letters.dead._publisher.publish
             async def published(*args, **about):
                 await publish(*args, **about)
                 os.kill(os.getpid(), signal.SIGKILL)
-            consumer._engine.dead._publisher.publish = published
+            consumer._engine.letters.dead._publisher.publish = published
             await (await consumer.receive()).dead_letter("killed")
 
 asyncio.run(main(*sys.argv[1:]))

@@ -33,6 +33,11 @@ async def test_only_the_nacked_ones(service_url: str, topic: str) -> None:
     await scenarios.only_the_nacked_ones(service_url, topic)
 
 
+async def test_ten_messages_from_outside(service_url: str, topic: str) -> None:
+    """U50: ten received, three nacked, two of them dead-lettered, eight acknowledged: all that is exported says so."""
+    await scenarios.ten_messages_from_outside(service_url, topic)
+
+
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_partitions_and_rebuilt_ids(
     service_url: str, partitioned_topic: Callable[[int], str], redelivery: str

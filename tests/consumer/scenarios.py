@@ -11,8 +11,12 @@ from itertools import pairwise
 from typing import Any
 
 import pulsar
+import pytest
 
-from pulsar_nack import Consumer
+from pulsar_nack import Consumer, DeadLetterPolicy
+from pulsar_nack.consumer import ConsumerConnected, ConsumerDisconnected, MessageDeadLettered
+from pulsar_nack.errors import LeaseExpiredError
+from pulsar_nack.observe import ConsumerMetrics
 from tests.consumer.official import (
     Stopwatch,
     nothing_comes,
@@ -23,6 +27,7 @@ from tests.consumer.official import (
     subscribed,
     take,
 )
+from tests.consumer.ten_messages import EXPECTED, PAYLOADS, check_statistics, counts_of, handle_ten
 from tests.patience import patience
 
 OFFICIAL_REARMS = 0.3
@@ -115,6 +120,33 @@ async def each_at_its_own_time(url: str, topic: str) -> None:
             await message.ack()
 
 
+async def ten_messages_from_outside(url: str, topic: str) -> None:
+    """U50."""
+    events, metrics = list[Any](), ConsumerMetrics()
+    async with subscribed(url, topic, dead_letter=DeadLetterPolicy(5), hooks=[events.append]) as (client, consumer):
+        metrics.add(consumer)
+        await send(client, topic, PAYLOADS)
+        await handle_ten(consumer, delay=0.3)
+        check_statistics(consumer)
+        samples = {
+            " ".join([sample.name, sample.labels.get("le", "")]).strip(): sample.value
+            for family in metrics.collect()
+            for sample in family.samples
+        }
+        labels = {sample.labels["pulsar_topic"] for family in metrics.collect() for sample in family.samples}
+    java, ours = "pulsar_client_consumer_message_", "pulsar_nack_consumer_"
+    assert labels == {topic}
+    assert (samples[f"{java}received_count_total"], samples[f"{java}nack_total"]) == (13, 3)
+    assert (samples[f"{java}dlq_total"], samples[f"{java}ack_total"]) == (2, 8)
+    assert samples[f"{ours}lateness_seconds_count"] == samples[f"{ours}attempts_bucket 2"] == 3
+    assert samples[f"{ours}lateness_seconds_sum"] < 3 * SLACK
+    assert counts_of(events) == EXPECTED
+    topics = {event.topic for event in events if isinstance(event, MessageDeadLettered)}
+    assert topics == {f"{topic}-sub-DLQ"}
+    kinds = [type(event) for event in events if isinstance(event, ConsumerConnected | ConsumerDisconnected)]
+    assert (kinds[0], kinds[-1]) == (ConsumerConnected, ConsumerDisconnected)
+
+
 async def counts_grow(url: str, topic: str) -> None:
     """N34."""
     async with subscribed(url, topic) as (client, consumer):
@@ -169,3 +201,47 @@ async def receive_loses_nothing_by_timeout(url: str, topic: str) -> None:
         await send(client, topic, [b"m0", b"m1", b"m2"])
         assert payloads(await take(consumer, 3)) == [b"m0", b"m1", b"m2"]
         assert await nothing_comes(consumer)
+
+
+async def an_extended_lease(url: str, topic: str, **settings: Any) -> None:
+    """One handler extends its lease of 2 s all the time; another hangs, and loses its message."""
+    lease = 2.0
+    async with subscribed(url, topic, lease=lease, backoff=0.2, **settings) as (client, consumer):
+        await send(client, topic, [b"extended", b"hung"])
+        messages = {message.data: message for message in await take(consumer, 2)}
+        watch = Stopwatch()
+
+        async def handle() -> None:
+            for _ in range(10):
+                await asyncio.sleep(0.5)
+                await messages[b"extended"].in_progress(lease)
+            await messages[b"extended"].ack()
+
+        handling = asyncio.create_task(handle())
+        again = await consumer.receive(timeout=patience(10))
+        assert watch.seconds > lease + 0.1  # and 0.2 s, less the time that a message was here before the watch began
+        assert (again.data, again.attempt) == (b"hung", 2)
+        with pytest.raises(LeaseExpiredError):
+            await messages[b"hung"].ack()
+        await again.ack()
+        await handling
+        assert await nothing_comes(consumer, 1.5)
+        figures = consumer.statistics()
+        assert (figures.leases_expired, figures.acked, figures.shown) == (1, 2, 3)
+        assert all_given_back(consumer)
+
+
+async def a_late_nack(url: str, topic: str, **settings: Any) -> None:
+    """A lease of 1 s, a handler of 1.2 s that then nacks: one redelivery; an ack after that settles the message."""
+    async with subscribed(url, topic, lease=1, backoff=1.5, **settings) as (client, consumer):
+        await send(client, topic, [b"nacked", b"acked"])
+        messages = {message.data: message for message in await take(consumer, 2)}
+        await asyncio.sleep(1.2)
+        await messages[b"nacked"].nack()
+        await messages[b"acked"].ack()
+        again = await consumer.receive(timeout=patience(10))
+        assert (again.data, again.attempt) == (b"nacked", 2)
+        await again.ack()
+        assert await nothing_comes(consumer, 2)
+        assert consumer.statistics().leases_expired == 2
+        assert all_given_back(consumer)

@@ -21,7 +21,7 @@ from pulsar_nack import (
     Message,
     NackConfig,
 )
-from pulsar_nack.consumer import _dead_letters
+from pulsar_nack.consumer import _letters
 from pulsar_nack.errors import NoDeadLetterError, UndecodableMessageError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.consumer.durable import Machine
@@ -579,7 +579,7 @@ async def test_closed_in_the_turn_in_which_it_began(ports: Ports) -> None:
 @virtual_time
 async def test_full_it_fetches_nothing_new(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where dead letters pile up no more messages are fetched, and calls wait, until there is room."""
-    monkeypatch.setattr(_dead_letters, "_MOST", 2)
+    monkeypatch.setattr(_letters, "_MOST", 2)
     async with consuming(ports.port()) as (port, consumer, publisher):
         for number in range(5):
             port.topic.publish(bytes([number]))
@@ -619,7 +619,7 @@ async def test_a_call_that_waits_for_room_and_is_cancelled_has_done_nothing(
     ports: Ports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that is cancelled before there is room leaves the message as it was; a close ends such calls."""
-    monkeypatch.setattr(_dead_letters, "_MOST", 1)
+    monkeypatch.setattr(_letters, "_MOST", 1)
     async with consuming(ports.port()) as (port, consumer, publisher):
         for number in range(3):
             port.topic.publish(bytes([number]))

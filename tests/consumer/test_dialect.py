@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ class Both:
         self.official_client = object.__new__(pulsar.asyncio.Client)
         self.options: list[tuple[Any, SubscribeOptions]] = []
         self.keywords: list[dict[str, Any]] = []
+        official = functools.partial(pulsar_nack.subscribe, self.official_client)
+        self.calls: tuple[Callable[..., Any], ...] = (self.native_client.subscribe, official)
+        """What subscribes over each client."""
 
     async def native(self, topic: Any = "t", **settings: Any) -> SubscribeOptions:
         """Return the options of a native subscription."""
@@ -53,7 +56,7 @@ class Both:
 
 
 @pytest.fixture
-def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
+def both(monkeypatch: pytest.MonkeyPatch) -> Both:
     """Return both clients."""
     found = Both()
 
@@ -93,7 +96,8 @@ async def test_types_in_every_spelling(both: Both, tmp_path: Path) -> None:
             assert (await both.native(consumer_type=given)).type == name
             official = (await both.official(consumer_type=given))["consumer_type"]
             assert official is getattr(pulsar.ConsumerType, name.title().replace("_", ""))
-            for form in ({"type": given}, {"consumer_type": given}):
+            forms: list[dict[str, Any]] = [{"type": given}, {"consumer_type": given}]
+            for form in forms:
                 async with topic.consumer(f"{number}", **form):
                     assert topic.statistics().subscriptions[f"{number}"].type == name
             assert SubscribeOptions("s", type=given).type == name
@@ -113,14 +117,9 @@ class Odd(enum.Enum):
 async def test_types_that_there_are_not(wrong: Any) -> None:
     """U49: they are refused by name, before anything is connected."""
     both = Both()
-    for call in (
-        lambda: both.native_client.subscribe("t", "s", consumer_type=wrong),
-        lambda: pulsar_nack.subscribe(both.official_client, "t", "s", consumer_type=wrong),
-    ):
-        with pytest.raises(
-            InvalidArgumentError, match=r"^consumer_type: expected one of exclusive, shared, "
-        ) as caught:
-            call()
+    for call in both.calls:
+        with pytest.raises(InvalidArgumentError, match=r"^consumer_type: expected one of exclusive, ") as caught:
+            call("t", "s", consumer_type=wrong)
         assert caught.value.value is wrong
     with pytest.raises(InvalidArgumentError, match=r"^type: expected one of exclusive"):
         SubscribeOptions("s", type=wrong)
@@ -146,13 +145,10 @@ async def test_start_positions_in_every_spelling(both: Both, tmp_path: Path) -> 
             await topic.create_subscription(f"{number} alone", initial_position=given)
             assert topic.backlog(f"{number} alone") == (name == "earliest")
         for wrong in ("middle", 0, None, pulsar.ConsumerType.Shared):
-            for call in (
-                lambda given: both.native_client.subscribe("t", "s", initial_position=given),
-                lambda given: pulsar_nack.subscribe(both.official_client, "t", "s", initial_position=given),
-                lambda given: topic.consumer("s", initial_position=given),
-            ):
+            of_topic = functools.partial(topic.consumer, "s")
+            for call in (*(functools.partial(each, "t", "s") for each in both.calls), of_topic):
                 with pytest.raises(InvalidArgumentError, match=r"^initial_position: expected 'latest' or 'earliest'"):
-                    call(wrong)
+                    call(initial_position=wrong)
 
 
 SAME: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -209,11 +205,12 @@ async def test_shared_keys_in_the_words_of_either_client(both: Both) -> None:
 
 async def test_patterns_in_both_forms(both: Both) -> None:
     """U49: a compiled pattern, and one as text with ``is_pattern_topic``, mean the same on both clients."""
-    for topic, settings in (
+    right: list[tuple[Any, dict[str, Any]]] = [
         (re.compile("orders-.*"), {}),
         (re.compile("orders-.*"), {"is_pattern_topic": True}),
         ("orders-.*", {"is_pattern_topic": True}),
-    ):
+    ]
+    for topic, settings in right:
         keywords = await both.official(topic, **settings)
         assert (keywords["topic"], keywords["is_pattern_topic"]) == ("persistent://public/default/orders-.*", True)
         await both.native(topic, **settings)
@@ -221,16 +218,17 @@ async def test_patterns_in_both_forms(both: Both) -> None:
         assert isinstance(selection, PatternSelection)
         assert selection.matches("persistent://public/default/orders-7")
     assert (await both.official("orders-.*", is_pattern_topic=False))["topic"] == "orders-.*"
-    for topic, settings, field in (
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
         (re.compile("x"), {"is_pattern_topic": False}, "topic"),
         ("(", {"is_pattern_topic": True}, "topic"),
         (["x"], {"is_pattern_topic": True}, "topic"),
         (re.compile(b"x"), {}, "topic"),
         ("x", {"is_pattern_topic": 1}, "is_pattern_topic"),
-    ):
-        for call in (both.native_client.subscribe, functools.partial(pulsar_nack.subscribe, both.official_client)):
+    ]
+    for topic, settings, field in wrong:
+        for call in both.calls:
             with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
-                call(topic, "s", **settings)  # type: ignore[operator]
+                call(topic, "s", **settings)
 
 
 class Reader:
@@ -301,6 +299,8 @@ WRONG_VALUES: list[tuple[str, Any, Mapping[str, Any]]] = [
     ("key_shared", KeyShared, {"consumer_type": "key_shared"}),
     ("key_shared", OURS, {"consumer_type": "shared"}),
     ("backoff", "soon", {}),
+    ("lease", 0, {}),
+    ("unacked_messages_timeout_ms", 10_000, {"lease": 30}),
 ]
 
 
@@ -308,11 +308,11 @@ async def test_what_a_client_does_not_have(both: Both) -> None:
     """U49: it is refused by name, with what to use in its place; values that change nothing are accepted."""
     for name, value, use in [*NOT_NATIVE, *ON_NEITHER]:
         with pytest.raises(InvalidArgumentError, match=f"^{name}: expected .*{use}") as caught:
-            both.native_client.subscribe("t", "s", **{name: value})
+            both.calls[0]("t", "s", **{name: value})
         assert (caught.value.field, caught.value.value) == (name, value)
     for name, value, use in [*NOT_OFFICIAL, *ON_NEITHER]:
         with pytest.raises(InvalidArgumentError, match=f"^{name}: expected .*{use}") as caught:
-            pulsar_nack.subscribe(both.official_client, "t", "s", **{name: value})
+            both.calls[1]("t", "s", **{name: value})
         assert (caught.value.field, caught.value.value) == (name, value)
     assert await both.native(**CHANGES_NOTHING_NATIVE) == SubscribeOptions("s")
     taken = await both.official(**CHANGES_NOTHING_OFFICIAL)
@@ -323,25 +323,25 @@ async def test_what_a_client_does_not_have(both: Both) -> None:
 async def test_wrong_values(both: Both) -> None:
     """U49: a value that is wrong is refused with its name by both clients, before anything is connected."""
     for name, value, beside in WRONG_VALUES:
-        for call in (both.native_client.subscribe, functools.partial(pulsar_nack.subscribe, both.official_client)):
+        for call in both.calls:
             with pytest.raises((InvalidArgumentError), match=f"^{name}: ") as caught:
-                call("t", "s", **{name: value, **beside})  # type: ignore[operator]
+                call("t", "s", **{name: value, **beside})
             assert caught.value.value == value
 
 
 async def test_two_names_for_one_setting(both: Both, tmp_path: Path) -> None:
     """U49: a setting that is given under both names is refused, and so are two dead-letter policies."""
-    twice = {"batch_index_ack": True, "batch_index_ack_enabled": True}
+    twice: dict[str, Any] = {"batch_index_ack": True, "batch_index_ack_enabled": True}
     for settings in (twice, dict(reversed(twice.items()))):
-        for call in (both.native_client.subscribe, functools.partial(pulsar_nack.subscribe, both.official_client)):
+        for call in both.calls:
             with pytest.raises(
                 InvalidArgumentError, match=r"^batch_index_ack\w*: expected nothing beside batch_index_ack"
             ):
-                call("t", "s", **settings)  # type: ignore[operator]
+                call("t", "s", **settings)
     policies: dict[str, Any] = {"dead_letter": DEAD, "dead_letter_policy": pulsar.ConsumerDeadLetterPolicy(3)}
-    for call in (both.native_client.subscribe, functools.partial(pulsar_nack.subscribe, both.official_client)):
+    for call in both.calls:
         with pytest.raises(InvalidArgumentError, match=r"^dead_letter_policy: expected "):
-            call("t", "s", **policies)  # type: ignore[operator]
+            call("t", "s", **policies)
     alone = await both.official(dead_letter_policy=policies["dead_letter_policy"])
     assert alone["dead_letter_policy"] is policies["dead_letter_policy"]
     async with await LocalTopic.open(tmp_path) as topic:
@@ -354,11 +354,13 @@ async def test_settings_of_a_local_topic(tmp_path: Path) -> None:
     async with await LocalTopic.open(tmp_path) as topic:
         for name in ("batch_index_ack", "batch_index_ack_enabled"):
             for given in (True, False):
-                async with topic.consumer("s", consumer_name=None, **{name: given}) as consumer:
+                settings: dict[str, Any] = {"consumer_name": None, name: given}
+                async with topic.consumer("s", **settings) as consumer:
                     assert consumer.port.traits.batch_index_ack is given
         for name, value in (("properties", {}), ("key_shared", None), ("schema", None), ("read_compacted", False)):
+            settings = {name: value}
             with pytest.raises(InvalidArgumentError, match=f"^{name}: expected nothing: a local topic has no such"):
-                topic.consumer("s", **{name: value})
+                topic.consumer("s", **settings)
         with pytest.raises(InvalidArgumentError, match=r"^backof: .*\(backoff\?\)"):
             topic.consumer("s", backof=1)
         with pytest.raises(InvalidArgumentError, match=r"^batch_index_ack: expected True or False"):

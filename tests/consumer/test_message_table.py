@@ -215,7 +215,7 @@ def test_a_cumulative_ack_settles_what_is_before() -> None:
     for each in (ID, *BATCH, other):
         delivered(table, each)
     table.hold(ID)
-    assert set(table.settle_through(BATCH[1], 0)) == {ID, BATCH[0], BATCH[1]}
+    assert {record.id for record in table.settle_through(BATCH[1], 0)} == {ID, BATCH[0], BATCH[1]}
     table._check()
     assert table.deliver(BATCH[0], 0, 1) is Verdict.ACK_AGAIN
     assert table.deliver(ID, 0, 1) is Verdict.ACK_AGAIN

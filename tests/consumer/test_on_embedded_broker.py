@@ -69,6 +69,24 @@ async def test_dead_letters(url: str, topic: str) -> None:
 
 
 @pytest.mark.slow
+async def test_an_extended_lease_does_not_end_and_another_does(url: str, topic: str) -> None:
+    """U44: with a lease of 2 s, a handler that extends it keeps its message, and one that hangs loses it."""
+    await scenarios.an_extended_lease(url, topic)
+
+
+@pytest.mark.slow
+async def test_a_late_nack_counts_no_other_attempt(url: str, topic: str) -> None:
+    """U11: a nack after the lease brings the message back once; an ack cancels the redelivery."""
+    await scenarios.a_late_nack(url, topic)
+
+
+@pytest.mark.slow
+async def test_ten_messages_from_outside(url: str, topic: str) -> None:
+    """U50: ten received, three nacked, two of them dead-lettered, eight acknowledged: all that is exported says so."""
+    await scenarios.ten_messages_from_outside(url, topic)
+
+
+@pytest.mark.slow
 async def test_counts_grow(url: str, topic: str) -> None:
     """N34: nacked four times, a message is seen with the counts 0, 1, 2, 3."""
     await scenarios.counts_grow(url, topic)

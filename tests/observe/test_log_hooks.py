@@ -11,13 +11,21 @@ import structlog
 from structlog.testing import capture_logs
 
 from pulsar_nack import MessageId
+from pulsar_nack.consumer import (
+    ConsumerDisconnected,
+    ConsumerDrained,
+    ConsumerEvent,
+    LeaseExpired,
+    MessageDeadLettered,
+    MessageRedelivered,
+)
 from pulsar_nack.nack import Cancelled, Cleared, Closed, Nacked, NackEvent, NackHook, Redelivered, RedeliveryFailed
 from pulsar_nack.observe import logging_hook, structlog_hook
 from tests.for_each import for_each
 
 ID = MessageId(3, 7, 2, 1)
 SHOWN = "MessageId(3, 7, partition=2, batch_index=1)"
-CASES: list[tuple[NackEvent, str, str, dict[str, Any]]] = [
+CASES: list[tuple[ConsumerEvent | NackEvent, str, str, dict[str, Any]]] = [
     (
         Nacked([ID], at_ms=1, delay_ms=500, deadline_ms=501),
         "pulsar_nack.nack",
@@ -52,6 +60,32 @@ CASES: list[tuple[NackEvent, str, str, dict[str, Any]]] = [
     (Cleared(9, at_ms=4), "pulsar_nack.clear", "info", {"count": 9}),
     (Closed(5, at_ms=5), "pulsar_nack.close", "info", {"count": 5}),
     (Redelivered([], at_ms=2), "pulsar_nack.redeliver", "debug", {"count": 0, "attempt": 1}),
+    (
+        MessageRedelivered(ID, 2, 9, is_local=True, lateness_ms=3),
+        "pulsar_nack.message_redelivered",
+        "debug",
+        {"message_id": SHOWN, "attempt": 2, "is_local": True, "lateness_ms": 3},
+    ),
+    (
+        MessageDeadLettered(ID, 3, 9, "orders-billing-DLQ", "bad"),
+        "pulsar_nack.message_dead_lettered",
+        "info",
+        {"message_id": SHOWN, "attempt": 3, "topic": "orders-billing-DLQ", "reason": "bad"},
+    ),
+    (LeaseExpired(ID, 1, 9), "pulsar_nack.lease_expired", "warning", {"message_id": SHOWN, "attempt": 1}),
+    (
+        ConsumerDisconnected("orders", -1, 9, "lost"),
+        "pulsar_nack.consumer_disconnected",
+        "warning",
+        {"topic": "orders", "partition": -1, "reason": "lost"},
+    ),
+    (
+        ConsumerDisconnected("orders", -1, 9, "closed"),
+        "pulsar_nack.consumer_disconnected",
+        "info",
+        {"topic": "orders", "partition": -1, "reason": "closed"},
+    ),
+    (ConsumerDrained(9, 4, 1), "pulsar_nack.consumer_drained", "info", {"given_back": 4, "unfinished": 1}),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, ClosedError, Consumer, DeadLetterPolicy, InvalidArgumentError
+from pulsar_nack import BrokerError, ClosedError, Consumer, DeadLetterPolicy, InvalidArgumentError, MessageId
 from pulsar_nack.topic import LocalTopic
 from tests.for_each import for_each
 from tests.patience import patience
@@ -138,3 +138,43 @@ async def test_unsubscribing(topic: LocalTopic) -> None:
         with pytest.raises(ClosedError):
             await first.receive()
     assert topic.subscriptions == []
+
+
+async def test_unsubscribing_by_force(topic: LocalTopic) -> None:
+    """The other consumers are closed; what they had is gone with the subscription, which begins anew."""
+    async with topic.consumer("s") as first, topic.consumer("s") as second:
+        with pytest.raises(BrokerError, match="other consumers"):
+            await first.unsubscribe()
+        waiting = asyncio.create_task(second.receive())
+        await asyncio.sleep(0)
+        await first.unsubscribe(force=True)
+        await topic.publish(b"a")
+        for call in (waiting, second.receive(), first.receive()):
+            with pytest.raises(ClosedError):
+                await call
+        assert topic.subscriptions == []
+    async with topic.consumer("s") as again:
+        assert (await again.receive(timeout=5)).data == b"a"
+
+
+async def test_the_end_of_the_topic(topic: LocalTopic) -> None:
+    """Its last message, also a batch's, is known; what is available is known before, at and after the end."""
+    async with topic.consumer("s") as consumer, topic.consumer("later", initial_position="latest") as later:
+        assert (await consumer.get_last_message_id()).entry == -1
+        assert not await consumer.has_message_available()
+        single = await topic.publish(b"a")
+        assert await consumer.last_message_ids() == [single]
+        batch = await topic.publish([b"b", b"c"], batch=True)
+        last = await consumer.get_last_message_id()
+        assert (last, last.batch_size, last.topic) == (batch[-1], 2, topic.name)
+        for number in range(3):
+            assert await consumer.has_message_available()
+            message = await consumer.receive(timeout=5)
+            if number < 2:
+                await message.ack()
+        assert not await consumer.has_message_available()
+        await message.ack()
+        assert not await consumer.has_message_available()
+        assert await later.has_message_available()
+        await later.seek(MessageId(2**63 - 1, 2**63 - 1))
+        assert not await later.has_message_available()

@@ -497,7 +497,7 @@ def _subscribe(call: Call) -> None:
         refuse("ServiceNotReady", f"{body.topic} is not served here")(call)
         return
     subscription = topic.subscriptions.get(body.subscription)
-    if subscription is not None and not subscription.consumers and not body.durable:
+    if subscription is not None and not subscription.consumers and not body.durable and not subscription.is_moved:
         subscription = None  # it was removed with its last consumer
     if subscription is None or (not subscription.consumers and subscription.kind != body.subType):
         start = 0 if body.initialPosition == body.Earliest else len(topic.entries)
@@ -568,6 +568,7 @@ def _seek(call: Call) -> None:
         start = sum(time < body.message_publish_time for time in times)
     call.broker.close_consumers(subscription)
     subscription.rewind(start)
+    subscription.is_moved = True
     call.reply("SUCCESS")
 
 

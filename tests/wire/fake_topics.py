@@ -62,6 +62,8 @@ class FakeSubscription:
         self.counts: dict[tuple[int, int], int] = {}
         self.epoch = 0
         self.is_paused = False
+        self.is_moved = False
+        """Whether a seek closed its consumers: it stays for the next one, even if it is not durable."""
         self.max_unacked: int | None = None
         """Most unacknowledged entries of one consumer."""
         self._again: dict[tuple[int, int], FakeEntry] = {}
@@ -75,6 +77,7 @@ class FakeSubscription:
 
     def add(self, consumer: FakeConsumer) -> None:
         """Add a consumer."""
+        self.is_moved = False
         self.consumers.append(consumer)
         self.consumers.sort(key=lambda each: (each.command.priority_level, each.name))
         self._choose_active()

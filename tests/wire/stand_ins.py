@@ -66,8 +66,8 @@ class FakeMember:
     def on_topic_deleted(self) -> None:
         self.calls.append(("on_topic_deleted", None))
 
-    async def unsubscribe(self) -> None:
-        await self._note("unsubscribe")
+    async def unsubscribe(self, *, force: bool = False) -> None:
+        await self._note("unsubscribe", *([force] if force else []))
 
     def acknowledge_soon(self, message_id: MessageId, token: Any, done: AcksDone[Any]) -> None:
         self.calls.append(("acknowledge_soon", message_id))

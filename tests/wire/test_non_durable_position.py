@@ -41,6 +41,19 @@ def test_it_goes_on_behind_what_was_taken() -> None:
     assert resuming.begin() == at(9)
 
 
+def test_a_place_that_only_the_broker_knows() -> None:
+    """It is known once a message was taken, or the broker has said it; after a seek to a time it is not."""
+    position = NonDurablePosition(None, is_exact=False)
+    known = [position.is_known]
+    position.taken(at(3))
+    known.append(position.is_known)
+    position.move(at(5))
+    known.append(position.is_known)
+    position.move(MessageId(-1, -1), is_exact=False)
+    known.append(position.is_known)
+    assert known == [False, True, True, False]
+
+
 def test_what_is_asked_for_decides_where_the_next_session_begins() -> None:
     """Only what was taken does, and what is before the session's beginning takes another session."""
     resuming = taken_to(9)

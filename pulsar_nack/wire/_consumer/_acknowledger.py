@@ -50,7 +50,9 @@ class Acknowledger:
         check_open: Callable[[], None],
     ) -> None:
         self.sets = AckSets()
-        self.position = None if options.durable else NonDurablePosition(options.start_message_id)
+        start = options.start_message_id
+        is_exact = start is not None or options.initial_position != "latest"
+        self.position = None if options.durable else NonDurablePosition(start, is_exact=is_exact)
         """Where the next session of a non-durable subscription begins."""
         self.is_closed = False
         """Whether ``check_open`` raises."""
@@ -119,15 +121,22 @@ class Acknowledger:
         self._check_open()
         if not self._options.only_one_gets_messages:
             raise BrokerError(f"{self._topic}: {self._options.type} subscriptions have no cumulative acknowledgement")
-        if self.is_topic_missing:
-            return
+        if not self.is_topic_missing:
+            await self._until_done(lambda done: self.acknowledge_cumulative_soon(message_id, done))
+
+    def acknowledge_cumulative_soon(self, message_id: MessageId, done: Done) -> None:
+        """Begin to acknowledge everything up to and including a message; on Exclusive and Failover only.
+
+        :param done: called in a later turn of the loop with None, or with the error
+        """
         remaining = self.sets.acked_through(message_id)
         place = (message_id.ledger, message_id.entry)
         if remaining and not self._options.batch_index_ack:
             if not message_id.entry:
+                self._loop.call_soon(done, None)
                 return
             place, remaining = (message_id.ledger, message_id.entry - 1), 0
-        await self._until_done(lambda done: self._add_cumulative(place, remaining, done))
+        self._add_cumulative(place, remaining, done)
 
     def _acknowledge_noting(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Acknowledge a chunked message, a member of a batch, or a message of a non-durable subscription."""

@@ -111,9 +111,11 @@ def seek(consumer_id: int, request_id: int, position: MessageId | int) -> pb.Bas
     return command
 
 
-def unsubscribe(consumer_id: int, request_id: int) -> pb.BaseCommand:
+def unsubscribe(consumer_id: int, request_id: int, *, force: bool = False) -> pb.BaseCommand:
     """Return the command that deletes the subscription."""
     body = pb.CommandUnsubscribe(consumer_id=consumer_id, request_id=request_id)
+    if force:  # else it is left out, as brokers that do not know it expect
+        body.force = True
     return pb.BaseCommand(type=pb.BaseCommand.UNSUBSCRIBE, unsubscribe=body)
 
 

@@ -19,6 +19,7 @@ from ...ids import MessageId
 from .._connection._broker_errors import as_text
 from .._connection._context import ClientContext
 from .._connection._retry import MAX_AT_ONCE, gather_or_cancel, gather_settled, retry_transient, with_context
+from .._protocol._topics import split_partition
 from ._inbox import WireInbox
 from ._selection import PatternSelection, Selection, name_of
 from ._subscribe_options import SubscribeOptions
@@ -95,6 +96,8 @@ class MultiTopicConsumer:
         self.inbox = WireInbox(self._check_receivable, self._before_wait)
         self.on_event: Callable[[SessionEvent, str, int], None] | None = None
         """Called with each session event, the topic and the partition."""
+        self.starts: Mapping[str, MessageId] = {}
+        """The message before the first one, by full names; for a non-durable subscription."""
         self.is_closed = False
         """Whether calls that wait for a message get an error."""
         self._context = context
@@ -136,7 +139,11 @@ class MultiTopicConsumer:
         ends_at = self._context.deadline()
         wanted = await self.wanted(ends_at)
         options = self._options_for(len(wanted))
-        made = {name: self._make_consumer(name, partition, options) for name, partition in wanted.items()}
+        at_first = options if self._selection.retry_topic is None else replace(options, initial_position="earliest")
+        made = {
+            name: self._make_consumer(name, partition, at_first if self._is_retry_topic(name) else options)
+            for name, partition in wanted.items()
+        }
         try:
             more_s = self._context.options.request_timeout.total_seconds()
             await gather_or_cancel(
@@ -148,6 +155,10 @@ class MultiTopicConsumer:
             raise
         self._consumers.update(made)
         self._note_only()
+
+    def _is_retry_topic(self, name: str) -> bool:
+        retry_topic = self._selection.retry_topic
+        return retry_topic is not None and split_partition(name)[0] == retry_topic
 
     async def wanted(self, ends_at: float | None = None) -> Mapping[str, int]:
         """Return the names of all topics and partitions to consume, with the numbers of partitions.
@@ -298,6 +309,7 @@ class MultiTopicConsumer:
     # --- events of consumers ------------------------------------------------------------------------------------------
 
     def _make_consumer(self, name: str, partition: int, options: SubscribeOptions) -> TopicConsumer:
+        options = replace(options, start_message_id=self.starts[name]) if name in self.starts else options
         made = TopicConsumer(
             self._context,
             name,

@@ -21,14 +21,19 @@ class NonDurablePosition:
     """Where the next session of one topic or partition begins.
 
     :param start: the message before the first one; None: the broker decides
+    :param is_exact: the broker begins there, and not at a place that only it knows
     """
 
-    def __init__(self, start: MessageId | None) -> None:
-        self.move(start)
+    def __init__(self, start: MessageId | None, *, is_exact: bool = True) -> None:
+        self.move(start, is_exact=is_exact)
 
-    def move(self, start: MessageId | None) -> None:
+    def move(self, start: MessageId | None, *, is_exact: bool = True) -> None:
         """Begin after this message, as if nothing had been taken: at first, and after a seek."""
-        self._start = start
+        self.start = start
+        """The message before the first one; None: the broker decides."""
+        self.last_arrived: Place | None = None
+        """The last entry that arrived, None if what has arrived and was not taken is to come again."""
+        self._is_exact = is_exact
         self._last: MessageId | None = None
         self._unacked = PositionRanges()
         self._requested: set[Place] = set()
@@ -37,9 +42,14 @@ class NonDurablePosition:
         self._begun: Place | None = None
         self._is_rewound = False
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether the next session can begin where this one is, should the broker forget the subscription."""
+        return self._is_exact or self._last is not None
+
     def begin(self) -> MessageId | None:
         """Return the message before the first one of the session that begins; None: the broker decides."""
-        start = self._start if self._last is None else self._last
+        start = self.start if self._last is None else self._last
         lowest = min(self._requested, default=None)
         self._is_rewound = lowest is not None and start is not None and lowest <= (start.ledger, start.entry)
         if self._is_rewound and lowest is not None:
@@ -52,7 +62,8 @@ class NonDurablePosition:
         """Note an entry that arrives; return whether it is acknowledged already."""
         if self._begun is None:  # what is not taken has to come again from the next session
             self._begun = (place[0], place[1] - 1)
-            self._start = MessageId(*self._begun)
+            self.start = MessageId(*self._begun)
+        self.last_arrived = place
         return place in self._acked or (self._acked_through is not None and place <= self._acked_through)
 
     def taken(self, message_id: MessageId) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
@@ -59,15 +60,19 @@ class WirePort:
         options: SubscribeOptions,
         *,
         discovery_interval: float = 60.0,
+        starts: Mapping[str, MessageId] = MappingProxyType({}),
     ) -> WirePort:
         """Subscribe to all topics and partitions.
 
         :param discovery_interval: how often to look for new topics and partitions, in seconds
+        :param starts: the message before the first one, by the full names of topics and partitions; for non-durable
+            subscriptions
         :raises BrokerError: subscribing to one of them failed; then none is subscribed
         :raises InvalidArgumentError: there are several, and no receiver queue
         """
         self = cls(context, selection, options)
         consumers = self._consumers
+        consumers.starts = starts
         if not options.receiver_queue_size and selection.only not in await consumers.wanted():
             raise queue_required()
         await consumers.open()
@@ -271,13 +276,14 @@ class WirePort:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def unsubscribe(self) -> None:
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close.
 
+        :param force: also while others consume; brokers before 3.1 take no notice of it
         :raises BrokerError: the broker refused, as it does while others consume; a later call deletes what is left
         """
         self._check_open()
-        error = await gather_settled(consumer.unsubscribe() for consumer in self._consumers)
+        error = await gather_settled(consumer.unsubscribe(force=force) for consumer in self._consumers)
         if error is not None:
             raise error
         await self.close()

@@ -124,6 +124,8 @@ class ReceiverQueue:
         self._memory.bytes -= self.bytes
         self.messages = self.bytes = 0
         self._chunks.clear()
+        if self._position is not None:
+            self._position.last_arrived = None
 
     def drop_and_permit(self) -> None:
         """Drop what arrived and was not taken, within a session: the broker sends it again, to us or to others."""

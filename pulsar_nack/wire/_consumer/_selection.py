@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ..._check import check_flag, is_text
 from ..._topic_pattern import TopicPattern
+from ...consumer import RetryTopicPolicy
 from ...errors import InvalidArgumentError, TopicNotFoundError
 from .._connection._lookup import Lookup
 from .._connection._retry import gather_or_cancel
@@ -18,10 +20,15 @@ _DEFAULT_NAMESPACE: Final = "public/default"
 
 
 class TopicListSelection:
-    """A list of topics; partitioned ones may get more partitions."""
+    """A list of topics; partitioned ones may get more partitions.
 
-    def __init__(self, topics: Sequence[str]) -> None:
+    :param retry_topic: is subscribed too, None: none
+    """
+
+    def __init__(self, topics: Sequence[str], retry_topic: str | None = None) -> None:
         self.topics = tuple(dict.fromkeys(map(_persistent, topics)))
+        self.retry_topic = retry_topic
+        self._all = self.topics if retry_topic is None else (*self.topics, retry_topic)
         if not self.topics:
             raise InvalidArgumentError("topic", topics, "at least one topic")
         self.label = ", ".join(self.topics)
@@ -34,13 +41,13 @@ class TopicListSelection:
     async def members(self, lookup: Lookup) -> dict[str, int]:
         """Return the full names of all topics, or of their partitions with the numbers; -1: no partition."""
         found: dict[str, int] = {}
-        for members in await gather_or_cancel(_members_of(lookup, topic) for topic in self.topics):
+        for members in await gather_or_cancel(_members_of(lookup, topic) for topic in self._all):
             found.update(members)
         return found
 
     def may_grow(self, members: Iterable[str]) -> bool:
         """Return whether a topic is partitioned, and may get more partitions."""
-        return any(member not in self.topics for member in members)
+        return any(member not in self._all for member in members)
 
 
 class PatternSelection:
@@ -58,6 +65,7 @@ class PatternSelection:
         _persistent(f"{self._parts.domain or 'persistent'}://{self.namespace}/any")
         self.label = pattern.pattern
         self.only: str | None = None
+        self.retry_topic: str | None = None
 
     async def members(self, lookup: Lookup) -> dict[str, int]:
         """Return the full names of the topics that exist now, or of their partitions with the numbers."""
@@ -120,6 +128,21 @@ def _compiled(topic: object) -> re.Pattern[str]:
     if not isinstance(pattern, re.Pattern) or not isinstance(pattern.pattern, str):
         raise InvalidArgumentError("topic", topic, "a pattern of text")
     return pattern
+
+
+def with_retry_topic(
+    selection: Selection, policy: RetryTopicPolicy, subscription: str
+) -> tuple[Selection, RetryTopicPolicy]:
+    """Return a selection with the retry topic of its subscription, and the policy with all names.
+
+    :raises InvalidArgumentError: the topic cannot be named, or the selection is a pattern
+    """
+    if isinstance(selection, PatternSelection):
+        raise InvalidArgumentError("retry_topic", policy, "None with a pattern: it is for a topic, or a list of topics")
+    if policy.topic is not None:
+        policy = replace(policy, topic=_persistent(policy.topic))
+    named = policy.named(selection.topics, subscription)
+    return TopicListSelection(selection.topics, named.topic), named
 
 
 def _persistent(topic: str) -> str:

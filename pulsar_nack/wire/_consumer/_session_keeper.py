@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from ..._check import INT64_MAX
 from ...consumer import SessionEvent
 from ...errors import BrokerRefusedError, ClosedError, ConnectionLostError, TopicNotFoundError
 from ...ids import MessageId, _is_message_id
@@ -168,9 +169,9 @@ class SessionKeeper:
         session = await ConsumerSession.begin(
             connection, self, self._topic, self._options, start=start, epoch=self._queue.rewinds
         )
-        if start is None and position is not None and self._options.initial_position == "latest":
+        if position is not None and not position.is_known:
             try:
-                await self._note_latest(session, position)
+                await self._note_start(session, position)
             except BaseException:
                 session.drop()
                 raise
@@ -183,10 +184,11 @@ class SessionKeeper:
         if position is not None and position.is_behind:  # a redelivery was requested in the meantime
             self.reconnect()
 
-    async def _note_latest(self, session: ConsumerSession, position: NonDurablePosition) -> None:
-        """Note the latest message, so that the next session begins there too if no message is taken until then.
+    async def _note_start(self, session: ConsumerSession, position: NonDurablePosition) -> None:
+        """Note where the broker begins: at the latest message, or at the time of a seek.
 
-        No permits are given yet, and nothing is acknowledged.
+        The next session begins there too if no message is taken until then. No permits are given yet, and nothing is
+        acknowledged.
         """
         try:
             answer = (await session.request(commands.last_message_id)).getLastMessageIdResponse
@@ -194,9 +196,10 @@ class SessionKeeper:
             _LOG.debug("%s: the latest message is unknown: %s", self._topic, error)
             return
         has_mark = answer.HasField("consumer_mark_delete_position")
-        last = answer.consumer_mark_delete_position if has_mark else answer.last_message_id
-        position.move(MessageId(*commands.position_of(last)))
-        position.begin()
+        if has_mark or position.start != _EARLIEST:  # otherwise a time, which an old broker does not report
+            last = answer.consumer_mark_delete_position if has_mark else answer.last_message_id
+            position.move(MessageId(*commands.position_of(last)))
+            position.begin()
 
     def _begin_session(self, session: ConsumerSession, start: MessageId | None) -> None:
         self._queue.connected(session, self._first_to_deliver(start))
@@ -238,7 +241,8 @@ class SessionKeeper:
         """Note a seek: the next session begins there."""
         self._next_first = position if _is_message_id(position) else None
         if self._position is not None:
-            self._position.move(id_before(position) if isinstance(position, MessageId) else _EARLIEST)
+            start = id_before(position) if isinstance(position, MessageId) else _EARLIEST
+            self._position.move(start, is_exact=isinstance(position, MessageId) and position.entry < INT64_MAX)
 
     def reconnect(self) -> None:
         """End the session and begin a new one, unless the broker has ended it already."""

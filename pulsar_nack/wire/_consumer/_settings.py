@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar
+from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
-from ..._check import suggest_name
-from ...consumer.transport import CONSUMER_SETTINGS, DialectSettings
+from ..._check import check_name, suggest_name
+from ...consumer.transport import CONSUMER_SETTINGS, DialectSettings, refuse_unknown
 from ...errors import InvalidArgumentError
 from .._connection._options import ClientOptions
 from ._subscribe_options import SubscribeOptions
@@ -43,6 +44,20 @@ class SubscribeSettings(DialectSettings, total=False):
     durable_subscription: bool
     create_topic: bool
     start_message_id: MessageId | None
+
+
+class ReaderSettings(TypedDict, total=False):
+    """The settings of a reader; most are fields of :class:`~pulsar_nack.wire.SubscribeOptions`."""
+
+    reader_name: str | None
+    subscription: str | None
+    receiver_queue_size: int
+    read_compacted: bool
+    properties: Mapping[str, str]
+    max_pending_chunked: int
+    max_chunked_bytes: int
+    chunk_timeout: Delay
+    create_topic: bool
 
 
 class ProducerSettings(TypedDict, total=False):
@@ -90,6 +105,27 @@ def split_settings(settings: Mapping[str, Any]) -> SplitSettings:
         else:
             raise InvalidArgumentError(name, value, suggest_name(name, [*CONSUMER_SETTINGS, *OF_SUBSCRIPTION]))
     return found
+
+
+def reader_options(settings: Mapping[str, Any]) -> SubscribeOptions:
+    """Return the checked options of a reader's subscription, with a unique name unless one is given.
+
+    :raises InvalidArgumentError: names the first setting that is wrong or unknown
+    """
+    options: dict[str, Any] = {**settings}
+    refuse_unknown(options.items(), tuple(ReaderSettings.__annotations__))
+    subscription = options.pop("subscription", None)
+    subscription = f"reader-{uuid4().hex[:10]}" if subscription is None else check_name("subscription", subscription)
+    name = options.pop("reader_name", None)
+    consumer_name = None if name is None else check_name("reader_name", name)
+    return SubscribeOptions(
+        subscription,
+        type="exclusive",
+        durable=False,
+        batch_index_ack=False,
+        consumer_name=consumer_name,
+        **options,
+    )
 
 
 def client_options(options: Mapping[str, Any]) -> ClientOptions:

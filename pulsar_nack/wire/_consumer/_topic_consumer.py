@@ -129,16 +129,17 @@ class TopicConsumer:
         """Handle that the topic is deleted: acknowledgements of its messages succeed."""
         self.acks.is_topic_deleted = True
 
-    async def unsubscribe(self) -> None:
+    async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close; if it is closed already, do nothing.
 
+        :param force: also while others are subscribed; brokers before 3.1 take no notice of it
         :raises BrokerRefusedError: others are subscribed
         :raises BrokerError: no answer
         """
         if self.sessions.is_closed and self.sessions.fault is None:
             return
         await self._settle_acks()
-        await self.sessions.request(commands.unsubscribe)
+        await self.sessions.request(partial(commands.unsubscribe, force=force))
         await self.aclose()
 
     # --- redelivery, pausing ------------------------------------------------------------------------------------------
@@ -221,10 +222,32 @@ class TopicConsumer:
         :raises BrokerError: the broker refused, or did not answer
         :raises ClosedError: the consumer is closed
         """
-        answer = await self.sessions.request(commands.last_message_id)
-        last = answer.getLastMessageIdResponse.last_message_id
+        return (await self.end())[0]
+
+    async def end(self) -> tuple[MessageId, Position | None]:
+        """Return the id of the topic's last message, and the mark-delete position if this broker reports it.
+
+        :raises BrokerError: the broker refused, or did not answer
+        :raises ClosedError: the consumer is closed
+        """
+        answer = (await self.sessions.request(commands.last_message_id)).getLastMessageIdResponse
+        last = answer.last_message_id
         index, size = max(last.batch_index, -1), max(last.batch_size, 0)
-        return MessageId(*commands.position_of(last), self.partition, index, batch_size=size, topic=self.topic)
+        has_mark = answer.HasField("consumer_mark_delete_position")
+        return (
+            MessageId(*commands.position_of(last), self.partition, index, batch_size=size, topic=self.topic),
+            commands.position_of(answer.consumer_mark_delete_position) if has_mark else None,
+        )
+
+    @property
+    def starts_after(self) -> MessageId | None:
+        """Return the message before the first one of a non-durable subscription; None: it is not known here."""
+        return None if self._position is None else self._position.start
+
+    @property
+    def last_arrived(self) -> tuple[int, int] | None:
+        """Return the ledger and entry that arrived last on a non-durable subscription, None if they come again."""
+        return None if self._position is None else self._position.last_arrived
 
     async def mark_delete_position(self) -> Position | None:
         """Return the mark-delete position, None if this broker does not report it. Waits for a session.

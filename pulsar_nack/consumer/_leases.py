@@ -1,0 +1,182 @@
+"""Leases: how long a message may be handled before it counts as negatively acknowledged.
+
+A lease begins when ``receive`` returns a message. It is one more deadline in the tracker of the nacks, with the same
+timer. It may be found there too early, because the tracker rounds deadlines down and an extension leaves a later time
+in the lease only; then it is added again for the rest. So extending costs nothing, and no lease ends before its time.
+
+When a lease ends the message is held by the backoff, as after a nack, or is a dead letter after its last attempt. Until
+it is delivered again its late handler can settle it, and while it is held an extension takes it back. After that all
+calls of the late handler raise :class:`~pulsar_nack.errors.LeaseExpiredError`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from .._delays import Delay, delay_ms
+from ..errors import AlreadySettledError, InvalidArgumentError, LeaseExpiredError
+from ..ids import MessageId
+from ._message_state import Lease, MessageState, State
+from ._tracing import LEASE_EXPIRED
+
+if TYPE_CHECKING:
+    from ._message import Message
+    from ._settler import Settler
+
+_log = logging.getLogger("pulsar_nack.consumer")
+PAST_LEASE: Final = "past its lease"
+_UNSEEN: Final = (State.HELD, State.REQUESTED, State.ACKING)
+"""States after the end of a lease in which nobody else has the message here."""
+
+
+def lease_ms(value: Delay, field: str = "lease") -> int:
+    """Return a lease in whole ms.
+
+    :raises InvalidArgumentError: names ``field``: it is not a delay, or not above 0
+    """
+    milliseconds = delay_ms(value, field)
+    if not milliseconds:
+        raise InvalidArgumentError(field, value, "more than 0 seconds, or None")
+    return milliseconds
+
+
+class Leases:
+    """The leases of the messages of one consumer; it exists only if the consumer has a ``lease``."""
+
+    def __init__(self, settler: Settler, lease: Delay) -> None:
+        self._lease_ms = lease_ms(lease)
+        self._settler = settler
+        self._recent = settler.recent
+        self._queue = queue = settler.queue
+        self._table = queue.table
+        self._clock = queue.clock
+        self._late_ms = 1 if queue.tracker.lead_time else 0
+        queue.end_leases = self._end_due
+
+    def begin(self, message: Message) -> None:
+        """Begin the lease of a message that a call of ``receive`` returns."""
+        delivery = message._delivery
+        record = self._table.get(delivery.id)
+        if record is None or record.state is not State.DELIVERED:
+            return  # it was settled by its id in this turn of the loop
+        message._lease = record.lease = Lease(record, self._clock.now_ms() + self._lease_ms)
+        self._queue.arm(record.id, self._lease_ms)
+        if self._recent.get(delivery.id) is None:
+            self._recent.add(delivery)
+
+    # --- what a handler does ------------------------------------------------------------------------------------------
+
+    def check(self, message: Message) -> None:
+        """Raise if the lease of a message ended and it was delivered again, or given up, since."""
+        lease = message._lease
+        if lease is None or not lease.has_ended:
+            return
+        if not self._is_latest(message, lease.record) or lease.record.state not in _UNSEEN:
+            raise LeaseExpiredError(message.id, PAST_LEASE)
+
+    def extend(self, message: Message, delay: Delay | None) -> None:
+        """Let the lease of a message end ``delay`` from now; if it ended and the message is held, it begins again.
+
+        :raises LeaseExpiredError: it ended, and the message is requested, delivered again or given up
+        :raises AlreadySettledError: the message was settled
+        """
+        milliseconds = self._lease_ms if delay is None else lease_ms(delay, "delay")
+        lease = message._lease
+        if lease is None:
+            return
+        record = lease.record
+        is_latest = self._is_latest(message, record)
+        is_held = is_latest and lease.has_ended and record.state is State.HELD
+        if is_held:
+            self._take_back(message, lease)
+        elif lease.has_ended:
+            raise LeaseExpiredError(message.id, PAST_LEASE)
+        elif not is_latest or record.state is not State.DELIVERED:
+            self._table.check_unsettled(record.id)
+            state = record.state.value if is_latest else "forgotten by a seek"
+            raise AlreadySettledError(message.id, state)
+        ends_at_ms = self._clock.now_ms() + milliseconds
+        if is_held or ends_at_ms < lease.ends_at_ms:
+            self._queue.arm(record.id, milliseconds)
+        lease.ends_at_ms = ends_at_ms
+
+    def _take_back(self, message: Message, lease: Lease) -> None:
+        """Let a handler go on with a message that is held because its lease ended: the same attempt, no new one."""
+        record, delivery = lease.record, message._delivery
+        self._queue.drop(record.id)
+        self._queue.trace.cancel(record.id, record.redelivery_count, "lease extended")
+        record.redelivery_count -= 1
+        self._table.redeliver(record)
+        lease.has_ended, record.lease = False, lease
+        self._recent.add(delivery)
+        if self._settler.durable is not None:
+            self._settler.durable.delivered(record.id, record.redelivery_count)
+
+    def _is_latest(self, message: Message, record: MessageState) -> bool:
+        is_known = self._table.get(record.id) is record
+        return is_known and record.redelivery_count == message._redelivery_count
+
+    # --- the end of leases --------------------------------------------------------------------------------------------
+
+    def _end_due(self, ids: Sequence[MessageId]) -> Sequence[MessageId]:
+        """End the leases among ids that the tracker has found due; return the ids of nacked messages among them."""
+        now_ms = self._clock.now_ms()
+        held: list[MessageState] = []
+        ended: list[MessageState] = []
+        for record in map(self._table.get, ids):
+            if record is None:
+                continue
+            if record.lease is None:
+                held.append(record)
+            elif record.state is not State.DELIVERED:
+                record.is_due = True  # counts if it is an acknowledgement that fails
+            elif record.lease.ends_at_ms > now_ms:
+                self._queue.arm(record.id, record.lease.ends_at_ms - now_ms + self._late_ms)
+            else:
+                ended.append(record)
+        if ended and not self._settler.is_closed:
+            self._end_all(ended, now_ms)
+        return self._without_early(held, now_ms)
+
+    def _without_early(self, held: list[MessageState], now_ms: int) -> list[MessageId]:
+        """Return the ids of nacked messages, without those that are here before their time because of a lease."""
+        if not self._queue.router.only_rewinds:
+            return [record.id for record in held if record.id not in self._queue.tracker]  # nacked during this call
+        if any(record.due_at_ms <= now_ms for record in held):
+            return [record.id for record in held]
+        for record in held:  # all that is pending comes at once, also if only a lease is due
+            self._queue.arm(record.id, record.due_at_ms - now_ms)
+        return []
+
+    def _end_all(self, records: Sequence[MessageState], now_ms: int) -> None:
+        _log.warning("leases that ended: %d, each counts as a nack; the first is of %r", len(records), records[0].id)
+        for record in records:
+            self._end(record, now_ms)
+        if self._settler.on_idle is not None:
+            self._settler.on_idle()
+
+    def _end(self, record: MessageState, now_ms: int) -> None:
+        settler, count = self._settler, record.redelivery_count
+        if record.lease is not None:
+            record.lease.has_ended, record.lease = True, None
+        payload, letters = self._recent.pop(record.id), settler.letters
+        is_known = payload is not None and not record.is_doubtful
+        if is_known and letters is not None and letters.rules is not None and letters.rules.is_last(count):
+            self._queue.trace.lease_expired(record, None)
+            letters.dead_letter(payload, count, LEASE_EXPIRED)  # even if it is full: nobody can wait here
+            return
+        delay_ms = self._delay_ms(record)
+        self._table.hold(record.id)
+        self._queue.hold(record, delay_ms, payload, now_ms=now_ms)
+        self._queue.trace.lease_expired(record, delay_ms)
+        if settler.durable is not None:
+            settler.durable.nacked(record.id, delay_ms, count)
+
+    def _delay_ms(self, record: MessageState) -> int:
+        try:
+            return self._settler.default_delay_ms(record)
+        except Exception:  # noqa: BLE001 - of the user's callable, and nobody waits for it
+            _log.exception("the backoff failed for %r; the default delay is used", record.id)
+            return self._settler.config.negative_ack_redelivery_delay_ms

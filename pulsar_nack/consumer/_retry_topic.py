@@ -1,0 +1,178 @@
+"""The retry topic of a subscription: the policy, which messages came from it, and what is published to it. Pure.
+
+A message that is consumed later is published to the retry topic with its delivery time, then acknowledged. The consumer
+is subscribed to the retry topic too. ``RECONSUMETIMES`` is the number of attempts that failed before, so attempts go on
+counting, as they do for the Java client. A postponed message keeps that number.
+
+Brokers deliver a delayed message up to a tick early. ``PULSAR_NACK_DELIVER_AT`` has the exact time, until which the
+consumer holds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from .._check import check_name, check_strings
+from .._delays import Delay, delay_ms
+from ..errors import InvalidArgumentError
+from ._dead_letter_rules import DELIVER_AT, REAL_TOPIC, LetterMessage, base_name, letter_of, with_origin
+from ._port import DelayingPublisher, Delivery
+
+RECONSUME_TIMES: Final = "RECONSUMETIMES"
+DELAY_TIME: Final = "DELAY_TIME"
+_MAX_DIGITS: Final = 18
+_MAX_ATTEMPTS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RetryTopicPolicy:
+    """Where messages wait that are to be consumed later: on Shared and Key_Shared subscriptions.
+
+    How often a message may fail says ``dead_letter``; without it there is no limit.
+
+    :param topic: the retry topic; None: ``<topic>-<subscription>-RETRY``. It has to be named for several topics
+    :param spill_after: a nack with a longer delay waits in the retry topic instead of here, where it counts as
+        unacknowledged; from 80 % of ``unacked_limit`` on shorter ones do too. None: nacks wait here
+    :param lead_time: how much earlier than its time the broker is to deliver a message, which then waits here; for a
+        broker that is up to a tick late, as with ``isDelayedDeliveryDeliverAtTimeStrict``
+    :param publisher: publishes the messages; None: the client that the consumer was made with
+    :param topics: the full names of the topics that the consumer reads beside it; set by the calls that subscribe
+    :raises InvalidArgumentError: names the setting
+    """
+
+    topic: str | None = None
+    spill_after: Delay | None = None
+    lead_time: Delay = 0.0
+    publisher: DelayingPublisher | None = None
+    topics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.topic is not None:
+            check_name("topic", self.topic, "a name or None")
+        if self.topic is not None and self.topic.startswith("non-persistent://"):
+            raise InvalidArgumentError("topic", self.topic, "a persistent topic: another one keeps no messages")
+        if self.spill_after is not None:
+            delay_ms(self.spill_after, "spill_after")
+        delay_ms(self.lead_time, "lead_time")
+        if self.publisher is not None:
+            check_delays("publisher", self.publisher)
+
+    def named(self, topics: Sequence[str], subscription: str) -> RetryTopicPolicy:
+        """Return the policy with all names that it leaves open.
+
+        :raises InvalidArgumentError: there are several topics and ``topic`` is None, or it is one of them
+        """
+        if self.topic is None and len(topics) != 1:
+            raise InvalidArgumentError("retry_topic", self, "a policy that names its topic, as there are several")
+        name = self.topic or f"{topics[0]}-{subscription}-RETRY"
+        if name in topics:
+            raise InvalidArgumentError("retry_topic", self, "another topic than those that are subscribed")
+        return replace(self, topic=name, topics=tuple(topics))
+
+
+class Wait(NamedTuple):
+    """How long a message waits in the retry topic.
+
+    :param delay_ms: the delay
+    :param until_ms: when it ends, epoch ms
+    :param properties: of the user, for the message
+    """
+
+    delay_ms: int
+    until_ms: int
+    properties: Mapping[str, str]
+
+
+class RetryTopic:
+    """Decides for one consumer what its retry topic means.
+
+    :param policy: with its topic
+    """
+
+    def __init__(self, policy: RetryTopicPolicy, subscription: str) -> None:
+        assert policy.topic is not None
+        self.name = policy.topic
+        self._subscription = subscription
+        self._topics = tuple(map(base_name, policy.topics)) or (self.name,)
+        self._spill_after_ms = None if policy.spill_after is None else delay_ms(policy.spill_after)
+        self._lead_ms = delay_ms(policy.lead_time)
+
+    def has(self, topic: str) -> bool:
+        """Return whether this topic, or partition, is the retry topic."""
+        return topic.startswith(self.name) and base_name(topic) == self.name
+
+    def origin_of(self, delivery: Delivery) -> str:
+        """Return the topic, without a partition, to which a message was published first; only of the topics known."""
+        topic = base_name(delivery.topic or delivery.id.topic or "")
+        if topic != self.name:
+            return topic
+        origin = base_name(delivery.properties.get(REAL_TOPIC, ""))
+        return origin if origin in self._topics else self._topics[0]
+
+    def arrive(self, delivery: Delivery, now_ms: int) -> tuple[Delivery, int]:
+        """Return a delivery with its earlier attempts counted, and for how many ms it is to be held.
+
+        :param now_ms: the wall clock
+        """
+        properties = delivery.properties
+        earlier = min(_number(properties.get(RECONSUME_TIMES)), _MAX_ATTEMPTS)
+        wait_ms = min(_number(properties.get(DELIVER_AT)) - now_ms, _number(properties.get(DELAY_TIME)))
+        return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), max(wait_ms, 0)
+
+    def spills(self, delay_ms: int, unacked: int, near: float, limit: int | None) -> bool:
+        """Return whether a nack waits in the retry topic: the longer its delay, the earlier.
+
+        :param unacked: how many messages are unacknowledged here
+        :param near: from how many on room is short
+        :param limit: from how many on there is none; None: there is always room
+        """
+        most_ms = self._spill_after_ms
+        if most_ms is None or delay_ms > most_ms:
+            return most_ms is not None
+        if limit is None or unacked <= near:
+            return False
+        return delay_ms > most_ms * (limit - unacked) / (limit - near)
+
+    @property
+    def may_spill(self) -> bool:
+        """Return whether nacks may wait in the retry topic."""
+        return self._spill_after_ms is not None
+
+    def message(self, delivery: Delivery, attempts: int, wait: Wait) -> LetterMessage:
+        """Return what is published of a message after so many failed attempts."""
+        properties = {**self.properties(delivery, attempts, wait), DELIVER_AT: str(wait.until_ms)}
+        deliver_at_ms = max(wait.until_ms - self._lead_ms, 0) if wait.delay_ms else None
+        return letter_of(delivery, self.name, properties, deliver_at_ms)
+
+    def properties(self, delivery: Delivery, attempts: int, wait: Wait) -> dict[str, str]:
+        """Return the properties that the Java client writes too."""
+        found = with_origin(delivery, self.origin_of(delivery), self._subscription)
+        return found | {**wait.properties, RECONSUME_TIMES: str(attempts), DELAY_TIME: str(wait.delay_ms)}
+
+
+def check_delays(field: str, publisher: Any) -> None:
+    """Raise InvalidArgumentError unless a publisher can delay messages."""
+    publish = getattr(publisher, "publish", None)
+    expected = "a publisher whose publish() takes deliver_at_ms, or None"
+    if not callable(publish):
+        raise InvalidArgumentError(field, publisher, expected)
+    parameters = inspect.signature(publish).parameters
+    if "deliver_at_ms" not in parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        raise InvalidArgumentError(field, publisher, expected)
+
+
+def check_properties(properties: object) -> Mapping[str, str]:
+    """Return the user's properties of a message, None for none."""
+    given: Any = {} if properties is None else properties
+    check_strings("properties", given)
+    return dict(given)
+
+
+def _number(text: str | None) -> int:
+    """Return the number that a property has, 0 for anything else."""
+    if text is None or len(text) > _MAX_DIGITS or not (text.isascii() and text.isdigit()):
+        return 0
+    return int(text)

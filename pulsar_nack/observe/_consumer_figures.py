@@ -1,0 +1,262 @@
+"""The exported figures of consumers: one table from the name of a metric to the statistic, for every exporter.
+
+Names without ``nack`` are those of the Java client (PIP-342), where the meaning is equal. Figures are read when they
+are asked for, except the two histograms of redeliveries, which are counted as these happen.
+
+Consumers with the same topic and subscription are one series, and are added up. Counters of a closed consumer stay in
+its series while another consumer of it lives, and for a while after the last one: so that the last scrape before that
+is not the last word, and a restart is no fall. Then the series is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+from weakref import ref
+
+from ..consumer import Consumer, MessageRedelivered
+from ._delayed_totals import full_name, namespace_of
+from ._loop_reading import measure_all, running_loop
+
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
+LABELS: Final = ("pulsar.tenant", "pulsar.namespace", "pulsar.topic", "pulsar.subscription")
+_MESSAGES: Final = "{message}"
+_JAVA: Final = "pulsar.client.consumer."
+_OURS: Final = "pulsar_nack.consumer."
+_MIN_SWEEP: Final = 16
+
+
+class Figure(NamedTuple):
+    """A metric and its statistics.
+
+    :param kind: ``counter`` only grows; ``gauge`` is as it is now
+    :param parts: fields of :class:`~pulsar_nack.ConsumerStatistics` with the value of the further label; a single one
+        without a label has the key ``""``
+    :param label: the further label
+    """
+
+    kind: str
+    unit: str
+    about: str
+    parts: Mapping[str, str]
+    label: str = ""
+
+
+def _of(kind: str, statistic: str, about: str, unit: str = _MESSAGES) -> Figure:
+    return Figure(kind, unit, about, {"": statistic})
+
+
+FIGURES: Final[Mapping[str, Figure]] = {
+    f"{_JAVA}message.received.count": _of(COUNTER, "shown", "Messages that the application received, each attempt."),
+    f"{_JAVA}message.ack": _of(COUNTER, "acked", "Acknowledged messages, without dead letters and retries."),
+    f"{_JAVA}message.nack": _of(COUNTER, "nacked", "Negatively acknowledged messages."),
+    f"{_JAVA}message.dlq": _of(COUNTER, "dead_lettered", "Messages stored in the dead-letter topic."),
+    f"{_JAVA}message.ack.timeout": _of(COUNTER, "leases_expired", "Messages that were not settled within their lease."),
+    f"{_OURS}retried": _of(COUNTER, "retried", "Messages stored in the retry topic."),
+    f"{_OURS}deferred": _of(COUNTER, "deferred", "Messages that were postponed."),
+    f"{_OURS}drains": _of(COUNTER, "drains", "Drains that are over.", "{drain}"),
+    f"{_OURS}redeliveries": Figure(
+        COUNTER,
+        _MESSAGES,
+        "Redeliveries from memory, and those that the broker was asked for.",
+        {"memory": "redelivered_local", "broker": "redelivered_broker"},
+        "source",
+    ),
+    f"{_OURS}redeliveries.repeated": _of(COUNTER, "requested_again", "Repeated requests, without an answer."),
+    f"{_OURS}redeliveries.failed": _of(COUNTER, "nack.failed_commands", "Failed requests for redelivery.", "{request}"),
+    f"{_OURS}duplicates": _of(COUNTER, "copies_dropped", "Duplicates that were dropped."),
+    f"{_OURS}replayed": _of(COUNTER, "replayed", "Acknowledged messages that were delivered again on purpose."),
+    f"{_OURS}dropped": _of(COUNTER, "dropped", "Held messages that are settled elsewhere."),
+    f"{_OURS}dead_letters.failed": _of(COUNTER, "dead_letter_failures", "Failed steps of dead letters.", "{attempt}"),
+    f"{_OURS}durable.failed": _of(COUNTER, "durable_failures", "Changes that could not be made durable.", "{change}"),
+    f"{_OURS}hook.errors": _of(COUNTER, "nack.hook_errors", "Events for which a hook raised.", "{event}"),
+    f"{_OURS}held": _of(GAUGE, "held", "Nacked messages that are not due."),
+    f"{_OURS}requested": _of(GAUGE, "requested", "Messages requested from the broker that have not arrived."),
+    f"{_OURS}in_work": _of(GAUGE, "in_work", "Messages that are being processed or ready to be received."),
+    f"{_OURS}ready": _of(GAUGE, "ready", "Messages that are ready to be received."),
+    f"{_OURS}unacked": _of(GAUGE, "unacked", "Messages that are not settled, as the broker counts them."),
+    f"{_OURS}unacked.limit": _of(GAUGE, "unacked_limit", "The most unacknowledged messages, where there is a limit."),
+    f"{_OURS}held_back": _of(GAUGE, "is_held_back", "Consumers to which the broker sends nothing.", "{consumer}"),
+    f"{_OURS}kept": _of(GAUGE, "kept_bytes", "Memory of payloads that are kept for a redelivery.", "By"),
+    f"{_OURS}nacks.waiting": _of(GAUGE, "waiting_nacks", "Calls of nack that wait for room.", "{call}"),
+    f"{_OURS}dead_letters.waiting": _of(GAUGE, "dead_letters_waiting", "Dead letters that are not stored yet."),
+    f"{_OURS}durable.entries": _of(GAUGE, "durable_entries", "Unsettled messages in the durable state."),
+    f"{_OURS}gated": _of(GAUGE, "gated", "New messages that wait for room in the durable state."),
+}
+"""The metrics by the name that OpenTelemetry has for each; Prometheus has :func:`prometheus_name`."""
+
+READ: Final = [statistic for figure in FIGURES.values() for statistic in figure.parts.values()]
+"""The statistics that are read."""
+_read: Final = attrgetter(*READ)
+_IS_COUNTER: Final = [figure.kind == COUNTER for figure in FIGURES.values() for _ in figure.parts]
+
+
+class HistogramFigure(NamedTuple):
+    """A histogram that is counted as redeliveries happen; ``bounds`` are inclusive upper limits."""
+
+    unit: str
+    about: str
+    value_of: Callable[[MessageRedelivered], float]
+    bounds: tuple[float, ...]
+
+
+HISTOGRAMS: Final[Mapping[str, HistogramFigure]] = {
+    f"{_OURS}lateness": HistogramFigure(
+        "s",
+        "Time from the deadline of a nacked message to its redelivery; one that is early counts as 0.",
+        lambda event: max(event.lateness_ms, 0) / 1000,
+        (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    ),
+    f"{_OURS}attempts": HistogramFigure(
+        "{attempt}",
+        "Numbers of the attempts of redelivered messages.",
+        lambda event: event.attempt or 0,
+        (2, 3, 4, 5, 7, 10, 20, 50, 100),
+    ),
+}
+
+
+def prometheus_name(name: str, unit: str, kind: str) -> str:
+    """Return the name that an OpenTelemetry exporter for Prometheus makes of a metric's name."""
+    suffix = {"By": "_bytes", "s": "_seconds"}.get(unit, "")
+    return name.replace(".", "_") + suffix + ("_total" if kind == COUNTER else "")
+
+
+class Histogram:
+    """Counts of observations by upper limits, the last one without a limit, and their sum."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+        self._bounds = bounds
+
+    def observe(self, value: float) -> None:
+        """Count an observation."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A consumer, the loop in which it was added, and its figures as they were read last.
+
+    :param consumer: the inner object, see ``_lifetime``: it does not keep the user's open
+    :param outer: the user's
+    """
+
+    consumer: Consumer
+    outer: ref[Consumer]
+    loop: ref[asyncio.AbstractEventLoop] | None
+    values: tuple[Any, ...] = ()
+    has_ended: bool = False
+
+    def measure(self) -> None:
+        """Read the figures; the last time when nothing changes any more."""
+        engine = self.consumer._engine
+        was_dropped = self.outer() is None and engine.settler.acks is None
+        loop = None if self.loop is None else self.loop()
+        is_over = self.loop is not None and (loop is None or loop.is_closed())
+        self.has_ended = engine.has_ended or was_dropped or is_over
+        self.values = _read(self.consumer.statistics())
+
+
+@dataclass(slots=True)
+class Series:
+    """The consumers of one topic and subscription.
+
+    :param labels: the values of ``LABELS``
+    :param values: of ``READ``, the sums; None: nothing is known, as of gauges without a consumer
+    """
+
+    labels: tuple[str, ...]
+    histograms: dict[str, Histogram]
+    values: list[Any] = field(default_factory=list)
+    watched: list[_Watched] = field(default_factory=list)
+    retired: list[int] = field(default_factory=lambda: [0] * len(READ))
+    ended_at: float | None = None
+
+    def count(self, event: MessageRedelivered) -> None:
+        """Count a redelivery."""
+        for name, histogram in self.histograms.items():
+            histogram.observe(HISTOGRAMS[name].value_of(event))
+
+    def add_up(self, now: float) -> None:
+        """Add the figures up, and keep the counters of consumers that have ended."""
+        living = [each for each in self.watched if not each.has_ended]
+        for each in self.watched:
+            if each.has_ended:
+                counted = zip(self.retired, each.values, _IS_COUNTER, strict=True)
+                self.retired = [before + (value if is_counter else 0) for before, value, is_counter in counted]
+        if not living and self.ended_at is None:
+            self.ended_at = now
+        self.watched = living
+        self.values = [
+            _sum([before, *some]) if is_counter else _sum(some)
+            for before, is_counter, *some in zip(
+                self.retired, _IS_COUNTER, *(each.values for each in living), strict=True
+            )
+        ]
+
+
+def _sum(values: list[Any]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+class ConsumerFigures:
+    """The figures of some consumers.
+
+    :param keep_closed: seconds for which a series stays after its last consumer was closed
+    """
+
+    def __init__(self, keep_closed: float) -> None:
+        self._keep_closed = keep_closed
+        self._series: dict[tuple[str, str], Series] = {}
+        self._sweep_at = _MIN_SWEEP
+
+    def add(self, consumer: Consumer) -> Series | None:
+        """Read a consumer from now on, until it is closed; return its series, None if it was added before."""
+        key = topic, subscription = getattr(consumer.port, "names", ("", ""))[:2]
+        self._forget_closed()
+        series = self._series.get(key)
+        if series is None:
+            made = {name: Histogram(figure.bounds) for name, figure in HISTOGRAMS.items()}
+            series = self._series[key] = Series(_labels(topic, subscription), made)
+        elif any(each.consumer is consumer._inner for each in series.watched):
+            return None
+        series.ended_at = None
+        series.watched.append(watched := _Watched(consumer._inner, ref(consumer), running_loop()))
+        watched.measure()
+        consumer._engine.trace.watch_redeliveries(series.count)
+        return series
+
+    def read(self) -> Iterator[Series]:
+        """Read all figures now; series that ended too long ago are forgotten."""
+        now = time.monotonic()
+        for key, series in list(self._series.items()):
+            if series.ended_at is not None and now - series.ended_at >= self._keep_closed:
+                self._series.pop(key, None)
+        some = list(self._series.values())
+        measure_all(each for series in some for each in series.watched)
+        for series in some:
+            series.add_up(now)
+            yield series
+
+    def _forget_closed(self) -> None:
+        """Read all once there are twice as many as after the last time, so that those that have ended go."""
+        if sum(len(series.watched) + 1 for series in self._series.values()) >= self._sweep_at:
+            left = sum(len(series.watched) + 1 for series in self.read())
+            self._sweep_at = max(_MIN_SWEEP, 2 * left)
+
+
+def _labels(topic: str, subscription: str) -> tuple[str, ...]:
+    """Return the labels of a consumer; of several topics tenant and namespace are those of the first."""
+    first, *others = topic.split(", ")
+    namespace = namespace_of(full_name(first))
+    return namespace.partition("/")[0], namespace, topic if others else full_name(first), subscription

@@ -1,0 +1,1 @@
+"""Readers and table views: topics read without acknowledgements."""

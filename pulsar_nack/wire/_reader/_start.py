@@ -1,0 +1,81 @@
+"""Where a reader begins: the check of a user's argument, and the order of ids within a topic or partition. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+from ..._check import INT64_MAX
+from ..._delays import seek_position
+from ...errors import InvalidArgumentError
+from ...ids import MessageId
+from .._consumer._non_durable_position import id_before
+from .._consumer._selection import name_of
+
+Place = Literal["earliest", "latest"] | MessageId | datetime | int
+"""A place in a topic: one of its ends, a message, or a publish time as a datetime or in epoch ms."""
+
+EARLIEST: Final = MessageId(-1, -1)
+LATEST: Final = MessageId(INT64_MAX, INT64_MAX)
+_ENDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+
+
+def place_of(value: object, field: str = "position") -> MessageId | int:
+    """Return a place as a message id, those of both ends included, or a publish time in epoch ms.
+
+    :raises InvalidArgumentError: names ``field``
+    """
+    if isinstance(value, str):
+        if value not in _ENDS:
+            raise InvalidArgumentError(field, value, "'earliest', 'latest', a MessageId, a datetime, or epoch ms")
+        return _ENDS[value]
+    return seek_position(value, field)
+
+
+def start_of(value: object) -> MessageId | int | tuple[MessageId, ...]:
+    """Return where a reader begins: one of both ends, a publish time in epoch ms, or the ids of messages.
+
+    :raises InvalidArgumentError: names ``start``
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str | MessageId):
+        for index, each in enumerate(value):
+            if not isinstance(each, MessageId) or each in {EARLIEST, LATEST}:
+                raise InvalidArgumentError(f"start[{index}]", each, "the MessageId of a message")
+        return tuple(value)
+    place = place_of(value, "start")
+    return place if isinstance(place, int) or place in {EARLIEST, LATEST} else (place,)
+
+
+def starts_of(
+    ids: Iterable[MessageId], members: Mapping[str, int], label: str, *, inclusive: bool
+) -> dict[str, MessageId]:
+    """Return the message before the first one, by the full names of topics and partitions.
+
+    :param members: the topics and partitions that are read, with the numbers of partitions
+    :raises InvalidArgumentError: an id is of none of them, or does not say of which
+    """
+    starts: dict[str, MessageId] = {}
+    for each in ids:
+        names = [name for name, partition in members.items() if _is_of(each, name, partition, only=len(members) == 1)]
+        if len(names) != 1:
+            wanted = f"an id with a topic or partition of {label}" if len(members) > 1 else f"an id of {label}"
+            raise InvalidArgumentError("start", each, wanted)
+        starts[names[0]] = id_before(each.first_chunk or each) if inclusive else each
+    return starts
+
+
+def _is_of(message_id: MessageId, name: str, partition: int, *, only: bool) -> bool:
+    topic = message_id.topic
+    if topic is not None:
+        return name in {topic, name_of(topic, message_id.partition)}
+    return message_id.partition == partition or (only and message_id.partition < 0)
+
+
+def is_after(one: MessageId, other: MessageId) -> bool:
+    """Return whether a message comes after another one of its topic or partition.
+
+    An id without a batch index stands for the whole entry.
+    """
+    place, other_place = one[:2], other[:2]
+    return place > other_place or (place == other_place and one[3] > other[3] >= 0)

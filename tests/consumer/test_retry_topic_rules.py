@@ -1,0 +1,156 @@
+"""What is published to a retry topic, what comes from it, and which nacks wait there: the pure part."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId
+from pulsar_nack.consumer import RetryTopicPolicy
+from pulsar_nack.consumer._dead_letter_rules import DeadLetterRules
+from pulsar_nack.consumer._retry_topic import RetryTopic, Wait
+from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.for_each import for_each
+
+TOPIC = "persistent://shop/eu/orders"
+POLICY = RetryTopicPolicy().named((TOPIC,), "billing")
+RETRY = f"{TOPIC}-billing-RETRY"
+
+
+def delivery(topic: str = f"{TOPIC}-partition-3", **fields: Any) -> Delivery:
+    """Return a delivery."""
+    return Delivery(**{"id": MessageId(7, 8, 3, topic=topic), "data": b"data", "topic": topic, **fields})
+
+
+def retry_topic(**policy: Any) -> RetryTopic:
+    """Return the rules of a policy."""
+    return RetryTopic(RetryTopicPolicy(**policy).named((TOPIC,), "billing"), "billing")
+
+
+class CannotDelay:
+    """A publisher of dead letters, as users had them before."""
+
+    async def publish(self, topic: str, data: bytes | None, *, properties: Any) -> MessageId:
+        """Publish a message."""
+        raise NotImplementedError((topic, data, properties))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("topic", ""),
+        ("topic", 5),
+        ("topic", "non-persistent://public/default/again"),
+        ("spill_after", -1),
+        ("spill_after", "10m"),
+        ("lead_time", -1),
+        ("publisher", object()),
+        ("publisher", CannotDelay()),
+    ],
+)
+def test_bad_settings_are_refused(field: str, value: Any) -> None:
+    """N24: each is refused by its name; a publisher that cannot delay is good for dead letters only."""
+    with pytest.raises(InvalidArgumentError, match=field):
+        RetryTopicPolicy(**{field: value})
+    if field == "publisher" and isinstance(value, CannotDelay):
+        DeadLetterPolicy(1, publisher=value)  # type: ignore[arg-type]
+
+
+@virtual_time
+async def test_a_port_without_names_needs_a_topic() -> None:
+    """N24: a consumer over a port without names, or that cannot publish, says what is missing."""
+    port = FakePort()
+    with pytest.raises(InvalidArgumentError, match="retry_topic: expected a topic"):
+        Consumer(port, retry_topic=RetryTopicPolicy(publisher=FakePublisher()))
+    with pytest.raises(InvalidArgumentError, match="publisher"):
+        Consumer(port, retry_topic=RetryTopicPolicy("again"))
+    await port.close()
+
+
+@for_each(("topic", "is_retry"), [(RETRY, True), (f"{RETRY}-partition-1", True), (TOPIC, False), (f"{RETRY}2", False)])
+def test_what_comes_from_the_retry_topic(topic: str, is_retry: bool) -> None:
+    """U15: the retry topic may have partitions; no other topic is it."""
+    assert retry_topic().has(topic) == is_retry
+
+
+def test_the_properties_are_those_of_the_java_client() -> None:
+    """U15: what Java writes, the name without the partition, and the exact time; those of the user are added."""
+    wait = Wait(3_000, 1_000_003_000, {"colour": "blue", "RECONSUMETIMES": "99"})
+    message = retry_topic().message(delivery(properties={"colour": "red", "size": "1"}), 2, wait)
+    assert message.topic == RETRY
+    assert message.deliver_at_ms == 1_000_003_000
+    assert message.properties == {
+        "colour": "blue",
+        "size": "1",
+        "REAL_TOPIC": TOPIC,
+        "REAL_SUBSCRIPTION": "billing",
+        "ORIGIN_MESSAGE_ID": "7:8:3",
+        "ORIGIN_MESSAGE_IDY_TIME": "7:8:3",
+        "RECONSUMETIMES": "2",
+        "DELAY_TIME": "3000",
+        "PULSAR_NACK_DELIVER_AT": "1000003000",
+    }
+    assert retry_topic().message(delivery(), 1, Wait(0, 5, {})).deliver_at_ms is None
+    assert retry_topic(lead_time=1).message(delivery(), 1, wait).deliver_at_ms == 1_000_002_000
+
+
+@for_each(
+    ("properties", "count", "wait_ms"),
+    [
+        ({}, 0, 0),
+        ({"RECONSUMETIMES": "2"}, 2, 0),
+        ({"RECONSUMETIMES": "2", "DELAY_TIME": "3000"}, 2, 0),  # from Java: as the broker delivers it
+        ({"RECONSUMETIMES": "1", "DELAY_TIME": "3000", "PULSAR_NACK_DELIVER_AT": "10400"}, 1, 400),
+        ({"RECONSUMETIMES": "1", "DELAY_TIME": "3000", "PULSAR_NACK_DELIVER_AT": "9000"}, 1, 0),
+        ({"RECONSUMETIMES": "1", "DELAY_TIME": "300", "PULSAR_NACK_DELIVER_AT": "999999999"}, 1, 300),
+        ({"RECONSUMETIMES": "-1", "DELAY_TIME": "x", "PULSAR_NACK_DELIVER_AT": "1e9"}, 0, 0),
+        ({"RECONSUMETIMES": "²", "PULSAR_NACK_DELIVER_AT": "9" * 5_000}, 0, 0),
+        ({"RECONSUMETIMES": "9" * 18}, 1_000_000, 0),
+    ],
+)
+def test_attempts_and_times_of_what_comes(properties: dict[str, str], count: int, wait_ms: int) -> None:
+    """U15: earlier attempts are added, and a message waits until its time, for its own delay at most."""
+    found, waits = retry_topic().arrive(delivery(RETRY, properties=properties, redelivery_count=3), 10_000)
+    assert (found.redelivery_count, waits) == (3 + count, wait_ms)
+
+
+def test_long_delays_go_first() -> None:
+    """U33: below 80 % only what exceeds the setting; from there on ever shorter ones; at the limit all."""
+    rules = retry_topic(spill_after=timedelta(minutes=10))
+    assert [rules.spills(ms, 0, 80, 100) for ms in (600_000, 600_001)] == [False, True]
+    assert [rules.spills(ms, 90, 80, 100) for ms in (300_000, 300_001)] == [False, True]
+    assert [rules.spills(ms, 99, 80, 100) for ms in (30_000, 30_001)] == [False, True]
+    assert rules.spills(1, 100, 80, 100)
+    assert not rules.spills(600_000, 10**9, float("inf"), None)
+    assert not retry_topic().spills(10**9, 100, 80, 100)
+
+
+def test_dead_letters_of_what_was_consumed_later() -> None:
+    """U15: from the retry topic they go to the topic that is named after the first, and forget when they were due."""
+    rules = DeadLetterRules(DeadLetterPolicy(2), "billing", RetryTopic(POLICY, "billing"))
+    properties = {"REAL_TOPIC": TOPIC, "RECONSUMETIMES": "2", "DELAY_TIME": "5", "PULSAR_NACK_DELIVER_AT": "9"}
+    letter = rules.message(delivery(RETRY, properties=properties), 3, "bad")
+    assert letter.topic == f"{TOPIC}-billing-DLQ"
+    assert (letter.properties["REAL_TOPIC"], letter.properties["RECONSUMETIMES"]) == (TOPIC, "2")
+    assert "PULSAR_NACK_DELIVER_AT" not in letter.properties
+    later = rules.message(delivery(RETRY, properties=properties), 3, "bad", Wait(7, 8, {}))
+    assert (later.properties["RECONSUMETIMES"], later.properties["DELAY_TIME"]) == ("3", "7")
+    assert later.deliver_at_ms is None
+
+
+@pytest.mark.parametrize(
+    ("has_retry", "java_names", "topic", "real"),
+    [
+        (False, False, f"{TOPIC}-billing-DLQ", TOPIC),
+        (False, True, f"{TOPIC}-partition-3-billing-DLQ", f"{TOPIC}-partition-3"),
+        (True, False, f"{TOPIC}-billing-DLQ", TOPIC),
+        (True, True, f"{TOPIC}-billing-DLQ", f"{TOPIC}-partition-3"),
+    ],
+)
+def test_names_on_partitions(has_retry: bool, java_names: bool, topic: str, real: str) -> None:
+    """U46: one dead-letter topic for all partitions, or Java's names: one each, and one with a retry topic."""
+    retry = RetryTopic(POLICY, "billing") if has_retry else None
+    letter = DeadLetterRules(DeadLetterPolicy(1, java_names=java_names), "billing", retry).message(delivery(), 2, "bad")
+    assert (letter.topic, letter.properties["REAL_TOPIC"]) == (topic, real)

@@ -1,0 +1,179 @@
+"""The spans of messages, read back from an exporter in memory; on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from opentelemetry import propagate, trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, NackConfig
+from pulsar_nack.observe import MessageSpans
+from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+OUTCOME = "messaging.pulsar.acknowledgment.type"
+
+
+class Exported:
+    """Spans that end in memory."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("test")
+
+    @property
+    def spans(self) -> list[Any]:
+        """The spans that have ended."""
+        return list(self._exporter.get_finished_spans())
+
+    def outcomes(self) -> list[Any]:
+        """How their messages were settled."""
+        return [(span.attributes or {}).get(OUTCOME) for span in self.spans]
+
+    def properties(self, span: trace.Span) -> dict[str, str]:
+        """Properties that carry the context of a span."""
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, trace.set_span_in_context(span))
+        return carrier
+
+
+@virtual_time
+async def test_an_attempt_after_the_other() -> None:
+    """Each attempt has a span under the producer's, linked to the one before, with attributes and the outcome."""
+    exported, port = Exported(), FakePort()
+    spans = MessageSpans(exported.tracer, subscription="billing")
+    with exported.tracer.start_as_current_span("send orders") as sending:
+        message_id = port.topic.publish(b"one", properties=exported.properties(sending))
+    async with Consumer(port, config=EXACT, hooks=[spans]) as consumer:
+        for settle in ("nack", "ack"):
+            message = await consumer.receive()
+            with spans.process(message) as span:
+                assert trace.get_current_span() is span
+                await (message.nack(2, reason="busy") if settle == "nack" else message.ack())
+    send, first, second = exported.spans
+    assert first.parent.span_id == second.parent.span_id == send.context.span_id
+    assert first.context.trace_id == second.context.trace_id == send.context.trace_id
+    assert not first.links
+    assert [link.context for link in second.links] == [first.context]
+    assert dict(first.attributes) == {
+        "messaging.system": "pulsar",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.subscription.name": "billing",
+        "messaging.destination.name": port.topic.name,
+        "messaging.message.id": f"{message_id.ledger}:{message_id.entry}:{message_id.partition}",
+        "pulsar_nack.attempt": 1,
+        OUTCOME: "negative_acknowledge",
+    }
+    assert (first.name, first.kind) == (f"process {port.topic.name}", trace.SpanKind.CONSUMER)
+    assert (second.attributes["pulsar_nack.attempt"], second.attributes[OUTCOME]) == (2, "acknowledge")
+    assert not spans._open
+    assert not spans._previous
+
+
+@virtual_time
+async def test_settled_after_the_handler() -> None:
+    """With the events of the consumer a span ends when the message is settled, also after its handler."""
+    exported, port = Exported(), FakePort()
+    spans = MessageSpans(exported.tracer)
+    policy = DeadLetterPolicy(1, "dead", publisher=(publisher := FakePublisher()))
+    with exported.tracer.start_as_current_span("send") as sending:
+        port.topic.publish(b"one", properties=(properties := exported.properties(sending)))
+
+    @spans.traced
+    async def handle(message: Message) -> bytes:
+        return message.data
+
+    async with Consumer(port, config=EXACT, dead_letter=policy, hooks=[spans]) as consumer:
+        for count in (1, 2):
+            message = await consumer.receive()
+            assert await handle(message) == b"one"
+            assert len(exported.spans) == count
+            await message.nack(1)
+            await asyncio.sleep(0.5)
+            assert len(exported.spans) == count + 1
+    assert exported.outcomes() == [None, "negative_acknowledge", "dead_letter"]
+    (letter,) = publisher.letters
+    assert letter.properties["traceparent"] == properties["traceparent"]
+
+
+@virtual_time
+async def test_a_handler_that_fails() -> None:
+    """An exception that leaves the handler is recorded; a cancelled handler has no error."""
+    exported, port = Exported(), FakePort()
+    spans = MessageSpans(exported.tracer)
+
+    @spans.traced
+    async def handle(message: Message) -> None:
+        if message.attempt == 2:
+            raise asyncio.CancelledError
+        raise ValueError("no stock")
+
+    port.topic.publish(b"one")
+    async with Consumer(port, config=EXACT, hooks=[spans]) as consumer:
+        message = await consumer.receive()
+        with pytest.raises(ValueError, match="no stock"):
+            await handle(message)
+        await message.nack(1)
+        with pytest.raises(asyncio.CancelledError):
+            await handle(await consumer.receive())
+        assert len(exported.spans) == 1
+    failed, cancelled = exported.spans  # what was not settled ends with the consumer
+    assert (failed.status.status_code, failed.attributes["error.type"]) == (trace.StatusCode.ERROR, "ValueError")
+    assert [event.name for event in failed.events] == ["exception"]
+    assert cancelled.status.status_code is trace.StatusCode.UNSET
+    assert OUTCOME not in cancelled.attributes
+
+
+@virtual_time
+async def test_without_events() -> None:
+    """Without the events of the consumer a span ends with its handler; what that settled itself is known."""
+    exported, port = Exported(), FakePort()
+    spans = MessageSpans(exported.tracer)
+    for payload in (b"acked", b"nacked", b"neither"):
+        port.topic.publish(payload)
+    async with Consumer(port, config=EXACT) as consumer:
+        for _ in range(3):
+            message = await consumer.receive()
+            with spans.process(message):
+                if message.data == b"acked":
+                    await message.ack()
+                elif message.data == b"nacked":
+                    await message.nack(60)
+    assert exported.outcomes() == ["acknowledge", "negative_acknowledge", None]
+    assert not spans._open
+
+
+@virtual_time
+async def test_memory_is_bounded() -> None:
+    """The oldest spans that wait to be settled are ended, and the oldest attempts forgotten, beyond ``max_open``."""
+    exported, port = Exported(), FakePort()
+    spans = MessageSpans(exported.tracer, max_open=5)
+    async with Consumer(port, hooks=[spans]) as consumer:
+        for _ in range(20):
+            port.topic.publish(b"one")
+            with spans.process(await consumer.receive()):
+                pass
+        assert (len(spans._open), len(spans._previous), len(exported.spans)) == (5, 5, 15)
+        many = []
+        for _ in range(8):  # more handlers at once than spans are kept
+            port.topic.publish(b"one")
+            many.append(spans.process(await consumer.receive()))
+        for each in many:
+            each.__enter__()
+        for each in reversed(many):
+            each.__exit__(None, None, None)
+    assert len(exported.spans) == 28
+
+
+def test_arguments_are_checked() -> None:
+    """The bound is at least 1."""
+    with pytest.raises(InvalidArgumentError, match="max_open"):
+        MessageSpans(max_open=0)

@@ -1,0 +1,684 @@
+"""Readers on a scripted broker: where they begin and end, several partitions, lost connections, seeks, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, MessageId
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import Client, Reader
+from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._reader._start import is_after, start_of, starts_of
+from tests.for_each import for_each
+from tests.tiers import seeds, size
+from tests.wire.fake_broker import Call, FakeBroker, as_usual, later, refuse, silence
+from tests.wire.fake_topics import FakeTopic, metadata_of
+from tests.wire.frames import message_rest
+
+TOPIC = "persistent://public/default/t"
+
+
+@asynccontextmanager
+async def cluster(**settings: Any) -> AsyncIterator[tuple[FakeBroker, FakeTopic, Client]]:
+    """Yield a broker, a topic and a client; afterwards no task is left."""
+    before = asyncio.all_tasks()
+    broker = FakeBroker()
+    async with Client(broker.url, dial=broker.dial, **settings) as client:
+        yield broker, broker.topic(TOPIC), client
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+
+
+async def texts(reader: Reader, most: int = 1_000_000) -> list[str]:
+    """Read to the end; return the payloads as text."""
+    found: list[str] = []
+    async for message in reader.read_to_end():
+        found.append(message.data.decode())
+        if len(found) == most:
+            break
+    return found
+
+
+def publish(topic: FakeTopic, numbers: range, *, batch: int = 1, **fields: Any) -> None:
+    """Publish numbers, as single messages or in batches."""
+    for first in range(numbers.start, numbers.stop, batch):
+        members = [b"%d" % number for number in range(first, min(first + batch, numbers.stop))]
+        topic.publish(members[0], **fields) if batch == 1 else topic.publish_batch(members, **fields)
+
+
+def numbered(*numbers: int) -> list[str]:
+    """Return payloads as text."""
+    return [str(number) for number in numbers]
+
+
+# --- U47 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@virtual_time
+async def test_read_to_end_while_more_are_published(batch: int) -> None:
+    """U47: exactly the ten messages that were there come, though ten more are published meanwhile, in batches too."""
+    async with cluster() as (_, topic, client):
+        publish(topic, range(10), batch=batch)
+        async with client.reader("t", start="earliest", inclusive=True) as reader:
+            found: list[bytes] = []
+            async for message in reader.read_to_end():
+                found.append(message.data)
+                publish(topic, range(10 + len(found), 11 + len(found)))
+            assert found == [b"%d" % number for number in range(10)]
+            assert await reader.has_message_available()
+            assert await texts(reader) == numbered(*range(11, 21))
+            assert await texts(reader) == []
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@virtual_time
+async def test_has_message_available_around_the_end(batch: int) -> None:
+    """U47: it is right before, at and after the end, on batches too."""
+    async with cluster() as (_, topic, client), client.reader("t") as reader:
+        assert not await reader.has_message_available()
+        publish(topic, range(6), batch=batch)
+        for _ in range(6):
+            assert await reader.has_message_available()
+            await reader.read()
+        assert not await reader.has_message_available()
+        publish(topic, range(6, 9), batch=batch)
+        for number in range(6, 9):
+            assert await reader.has_message_available()
+            assert await reader.has_message_available()
+            assert (await reader.read()).data == b"%d" % number
+        assert not await reader.has_message_available()
+
+
+# --- beginning --------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_where_it_begins() -> None:
+    """At both ends, at a message or after it, in a batch too, and at a time."""
+    async with cluster() as (_, topic, client):
+        for number in range(3):
+            publish(topic, range(number * 3, number * 3 + 3), batch=3, publish_time=1_790_000_000_000 + number)
+        publish(topic, range(9, 11), publish_time=1_790_000_000_003)
+        place = topic.entries[1].place
+        starts: list[tuple[Any, bool, int]] = [
+            ("earliest", False, 0),
+            ("earliest", True, 0),
+            ("latest", False, 11),
+            ("latest", True, 10),
+            (MessageId(-1, -1), False, 0),
+            (MessageId(2**63 - 1, 2**63 - 1), True, 10),
+            (MessageId(*place, -1, 1, batch_size=3), False, 5),
+            (MessageId(*place, -1, 1, batch_size=3), True, 4),
+            (MessageId(*place, -1, 1), True, 4),
+            (MessageId(*place, -1, 2, batch_size=3), False, 6),
+            (MessageId(*place, -1, 0, batch_size=3), True, 3),
+            (MessageId(*place), False, 6),
+            (MessageId(*place), True, 3),
+            (MessageId(*topic.entries[3].place), False, 10),
+            ([MessageId(*topic.entries[3].place, topic=TOPIC)], True, 9),
+            ([], False, 0),
+            (1_790_000_000_001, False, 3),
+            (datetime.fromtimestamp(1_790_000_000, UTC), False, 0),
+            (0, False, 0),
+        ]
+        for start, inclusive, first in starts:
+            async with client.reader("t", start, inclusive=inclusive) as reader:
+                assert await reader.has_message_available() is (first < 11), start
+                assert await texts(reader) == numbered(*range(first, 11)), (start, inclusive)
+                assert not await reader.has_message_available()
+                publish(topic, range(1))
+                assert (await reader.read(timeout=1)).data == b"0", start
+                topic.entries.pop()
+
+
+@virtual_time
+async def test_latest_inclusive_in_a_batch() -> None:
+    """Only the last message of the last batch comes."""
+    async with cluster() as (_, topic, client):
+        publish(topic, range(6), batch=3)
+        async with client.reader("t", "latest", inclusive=True) as reader:
+            assert await reader.has_message_available()
+            assert await texts(reader) == ["5"]
+            assert not await reader.has_message_available()
+
+
+@for_each("start", [None, "first", 1.5, True, -1, 1_790_000_000, b"x", ["x"], [MessageId(-1, -1)], [1_790_000_000_000]])
+def test_what_is_no_start(start: Any) -> None:
+    """It is refused by name, before anything is sent."""
+    with pytest.raises(InvalidArgumentError, match="start"):
+        start_of(start)
+
+
+def test_ids_and_their_topics() -> None:
+    """An id names its topic or partition, unless there is only one."""
+    parts = {f"{TOPIC}-partition-{number}": number for number in range(2)}
+    one = MessageId(1, 5, 1)
+    assert starts_of([one], parts, "t", inclusive=False) == {f"{TOPIC}-partition-1": one}
+    assert starts_of([one], parts, "t", inclusive=True) == {f"{TOPIC}-partition-1": MessageId(1, 4, 1)}
+    assert starts_of([MessageId(1, 5, 1, topic=TOPIC)], parts, "t", inclusive=False) == {f"{TOPIC}-partition-1": one}
+    only = {f"{TOPIC}-partition-1": 1}
+    assert starts_of([MessageId(1, 5)], only, "t", inclusive=False) == {f"{TOPIC}-partition-1": MessageId(1, 5)}
+    chunked = MessageId(1, 5, first_chunk=MessageId(1, 3))
+    assert starts_of([chunked], {TOPIC: -1}, "t", inclusive=True) == {TOPIC: MessageId(1, 2)}
+    assert starts_of([chunked], {TOPIC: -1}, "t", inclusive=False) == {TOPIC: chunked}
+    for wrong in (MessageId(1, 5), MessageId(1, 5, 2), MessageId(1, 5, 0, topic="persistent://public/default/u")):
+        with pytest.raises(InvalidArgumentError, match="start"):
+            starts_of([wrong], parts, "t", inclusive=False)
+
+
+def test_order_of_ids() -> None:
+    """Batch indexes count; an id without one stands for the entry."""
+    ordered = [MessageId(1, 9), MessageId(2, 0), MessageId(2, 1, -1, 0), MessageId(2, 1, -1, 1), MessageId(2, 2)]
+    for index, one in enumerate(ordered):
+        assert [is_after(one, other) for other in ordered] == [index > at for at in range(5)]
+    assert not is_after(MessageId(2, 1, -1, 1), MessageId(2, 1))
+    assert not is_after(MessageId(2, 1), MessageId(2, 1, -1, 1))
+
+
+@virtual_time
+async def test_wrong_settings_and_ids() -> None:
+    """They are refused by name."""
+    async with cluster() as (broker, topic, client):
+        broker.partitions[f"{TOPIC}2"] = 2
+        publish(topic, range(1))
+        for settings in (
+            {"inclusive": 1},
+            {"discovery_interval": 0},
+            {"reader_name": ""},
+            {"subscription": 3},
+            {"receiver_queue_size": -1},
+            {"recevier_queue_size": 1},
+            {"consumer_type": "shared"},
+            {"batch_index_ack": True},
+        ):
+            with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
+                client.reader("t", **settings)
+        with pytest.raises(InvalidArgumentError, match="start"):
+            await client.reader("t2", MessageId(1, 1))
+        with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
+            await client.reader("t2", receiver_queue_size=0)
+        assert broker.commands("SUBSCRIBE") == []
+        async with client.reader("t", subscription="mine", reader_name="me", receiver_queue_size=0) as reader:
+            assert repr(reader) == f"<Reader of {TOPIC!r} as 'me'>"
+            assert (await reader.read()).data == b"0"
+        subscribed = broker.commands("SUBSCRIBE")[0]
+        assert (subscribed.subscription, subscribed.consumer_name, subscribed.durable) == ("mine", "me", False)
+        assert subscribed.subType == subscribed.Exclusive
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_partitions_each_to_its_end() -> None:
+    """U47: order within each; a partition at its end is not read further while the others are read, and fetches no more
+    than its queue; later all comes, once and in order."""
+    async with cluster() as (broker, _, client):
+        broker.partitions[TOPIC] = 2
+        fast, slow = (broker.topic(f"{TOPIC}-partition-{number}") for number in range(2))
+        publish(fast, range(2))
+        publish(slow, range(100, 110))
+        async with client.reader("t", receiver_queue_size=5) as reader:
+            found: list[str] = []
+            async for message in reader.read_to_end():
+                found.append(message.data.decode())
+                publish(fast, range(len(found) * 10, len(found) * 10 + 10), batch=1)
+                await asyncio.sleep(0.1)
+            assert sorted(found) == sorted(numbered(0, 1, *range(100, 110)))
+            assert [each for each in found if len(each) == 3] == numbered(*range(100, 110))
+            assert await reader.has_message_available()
+            assert await texts(reader) == numbered(*range(10, 130))
+            assert not await reader.has_message_available()
+
+
+@virtual_time
+async def test_what_is_kept_is_bounded() -> None:
+    """While one partition does not come to its end, the other fetches no more than its queue; a seek goes on too."""
+    async with cluster() as (broker, _, client):
+        broker.partitions[TOPIC] = 2
+        fast, slow = (broker.topic(f"{TOPIC}-partition-{number}") for number in range(2))
+        publish(fast, range(1))
+        publish(slow, range(100, 110))
+        async with client.reader("t", receiver_queue_size=5) as reader:
+            subscription = next(iter(slow.subscriptions.values()))
+            subscription.is_paused = True
+            reading = asyncio.create_task(texts(reader))
+            await asyncio.sleep(0.5)
+            for number in range(1, 50):
+                publish(fast, range(number, number + 1))
+                await asyncio.sleep(0.1)
+            assert 2 <= len(reader._kept[fast.name]) <= 10
+            assert not reading.done()
+            subscription.is_paused = False
+            publish(slow, range(110, 111))
+            assert sorted(await reading) == numbered(0, *range(100, 110))
+            assert len(reader._kept) == 1
+            await reader.seek(MessageId(*fast.entries[20].place, 0))
+            assert sorted(map(int, await texts(reader))) == [*range(20, 50), 110]
+
+
+@virtual_time
+async def test_positions_to_go_on_from() -> None:
+    """What ``positions`` returns is where the next reader goes on, in each partition, also where nothing was read."""
+    async with cluster() as (broker, _, client):
+        broker.partitions[TOPIC] = 3
+        topics = [broker.topic(f"{TOPIC}-partition-{number}") for number in range(3)]
+        publish(topics[0], range(4), batch=2)
+        publish(topics[1], range(10, 12))
+        async with client.reader("t", "latest") as reader:
+            publish(topics[0], range(4, 8), batch=4)
+            assert (await reader.read(timeout=1)).data == b"4"
+            assert await reader.has_message_available()
+            positions = reader.positions()
+            assert [(each.partition, *each[:2], each.batch_index) for each in positions[:2]] == [
+                (0, 7, 2, 0),
+                (1, 7, 1, -1),
+            ]
+        publish(topics[1], range(12, 13))
+        publish(topics[2], range(20, 21))
+        kept = [MessageId.from_bytes(each.to_bytes(), topic=each.topic) for each in positions]
+        async with client.reader("t", kept) as reader:
+            assert sorted(await texts(reader)) == numbered(12, 20, 5, 6, 7)
+            assert len(await reader.last_message_ids()) == 3
+
+
+@virtual_time
+async def test_a_new_partition_is_read_from_its_beginning() -> None:
+    """It is found at the interval, and not begun at the place of another one."""
+    async with cluster() as (broker, _, client):
+        broker.partitions[TOPIC] = 1
+        publish(broker.topic(f"{TOPIC}-partition-0"), range(3))
+        async with client.reader("t", MessageId(7, 1, 0), discovery_interval=1) as reader:
+            assert await texts(reader) == ["2"]
+            broker.partitions[TOPIC] = 2
+            publish(broker.topic(f"{TOPIC}-partition-1"), range(10, 12))
+            assert [(await reader.read(timeout=5)).data for _ in range(2)] == [b"10", b"11"]
+
+
+# --- lost connections -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", ["cut", "unload"])
+@pytest.mark.parametrize("batch", [1, 4])
+@virtual_time
+async def test_no_message_is_missed_or_comes_twice(event: str, batch: int) -> None:
+    """U47: after a lost connection and an unload it goes on after the last message, in a batch too."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(40), batch=batch)
+        async with client.reader("t", receiver_queue_size=10) as reader:
+            found: list[str] = []
+            for number in range(40):
+                if number % 7 == 3:
+                    if number % 2:
+                        assert await reader.has_message_available()
+                    broker.cut() if event == "cut" else broker.unload(TOPIC)
+                    await asyncio.sleep(number % 3)
+                found.append((await reader.read(timeout=60)).data.decode())
+            assert found == numbered(*range(40))
+            assert not await reader.has_message_available()
+            assert reader.duplicates == 0
+
+
+@pytest.mark.parametrize("start", ["latest", 1_790_000_000_000])
+@virtual_time
+async def test_a_quiet_topic_keeps_its_place(start: Any) -> None:
+    """Without a message read, a lost connection moves the place neither back nor forward."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(3), publish_time=1_780_000_000_000)
+        async with client.reader("t", start) as reader:
+            broker.unload(TOPIC)
+            publish(topic, range(3, 4), publish_time=1_790_000_000_001)
+            await asyncio.sleep(1)
+            broker.cut()
+            await asyncio.sleep(1)
+            assert (await reader.read(timeout=9)).data == b"3"
+            assert not await reader.has_message_available()
+
+
+@pytest.mark.parametrize("seed", seeds(range(20), fast=2))
+@virtual_time
+async def test_at_random(seed: int) -> None:
+    """Reading, looking, reading to the end, unloads and cuts, with publishing in between: all is read, in order."""
+    choose = random.Random(seed)
+    async with cluster() as (broker, _, client):
+        count = choose.choice([1, 3])
+        broker.partitions[TOPIC] = count if count > 1 else 0
+        names = [f"{TOPIC}-partition-{number}" for number in range(count)] if count > 1 else [TOPIC]
+        topics = list(map(broker.topic, names))
+        sent: dict[str, list[bytes]] = {topic.name: [] for topic in topics}
+        seen: dict[str, list[bytes]] = {topic.name: [] for topic in topics}
+        async with client.reader("t", receiver_queue_size=choose.choice([1, 3, 100])) as reader:
+            for _ in range(size(400, fast=150)):
+                unread = sum(map(len, sent.values())) - sum(map(len, seen.values()))
+                action = choose.choice(["publish", "publish", "read", "read", "look", "end", "cut", "unload", "wait"])
+                if action == "publish":
+                    topic = choose.choice(topics)
+                    made = [b"%d" % (len(sent[topic.name]) + more) for more in range(choose.choice([1, 1, 2, 5]))]
+                    sent[topic.name] += made
+                    topic.publish(made[0]) if len(made) == 1 else topic.publish_batch(made)
+                elif action == "read" and unread:
+                    message = await reader.read(timeout=60)
+                    seen[message.topic].append(message.data)
+                elif action == "look":
+                    assert await reader.has_message_available() is (unread > 0)
+                elif action == "end":
+                    most = choose.choice([1, 3, 1000])
+                    wanted = {name: list(each) for name, each in sent.items()}
+                    async for message in reader.read_to_end():
+                        seen[message.topic].append(message.data)
+                        topic = choose.choice(topics)
+                        topic.publish(b"%d" % len(sent[topic.name]))
+                        sent[topic.name].append(b"%d" % len(sent[topic.name]))
+                        most -= 1
+                        if not most:
+                            break
+                    else:
+                        assert seen == wanted
+                elif action in {"cut", "unload"}:
+                    broker.cut() if action == "cut" else broker.unload(choose.choice(topics).name)
+                await asyncio.sleep(choose.choice([0, 0, 0.5, 2]))
+                for name, each in seen.items():
+                    assert each == sent[name][: len(each)]
+            async for message in reader.read_to_end():
+                seen[message.topic].append(message.data)
+            assert seen == sent
+            assert not await reader.has_message_available()
+
+
+# --- ends that never come ---------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_a_last_entry_that_is_no_message() -> None:
+    """U47: the broker's marker at the end, which it skips, does not hold ``read_to_end``."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(3))
+
+        def answer(call: Call) -> None:
+            subscription = next(iter(topic.subscriptions.values()))
+            ledger, entry = subscription.mark_delete_position
+            end = {"ledgerId": 7, "entryId": 3}
+            mark = end if entry == 2 else {"ledgerId": ledger, "entryId": entry % 2**64}
+            call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=end, consumer_mark_delete_position=mark)
+
+        broker.always("GET_LAST_MESSAGE_ID", answer)
+        async with client.reader("t") as reader:
+            assert await asyncio.wait_for(texts(reader), 10) == numbered(0, 1, 2)
+            assert not await reader.has_message_available()
+
+
+@virtual_time
+async def test_an_end_that_was_compacted_away() -> None:
+    """U47: the last messages vanish while it reads, and then more come: it ends, and the later ones come next."""
+    async with cluster() as (_, topic, client):
+        publish(topic, range(6))
+        async with client.reader("t", receiver_queue_size=1, read_compacted=True) as reader:
+            reading = reader.read_to_end()
+            assert [(await anext(reading)).data for _ in range(3)] == [b"0", b"1", b"2"]
+            del topic.entries[4:]
+            rest = asyncio.create_task(texts_of(reading))
+            assert await asyncio.wait_for(rest, 10) in (["3"], ["3", "4"])  # one may have been prefetched
+            publish(topic, range(6, 7))
+            topic.entries[-1].entry = 9
+            assert (await reader.read(timeout=10)).data == b"6"
+
+
+async def texts_of(reading: AsyncIterator[Any]) -> list[str]:
+    """Return the payloads of the rest as text."""
+    return [message.data.decode() async for message in reading]
+
+
+@virtual_time
+async def test_chunks_without_the_rest_of_their_message() -> None:
+    """U47: a topic that ends with them has been read to its end."""
+    async with cluster() as (_, topic, client):
+        publish(topic, range(2))
+        chunk = metadata_of(uuid="u", num_chunks_from_msg=2, chunk_id=0, total_chunk_msg_size=8)
+        topic.append(message_rest(chunk, b"half"))
+        async with client.reader("t") as reader:
+            assert await asyncio.wait_for(texts(reader), 10) == numbered(0, 1)
+            publish(topic, range(2, 3))
+            assert (await reader.read(timeout=10)).data == b"2"
+
+
+@pytest.mark.parametrize("queue", [1, 100])
+@virtual_time
+async def test_while_the_broker_is_away(queue: int) -> None:
+    """U47: it waits for what it knows to come, and for no more; without an answer at first it raises."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(4))
+        async with client.reader("t", receiver_queue_size=queue) as reader:
+            reading = reader.read_to_end()
+            assert (await anext(reading)).data == b"0"
+            broker.nodes[broker.url].kill()
+            rest = asyncio.create_task(texts_of(reading))
+            await asyncio.sleep(300)
+            assert not rest.done()
+            broker.nodes[broker.url].start()
+            topic.subscriptions.clear()
+            broker.next("FLOW", later(60, as_usual), later(60, as_usual))
+            publish(topic, range(4, 6))
+            assert await asyncio.wait_for(rest, 300) == numbered(1, 2, 3)
+            assert await texts(reader) == numbered(4, 5)
+            broker.always("GET_LAST_MESSAGE_ID", refuse("MetadataError"))
+            with pytest.raises(BrokerError):
+                await texts(reader)
+            with pytest.raises(BrokerError):
+                await reader.has_message_available()
+
+
+@virtual_time
+async def test_a_payload_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U47: what has arrived and is still being decompressed is read too."""
+    async with cluster() as (_, topic, client):
+        publish(topic, range(4), batch=2)
+        async with client.reader("t") as reader:
+            is_done = False
+            monkeypatch.setattr(UnreadEntry, "is_decompressing", lambda *_: not is_done)
+            reading = asyncio.create_task(texts(reader))
+            await asyncio.sleep(5)
+            is_done = True
+            reader._port._inbox.wake_all()
+            assert await reading == numbered(0, 1, 2, 3)
+
+
+# --- seeking ----------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_seek() -> None:
+    """To a message, a time and both ends; messages that were kept are forgotten."""
+    async with cluster() as (_, topic, client):
+        for number in range(6):
+            publish(topic, range(number, number + 1), publish_time=1_790_000_000_000 + number)
+        async with client.reader("t") as reader:
+            assert await texts(reader) == numbered(*range(6))
+            for place, first in [
+                (MessageId(*topic.entries[2].place), 2),
+                (1_790_000_000_004, 4),
+                (datetime.fromtimestamp(1_790_000_000, UTC), 0),
+                ("latest", 6),
+                ("earliest", 0),
+                (MessageId(*topic.entries[5].place), 5),
+            ]:
+                await reader.seek(place)  # type: ignore[arg-type]
+                assert await reader.has_message_available() is (first < 6)
+                assert await reader.has_message_available() is (first < 6)
+                await reader.seek(place)  # type: ignore[arg-type]
+                assert await texts(reader) == numbered(*range(first, 6)), place
+            for wrong in ("start", None, 1.5, 1_790_000_000):
+                with pytest.raises(InvalidArgumentError, match="position"):
+                    await reader.seek(wrong)  # type: ignore[arg-type]
+            with pytest.raises(BrokerError, match="of no topic"):
+                await reader.seek(MessageId(1, 1, topic="persistent://public/default/u"))
+
+
+@pytest.mark.parametrize("answer", [refuse("MetadataError"), silence])
+@virtual_time
+async def test_a_seek_that_fails_loses_nothing(answer: Any) -> None:
+    """What was found and not read still comes, once."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(6), batch=2)
+        async with client.reader("t") as reader:
+            assert (await reader.read()).data == b"0"
+            assert await reader.has_message_available()
+            broker.next("SEEK", answer)
+            before = reader.positions()
+            with pytest.raises((BrokerError, TimeoutError)):
+                await asyncio.wait_for(reader.seek("earliest"), 2)
+            assert reader.positions() == before
+            assert await texts(reader) == numbered(1, 2, 3, 4, 5)
+
+
+@virtual_time
+async def test_a_seek_in_one_partition() -> None:
+    """The others go on where they were, with what was found there."""
+    async with cluster() as (broker, _, client):
+        broker.partitions[TOPIC] = 2
+        for number in range(2):
+            publish(broker.topic(f"{TOPIC}-partition-{number}"), range(number * 10, number * 10 + 3))
+        async with client.reader("t") as reader:
+            found = [await reader.read() for _ in range(4)]
+            assert await reader.has_message_available()
+            first = next(each.id for each in found if each.id.partition == 1)
+            await reader.seek(first)
+            assert sorted(await texts(reader)) == sorted(
+                [*numbered(10, 11, 12), *({"0", "1", "2"} - {each.data.decode() for each in found})]
+            )
+
+
+# --- waiting, cancelling, closing -------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_cancelled_and_timed_out_calls_lose_nothing() -> None:
+    """U47: a hundred messages and many calls that end at any moment."""
+    async with cluster() as (_, topic, client), client.reader("t", receiver_queue_size=3) as reader:
+        found: list[str] = []
+        with pytest.raises(TimeoutError):
+            await reader.read(timeout=0.5)
+
+        async def read() -> None:
+            found.append((await reader.read()).data.decode())
+
+        for number in range(100):
+            reading = asyncio.create_task(read())
+            for _ in range(number % 7):
+                await asyncio.sleep(0)
+            publish(topic, range(number, number + 1))
+            await asyncio.sleep(0.0005 * (number % 6))
+            reading.cancel()
+            await asyncio.wait([reading])
+        found += await texts(reader)
+        assert found == numbered(*range(100))
+
+
+@virtual_time
+async def test_several_tasks() -> None:
+    """Each message goes to one of them."""
+    async with cluster() as (_, topic, client), client.reader("t") as reader:
+        tasks = [asyncio.create_task(reader.read()) for _ in range(10)]
+        ending = asyncio.create_task(texts(reader))
+        await asyncio.sleep(1)
+        publish(topic, range(10))
+        found = await asyncio.gather(*tasks)
+        assert sorted(each.data for each in found) == sorted(b"%d" % number for number in range(10))
+        assert await ending == []
+
+
+@virtual_time
+async def test_closing_ends_calls() -> None:
+    """Waiting calls raise, iteration ends; later calls raise; the client closes its readers."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(1))
+        reader = await client.reader("t")
+        assert [message.data async for message in reader.read_to_end()] == [b"0"]
+        waiting = asyncio.create_task(reader.read())
+        iterating = asyncio.create_task(texts_of(reader))
+        await asyncio.sleep(1)
+        await reader.aclose()
+        await reader.close()
+        with pytest.raises(ClosedError):
+            await waiting
+        assert await iterating == []
+        for call in (reader.read, reader.has_message_available, reader.last_message_ids, lambda: texts(reader)):
+            with pytest.raises(ClosedError):
+                await call()
+        with pytest.raises(ClosedError):
+            await reader.seek("earliest")
+        assert repr(reader) == f"<Reader of {TOPIC!r}, closed>"
+        other = await client.reader("t")
+        assert other.is_connected
+        assert (await other.read()).data == b"0"
+        opening = client.reader("t")
+        with pytest.raises(AttributeError, match="async with"):
+            opening.read  # noqa: B018
+    with pytest.raises(ClosedError):
+        await other.read()
+    with pytest.raises(ClosedError):
+        client.reader("t")
+    assert broker.links == []
+
+
+@virtual_time
+async def test_a_dropped_reader_closes_itself() -> None:
+    """It warns, and the broker has no consumer of it any more."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(2))
+        with pytest.warns(ResourceWarning, match="Reader of"):
+            await (await client.reader("t")).read()
+        await asyncio.sleep(2)
+        assert len(broker.commands("CLOSE_CONSUMER")) == 1
+
+
+@virtual_time
+async def test_what_was_read_is_acknowledged() -> None:
+    """Once a second, all up to the last message that was read; of a batch that is read in part, what is before it."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(6), batch=3)
+        publish(topic, range(6, 60))
+        async with client.reader("t") as reader:
+            for _ in range(5):
+                await reader.read()
+            await asyncio.sleep(1.1)
+            for _ in range(40):
+                await reader.read()
+            await asyncio.sleep(1.1)
+            await asyncio.sleep(100)
+            acks = broker.commands("ACK")
+            assert [each.ack_type for each in acks] == [acks[0].Cumulative] * 2
+            assert [each.message_id[0].entryId for each in acks] == [0, 40]
+        other = broker.topic(f"{TOPIC}2")
+        publish(other, range(1))
+        async with client.reader(["t2", "t"], "latest", inclusive=True) as reader:
+            await reader.read()
+            await asyncio.sleep(1.1)
+            await reader.read()
+            await asyncio.sleep(1.1)
+            assert len(broker.commands("ACK")) == 4
+
+
+@virtual_time
+async def test_an_unreadable_message_does_not_stop_others() -> None:
+    """Its ``data`` raises; the fields of all are there, and verbs are not."""
+    async with cluster() as (_, topic, client):
+        topic.publish(b"x", encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
+        topic.publish(b"y", properties={"a": "b"}, partition_key="k", event_time=5, ordering_key=b"o")
+        async with client.reader("t") as reader:
+            first, second = [message async for message in reader.read_to_end()]
+            with pytest.raises(BrokerError, match="encrypted"):
+                _ = first.data
+            assert repr(first) == f"<ReceivedMessage {first.id!r}, {len(first._delivery.data)} bytes, cannot be read>"
+            assert (second.data, second.key, second.properties) == (b"y", "k", {"a": "b"})
+            assert (second.event_time_ms, second.ordering_key, second.topic) == (5, "o", TOPIC)
+            assert second.value() == b"y"
+            assert not hasattr(second, "ack")
