@@ -4,8 +4,8 @@ A message that is consumed later is published to the retry topic with its delive
 is subscribed to the retry topic too. ``RECONSUMETIMES`` is the number of attempts that failed before, so attempts go on
 counting, as they do for the Java client. A postponed message keeps that number.
 
-Brokers deliver a delayed message up to a tick early. ``PULSAR_NACK_DELIVER_AT`` has the exact time, until which the
-consumer holds it.
+Brokers deliver a delayed message up to a tick early or late. So they are asked for it a tick before its time, which
+``PULSAR_NACK_DELIVER_AT`` names exactly, and the consumer holds it until then.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RetryTopicPolicy:
     :param topic: the retry topic; None: ``<topic>-<subscription>-RETRY``. It has to be named for several topics
     :param spill_after: a nack with a longer delay waits in the retry topic instead of here, where it counts as
         unacknowledged; from 80 % of ``unacked_limit`` on shorter ones do too. None: nacks wait here
-    :param lead_time: how much earlier than its time the broker is to deliver a message, which then waits here; for a
-        broker that is up to a tick late, as with ``isDelayedDeliveryDeliverAtTimeStrict``
+    :param lead_time: how much earlier than its time the broker is asked to deliver a message, which then waits here:
+        brokers deliver up to a tick early, and up to a tick late, which is 1 s by default
     :param publisher: publishes the messages; None: the client that the consumer was made with
     :param topics: the full names of the topics that the consumer reads beside it; set by the calls that subscribe
     :raises InvalidArgumentError: names the setting
@@ -45,7 +45,7 @@ class RetryTopicPolicy:
 
     topic: str | None = None
     spill_after: Delay | None = None
-    lead_time: Delay = 0.0
+    lead_time: Delay = 1.0
     publisher: DelayingPublisher | None = None
     topics: tuple[str, ...] = ()
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
+from .._check import check_flag
 from .._delays import seek_position
 from .._lifetime import ClosesOnExit
 from ..errors import BrokerError, NotDurableError
@@ -139,6 +140,7 @@ class SubscriptionVerbs:
 
     async def unsubscribe(self, consumer: ClosesOnExit, *, force: bool) -> None:
         """Delete the subscription, then close the consumer; goes on when the call is cancelled."""
+        check_flag("force", force)
         self._settler.check_open()
         port = self._port
         if not isinstance(port, SupportsUnsubscribe):

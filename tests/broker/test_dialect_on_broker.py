@@ -107,9 +107,10 @@ async def test_lists_are_acknowledged(service_url: str, topic: str, admin: Admin
         assert (again.data, again.attempt) == (messages[5].data, 2)
         await consumer.acknowledge([again])
         assert await nothing_comes(consumer)
+        wrong = MessageId(1, 2, batch_index=3, batch_size=5, topic="persistent://public/default/none-such")
         with pytest.raises(AcknowledgeError) as caught:
-            await consumer.acknowledge([again.id, MessageId(1, 2, topic="persistent://public/default/none-such")])
-        assert caught.value.failed == (MessageId(1, 2),)
+            await consumer.acknowledge([again.id, wrong])
+        assert caught.value.failed == (wrong,)
 
 
 @pytest.mark.usefixtures("transport")

@@ -38,7 +38,6 @@ async def test_exactly_in_time(delay: float, strict: bool) -> None:
         dead = await broker.topic("persistent://public/default/dead")
         settings = {
             **ABOUT,
-            "retry_topic": RetryTopicPolicy(lead_time=1 if strict else 0),
             "dead_letter": DeadLetterPolicy(2, publisher=dead.publisher()),
         }
         async with broker.consumer("billing", **settings) as consumer, dead.consumer("repair") as repair:
