@@ -346,8 +346,8 @@ class Consumer(ClosesWhenDropped):
     async def has_message_available(self) -> bool:
         """Return whether a message waits here, or a topic's last message was neither received here nor acknowledged.
 
-        Messages that are nacked or being processed do not count. On Shared subscriptions another consumer may get the
-        message. Over the official client this is true for a topic whose last message this consumer did not receive.
+        Messages that are nacked or being processed do not count, delayed ones do. On Shared subscriptions another
+        consumer may get the message. Over the official client it counts whether this consumer received the last one.
 
         :raises NotImplementedError: the port cannot
         :raises BrokerError: as :meth:`last_message_ids`

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from .._check import check_name, check_strings
-from .._delays import Delay, delay_ms
+from .._delays import MAX_DELAY_MS, Delay, delay_ms
 from ..errors import InvalidArgumentError
 from ._dead_letter_rules import DELIVER_AT, REAL_TOPIC, LetterMessage, base_name, letter_of, with_origin
 from ._port import DelayingPublisher, Delivery
@@ -79,11 +79,13 @@ class Wait(NamedTuple):
     :param delay_ms: the delay
     :param until_ms: when it ends, epoch ms
     :param properties: of the user, for the message
+    :param is_deferred: nothing failed: the message comes as the same attempt again
     """
 
     delay_ms: int
     until_ms: int
     properties: Mapping[str, str]
+    is_deferred: bool = False
 
 
 class RetryTopic:
@@ -120,7 +122,8 @@ class RetryTopic:
         properties = delivery.properties
         earlier = min(_number(properties.get(RECONSUME_TIMES)), _MAX_ATTEMPTS)
         wait_ms = min(_number(properties.get(DELIVER_AT)) - now_ms, _number(properties.get(DELAY_TIME)))
-        return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), max(wait_ms, 0)
+        wait_ms = wait_ms if 0 <= wait_ms <= MAX_DELAY_MS else 0  # else it is past, or nobody's time
+        return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), wait_ms
 
     def spills(self, delay_ms: int, unacked: int, near: float, limit: int | None) -> bool:
         """Return whether a nack waits in the retry topic: the longer its delay, the earlier.

@@ -246,6 +246,26 @@ async def test_a_rewind_names_one_message() -> None:
         assert await rest(consumer) == [(b"0", 2), (b"1", 2), (b"2", 2), (b"3", 2), (b"4", 1)]
 
 
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@virtual_time
+async def test_leases_end_with_their_attempt(ports: Ports, kind: str) -> None:
+    """A lease of the attempt before has no effect any more, and the new attempt has a lease of its own."""
+    port = ports.port(subscription_type=kind)
+    publish(port, 2)
+    async with Consumer(port, config=EXACT, lease=2.0, backoff=[1]) as consumer:
+        first = await take(consumer, 2)
+        await asyncio.sleep(1)
+        await consumer.redeliver_unacknowledged_messages()
+        again = await take(consumer, 2)
+        await asyncio.sleep(1.5)  # the first leases would have ended
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=0.3)
+        await consumer.acknowledge(again[:1])
+        assert await rest(consumer, 3) == [(again[1].data, 3)]
+        assert [message.attempt for message in (*first, *again)] == [1, 1, 2, 2]
+    assert port.subscription.backlog == 0
+
+
 @virtual_time
 async def test_attempts_outlive_the_consumer(ports: Ports, tmp_path: Path) -> None:
     """A durable consumer counts these redeliveries as attempts after a restart, too."""

@@ -108,6 +108,10 @@ def test_the_properties_are_those_of_the_java_client() -> None:
         ({"RECONSUMETIMES": "-1", "DELAY_TIME": "x", "PULSAR_NACK_DELIVER_AT": "1e9"}, 0, 0),
         ({"RECONSUMETIMES": "²", "PULSAR_NACK_DELIVER_AT": "9" * 5_000}, 0, 0),
         ({"RECONSUMETIMES": "9" * 18}, 1_000_000, 0),
+        ({"DELAY_TIME": "9" * 18, "PULSAR_NACK_DELIVER_AT": "9" * 18}, 0, 0),
+        ({"DELAY_TIME": "9" * 18}, 0, 0),
+        ({"PULSAR_NACK_DELIVER_AT": "9" * 18}, 0, 0),
+        ({"DELAY_TIME": "9" * 18, "PULSAR_NACK_DELIVER_AT": "10400"}, 0, 400),
     ],
 )
 def test_attempts_and_times_of_what_comes(properties: dict[str, str], count: int, wait_ms: int) -> None:

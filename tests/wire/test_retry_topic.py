@@ -17,6 +17,7 @@ from pulsar_nack import (
     ClosedError,
     Consumer,
     DeadLetterPolicy,
+    Exponential,
     InvalidArgumentError,
     MessageId,
     NackConfig,
@@ -471,3 +472,22 @@ async def test_arguments_are_checked_first() -> None:
         with pytest.raises(AlreadySettledError):
             await message.dead_letter()
         await (await consumer.receive(timeout=5)).ack()
+
+
+@virtual_time
+async def test_forged_properties() -> None:
+    """N24: numbers that nobody meant neither stop the consumer nor hide a message."""
+    broker = FakeBroker()
+    names = ("RECONSUMETIMES", "DELAY_TIME", "PULSAR_NACK_DELIVER_AT")
+    values = ["9" * 18, "9" * 19, "-1", "x", "", "9" * 15, "1e3"]
+    async with consuming(broker, backoff=Exponential(1, 60)) as consumer:
+        for value in values:
+            broker.topic(RETRY).publish(value.encode(), properties=dict.fromkeys(names, value))
+            message = await consumer.receive(timeout=1)
+            await message.nack()
+            message = await consumer.receive(timeout=100)
+            await message.reconsume_later()
+            message = await consumer.receive(timeout=100)
+            assert message.data == value.encode()
+            await message.ack()
+    assert unacked(broker, RETRY) == 0
