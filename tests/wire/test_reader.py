@@ -795,6 +795,7 @@ async def test_deleted_topics_are_forgotten() -> None:
             name = f"persistent://public/default/x{number % 2}"
             publish(broker.topic(name), range(number, number + 1))
             assert (await reader.read(timeout=9)).data == b"%d" % number
+            await asyncio.sleep(number)
             broker.delete(name)
             await asyncio.sleep(3)
         publish(broker.topic("persistent://public/default/x9"), range(9, 10))
