@@ -40,7 +40,7 @@ class ConsumerEngine:
     def __init__(self, port: ConsumerPort, settings: ConsumerSettings) -> None:
         traits, most = port.traits, settings.max_local_bytes
         self.port = port
-        self._settings = settings
+        self.settings = settings
         config = settings.config or NackConfig()
         self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
@@ -155,7 +155,7 @@ class ConsumerEngine:
     def end_calls(self, error: Exception) -> None:
         """Raise an error in all calls that wait, and refuse later ones."""
         self.settler.is_closed = True
-        self.receiver.inbox.close(self.receiver.unreadable or error)
+        self.receiver.inbox.close(self.receiver.pausing.unreadable or error)
         self.limiter.close(error)
 
     @property
@@ -178,7 +178,7 @@ class ConsumerEngine:
     # --- durable state -----------------------------------------------------------------------------------------------
 
     async def _open_durable(self, stack: AsyncExitStack) -> None:
-        settings = self._settings
+        settings = self.settings
         if settings.durable is None:
             return
         from .durable import DurableContext, DurableNacks
@@ -243,6 +243,8 @@ class ConsumerEngine:
             if table.requests.bring_all:
                 self.receiver.drop_waiting(place)
             self.queue.doubt(table.select(set(State), place))
+            if self.receiver.key_order is not None:
+                self.receiver.key_order.check_waiting()
 
     def _on_passed(self, records: Sequence[MessageState]) -> None:
         """Drop messages before the mark-delete position: skipped, cleared, expired, or settled by other consumers."""
@@ -261,4 +263,5 @@ class ConsumerEngine:
     def _must_admit(self) -> bool:
         """Return whether a nack must not wait: a message is ready, or nothing but nacks that wait is unacknowledged."""
         table, inbox = self.table, self.receiver.inbox
-        return len(inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + 1)
+        kept = 0 if self.receiver.key_order is None else len(self.receiver.key_order)  # behind those that wait
+        return len(inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + kept + 1)

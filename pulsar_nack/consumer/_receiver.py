@@ -9,28 +9,31 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from .._check import check_integer
+from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
 from ._gate_queue import DurableGateQueue
 from ._inbox import Inbox
+from ._key_order import KeyOrder
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
-from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
+from ._pausing import Pausing
+from ._port import ConsumerPort, Delivery, SupportsNowait
 from ._redelivery_router import RedeliveryPlan
 from ._retry_topic import RetryTopic
 from ._sessions import Place, place_of
 from ._settler import Settler
 
 if TYPE_CHECKING:
+    from ._consumer import Consumer
     from .durable import DurableNacks
 
 _log = logging.getLogger("pulsar_nack.consumer")
-_UNWANTED_AFTER_S: Final = 0.1
-"""How long a message waits for a call of ``receive`` without a queue; then it goes back to the broker."""
 _USUAL_QUEUE: Final = 1_000
 """How many messages a client may have prefetched if it does not say."""
 _KEPT: Final = RedeliveryPlan(keeps=True, must_keep=False, is_local=True, early_ms=0)
@@ -45,9 +48,9 @@ class Receiver:
 
     def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool, stop: Callable[[], None]) -> None:
         self.received = self.delivered = self.duplicates = self.replayed = 0
-        self.unreadable: MissingExtraError | None = None
         self.durable: DurableNacks | None = None
         self.gate_queue: DurableGateQueue | None = None
+        self.key_order: KeyOrder | None = None
         self.turn = settler.turn
         self._port = port
         self._settler = settler
@@ -61,17 +64,18 @@ class Receiver:
         self._limiter = settler.limiter
         self._letters = settler.letters
         self._retry_topic = None if settler.letters is None else settler.letters.retry_topic
-        self._stop = stop
-        self._pausable = port if isinstance(port, SupportsPause) else None
+        self.pausing = Pausing(self, port, settler, stop)
         self._prefetched = port.traits.receiver_queue_size
-        has_queue = self._prefetched > 0 or self._pausable is None
-        self.inbox: Inbox[Message] = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
+        has_queue = self._prefetched > 0 or self.pausing.port is None
+        self.inbox: Inbox[Message] = Inbox(self.is_current, None if has_queue else self.pausing.give_back_unwanted)
         queue.redeliver = self._redeliver
         self._is_plain = not (is_durable or queue.trace.is_on or queue.router.may_keep_all)
         self._nowait = port.receive_nowait if not is_durable and isinstance(port, SupportsNowait) else None
         self.receive_nowait = self._nowait
-        """Takes a message from the port without waiting; None if that is not possible, or while paused."""
-        self._has_warned_paused = self._is_pumping = False
+        """Takes a message from the port without waiting; None if that is not possible, or nothing is to be taken."""
+        self._is_pumping = False
+        self._may_fetch = asyncio.Event()
+        self._may_fetch.set()
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -115,7 +119,7 @@ class Receiver:
                 self._put_back(message)
                 raise
             self._settler.check_open()
-            if self._is_current(message):
+            if self.is_current(message):
                 return message
             message = await self._next_admitted()
 
@@ -125,9 +129,15 @@ class Receiver:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            self.delivered -= 1
-            self._put_back(message)
+            self.take_back(message)
             raise
+
+    def take_back(self, message: Message) -> None:
+        """Take a message back that a call of ``receive`` returned, for the next one."""
+        self.delivered -= 1
+        if self._settler.leases is not None:
+            self._settler.leases.cancel(message)
+        self._put_back(message)
 
     def _put_back(self, message: Message) -> None:
         message._keeps = None
@@ -135,8 +145,8 @@ class Receiver:
 
     def check_readable(self) -> None:
         """Raise the error of a message that this process cannot read, if there was one."""
-        if self.unreadable is not None:
-            raise copy.copy(self.unreadable)
+        if self.pausing.unreadable is not None:
+            raise copy.copy(self.pausing.unreadable)
 
     # --- the pump --------------------------------------------------------------------------------------------------
 
@@ -144,6 +154,7 @@ class Receiver:
         """Take deliveries from the port while calls wait, until cancelled."""
         while True:
             await self.inbox.wanted.wait()
+            await self._may_fetch.wait()
             if self.gate_queue is not None:
                 await self.gate_queue.has_room.wait()
             if self._letters is not None:
@@ -156,8 +167,7 @@ class Receiver:
                 return
             except MissingExtraError as error:
                 self.inbox.fail(error)
-                self.unreadable, self._settler.on_idle = error, self._on_idle
-                self._on_idle()
+                self.pausing.end_unreadable(error)
             except Exception as error:  # noqa: BLE001 - handed to the calls that wait
                 self.inbox.fail(error)
             else:
@@ -182,6 +192,19 @@ class Receiver:
             except ClosedError:  # the pump's next call of the port raises it too
                 return
 
+    def hold_port(self, *, is_held: bool) -> None:
+        """Take nothing from the port, or go on; what is redelivered from memory is delivered all the time."""
+        if is_held:
+            self._may_fetch.clear()
+        else:
+            self._may_fetch.set()
+        self.use_nowait()
+
+    def use_nowait(self) -> None:
+        """Take messages from the port without waiting, unless nothing is to be taken."""
+        is_stopped = self.inbox.is_paused or self.pausing.drained is not None or not self._may_fetch.is_set()
+        self.receive_nowait = None if is_stopped else self._nowait
+
     def may_be_at_port(self, record: MessageState) -> bool:
         """Return whether the port may have a requested message, because it may have more than was received since.
 
@@ -191,7 +214,7 @@ class Receiver:
             return False
         if record.received_before is None:
             record.received_before = self.received
-        is_unknown = not self._prefetched and self._pausable is None
+        is_unknown = not self._prefetched and self.pausing.port is None
         most = _USUAL_QUEUE if is_unknown else self._prefetched
         return self.received - record.received_before <= most
 
@@ -295,7 +318,7 @@ class Receiver:
         if self.inbox.ready:
             self._limiter.admit_one()
 
-    def _is_current(self, message: Message) -> bool:
+    def is_current(self, message: Message) -> bool:
         """Return whether a message is still to be delivered."""
         message_id = message._delivery.id
         record = self._table.get(message_id)
@@ -314,11 +337,17 @@ class Receiver:
         """Return how many messages wait for a call of ``receive``."""
         return len(self.inbox) + (0 if self.gate_queue is None else len(self.gate_queue))
 
+    def in_work(self) -> int:
+        """Return how many messages the application has, or is settling."""
+        kept = 0 if self.key_order is None else len(self.key_order)
+        return max(self._table.delivered - self.waiting() - kept, 0)
+
     def clear(self) -> None:
         """Drop the messages that wait: the subscription is moved."""
         self.inbox.clear()
-        if self.gate_queue is not None:
-            self.gate_queue.clear()
+        for others in (self.gate_queue, self.key_order):
+            if others is not None:
+                others.clear()
 
     def drop_waiting(self, place: Place) -> list[MessageState]:
         """Drop the waiting messages of a partition: the broker sends them again, here or elsewhere."""
@@ -329,7 +358,9 @@ class Receiver:
 
     def drop(self, is_gone: Callable[[Message], bool]) -> list[MessageState]:
         """Drop some of the messages that wait, and return the states of those that were still to be delivered."""
-        gone = self.inbox.drop(is_gone) + ([] if self.gate_queue is None else self.gate_queue.drop(is_gone))
+        gone = self.inbox.drop(is_gone)
+        for others in (self.gate_queue, self.key_order):
+            gone += [] if others is None else others.drop(is_gone)
         return [
             record
             for message in gone
@@ -338,62 +369,29 @@ class Receiver:
             and record.redelivery_count == message.redelivery_count
         ]
 
-    # --- pausing -------------------------------------------------------------------------------------------------
 
-    def pause(self, name: object) -> None:
-        """Deliver nothing until :meth:`resume`; give messages back to the broker if the port can.
-
-        :param name: the consumer's, for the log
-        """
-        if self.inbox.is_paused:
-            return
-        self.inbox.pause()
-        self.receive_nowait = None
-        if self._pausable is not None:
-            self._give_back(list(self.inbox.ready))
-            is_idle = not self._limiter.count()
-            self._settler.on_idle = None if is_idle else self._on_idle
-            self._pausable.pause(is_idle=is_idle)
-        elif not self._has_warned_paused:
-            self._has_warned_paused = True
-            port = type(self._port).__name__
-            _log.warning("%r is paused, but %s cannot give prefetched messages back: they stay here", name, port)
-
-    def resume(self) -> None:
-        """Deliver messages again."""
-        if self.inbox.is_paused:
-            self.receive_nowait = self._nowait
-            self._settler.on_idle = None if self.unreadable is None else self._on_idle
-            if self._pausable is not None:
-                self._pausable.resume()
-            self.inbox.resume()
-
-    def _on_idle(self) -> None:
-        """Give the remaining messages back once a paused or stopped consumer has settled all delivered ones."""
-        if self.unreadable is not None and self._table.delivered <= self.waiting():
-            self._stop()
-        elif self.inbox.is_paused and self._pausable is not None and not self._limiter.count():
-            self._settler.on_idle = None
-            self._pausable.pause(is_idle=True)
-
-    def _give_back(self, messages: Sequence[Message]) -> None:
-        """Give ready messages back to the broker; members of batches stay with the other members."""
-        if self._pausable is None or not self._port.traits.honours_ids:
-            return
-        given = [each for each in messages if each.id.batch_index < 0 and self._is_current(each)]
-        for each in given:
-            self.inbox.ready.remove(each)
-            self._table.give_back(each.id)
-            if self.gate_queue is not None:
-                self.gate_queue.gone(each)
-            self._trace.cancel(each.id, each.redelivery_count, "given back")
-        self._pausable.give_back([each.id for each in given])
-
-    def _give_back_unwanted(self, message: Message) -> None:
-        """Give a message back after a moment if no call of ``receive`` takes it; for consumers without a queue."""
-
-        def look() -> None:
-            if message in self.inbox.ready and not self._settler.is_closed:
-                self._give_back([message])
-
-        asyncio.get_running_loop().call_later(_UNWANTED_AFTER_S, look)
+async def receive_batch(
+    consumer: Consumer, receiver: Receiver, max_messages: int, max_bytes: int, timeout: Delay | None
+) -> list[Message]:
+    """Receive several messages; see :meth:`Consumer.batch_receive`."""
+    check_integer("max_messages", max_messages, 1)
+    check_integer("max_bytes", max_bytes, 1)
+    seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
+    found: list[Message] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            while len(found) < max_messages and size < max_bytes:
+                message = await consumer.receive()
+                size += len(message._delivery.data)
+                if found and size > max_bytes:
+                    receiver.take_back(message)
+                else:
+                    found.append(message)
+    except BaseException as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            return found
+        for message in reversed(found):
+            receiver.take_back(message)
+        raise
+    return found

@@ -263,7 +263,7 @@ class ConsumerFigures:
 def _names_of(consumer: Consumer) -> tuple[str, str]:
     """Return the topics and the subscription of a consumer, without its retry topic; empty where they have no names."""
     topic, subscription = getattr(consumer.port, "names", ("", ""))[:2]
-    policy = consumer._engine._settings.retry_topic
+    policy = consumer._engine.settings.retry_topic
     return ", ".join(policy.topics) if policy is not None and policy.topics else topic, subscription
 
 

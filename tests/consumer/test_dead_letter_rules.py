@@ -51,14 +51,21 @@ def test_a_publisher_of_ones_own_makes_its_own_topics() -> None:
         DeadLetterPolicy(3, initial_subscription="first", publisher=FakePublisher())
 
 
+class NamelessPort(FakePort):
+    """A port that names no subscription."""
+
+    names = ("", "", "")
+
+
 @virtual_time
 async def test_a_port_that_cannot_publish_needs_a_publisher() -> None:
     """A consumer of what cannot publish says so, and what is missing, before anything happens."""
     port = FakePort()
     with pytest.raises(InvalidArgumentError, match="publisher"):
         Consumer(port, dead_letter=DeadLetterPolicy(3, "dead"))
+    Consumer(port, dead_letter=DeadLetterPolicy(3, publisher=FakePublisher()))
     with pytest.raises(InvalidArgumentError, match="a topic"):
-        Consumer(port, dead_letter=DeadLetterPolicy(3, publisher=FakePublisher()))
+        Consumer(NamelessPort(), dead_letter=DeadLetterPolicy(3, publisher=FakePublisher()))
     with pytest.raises(InvalidArgumentError, match="dead_letter"):
         Consumer(port, dead_letter=3)  # type: ignore[arg-type]
     await port.close()
