@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -784,3 +785,22 @@ async def test_an_unreadable_message_does_not_stop_others() -> None:
             assert (second.event_time_ms, second.ordering_key, second.topic) == (5, "o", TOPIC)
             assert second.value() == b"y"
             assert not hasattr(second, "ack")
+
+
+@virtual_time
+async def test_deleted_topics_are_forgotten() -> None:
+    """A pattern whose topics come and go takes no more memory, and a topic that is created again is read."""
+    async with cluster() as (broker, _, client), client.reader(re.compile("x.*"), discovery_interval=1) as reader:
+        for number in range(5):
+            name = f"persistent://public/default/x{number % 2}"
+            publish(broker.topic(name), range(number, number + 1))
+            assert (await reader.read(timeout=9)).data == b"%d" % number
+            await asyncio.sleep(number)
+            broker.delete(name)
+            await asyncio.sleep(3)
+        publish(broker.topic("persistent://public/default/x9"), range(9, 10))
+        assert (await reader.read(timeout=9)).data == b"9"
+        await asyncio.sleep(3)
+        assert list(reader._read) == ["persistent://public/default/x9"]
+        assert list(reader._acked) == ["persistent://public/default/x9"]
+        assert len(reader.positions()) == 1
