@@ -786,10 +786,8 @@ async def test_max_held(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
         await messages[2].nack(delay=5)
         assert now() - start > 4
         await last.ack()
-        assert [record.message for record in caplog.records] == [
-            "a call of nack waits for room, with 2 messages held: max_held or max_local_bytes is reached; "
-            "shorter delays or higher limits would help"
-        ]
+        (warning,) = caplog.records
+        assert warning.message.startswith("a call of nack waits for room, with 2 messages held: max_held or")
         assert len({message.data for message in await take_within(consumer, 3, 20)}) == 3
 
 
