@@ -100,6 +100,14 @@ class KeyOrder:
                 if self._admits(message):
                     return message
 
+    async def begin(self, message: Message) -> bool:
+        """Note durably that a handler begins with a message; return False if it was settled meanwhile."""
+        durable = self._receiver.durable
+        if durable is None:
+            return True
+        await durable.delivered(message.id, message.redelivery_count)
+        return self._receiver.is_current(message)
+
     def done(self, message: Message) -> Message | None:
         """Note that a handler ended, and its message is settled; return the next message of the key to be handled."""
         key = _key_of(message)
@@ -147,7 +155,7 @@ class KeyOrder:
         while state.kept and found is None:
             message = state.kept.pop(0)
             self._forget(message)
-            found = message if self._receiver.is_current(message) else None
+            found = message if self._is_here(message) else None
         if len(state.kept) < self._most:
             self._full.discard(key)
         if found is None:
@@ -158,6 +166,14 @@ class KeyOrder:
                 self._settler.leases.begin(found)
         self._update()
         return found
+
+    def _is_here(self, message: Message) -> bool:
+        """Return whether a kept message is still this consumer's; else the broker sends it again, here or elsewhere."""
+        record = self._table.get(message.id)
+        is_doubtful = record is not None and record.is_doubtful
+        if is_doubtful and self._receiver.is_current(message):
+            self._table.give_back(message.id)
+        return not is_doubtful and self._receiver.is_current(message)
 
     def _forget(self, message: Message) -> None:
         self._count -= 1

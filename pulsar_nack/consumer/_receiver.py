@@ -98,7 +98,9 @@ class Receiver:
     async def wait_noted(self) -> Message:
         """Wait for a message of a durable consumer, until it may be delivered and that is noted."""
         assert self.durable is not None
-        return await self._until_noted(await self._next_admitted(), self.durable)
+        message = await self._next_admitted()
+        is_noted_later = self.key_order is not None  # when it is its turn
+        return message if is_noted_later else await self._until_noted(message, self.durable)
 
     async def _next_admitted(self) -> Message:
         while True:

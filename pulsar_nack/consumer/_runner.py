@@ -153,7 +153,8 @@ class Runner:
                 self._receiver.take_back(message)
                 return
             try:
-                await handler(message)
+                if order is None or await order.begin(message):
+                    await handler(message)
             except Exception as error:  # noqa: BLE001 - settled, logged and counted
                 await self._failed(message, error)
             except asyncio.CancelledError:
