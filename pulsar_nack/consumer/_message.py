@@ -56,7 +56,7 @@ class Message(ReceivedMessage):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether this attempt was acknowledged, nacked, deferred or sent away, or a call is about to do so."""
+        """Return whether this attempt was acknowledged, nacked, deferred or sent away, or a call is about to."""
         if self._settled_as is not None or self._lease is None or not self._lease.has_ended:
             return self._settled_as is not None or not self._settler.is_in_work(self._delivery.id)
         return False  # its handler may still settle it
@@ -282,7 +282,7 @@ class Message(ReceivedMessage):
         ``on_error`` names.
 
         :param on_error: verbs by exception type; the most derived type that matches counts
-        :raises InvalidArgumentError: names the rule that is none
+        :raises InvalidArgumentError: names the rule that is wrong
 
         ::
 
