@@ -243,6 +243,7 @@ class ConsumerEngine:
             waiting = table.select(WAITING, place)
             table.leave(waiting)
             self.settler.drop([*waiting, *self.receiver.drop_waiting(place)], "inactive")
+            self.queue.doubt(table.select(set(State), place))
         else:  # what does not come in this session was settled by others, or is theirs
             if table.requests.bring_all:
                 self.receiver.drop_waiting(place)

@@ -114,8 +114,9 @@ class LetterVerbs:
 
     def _hold_again(self, payload: Delivery, record: MessageState, wait: Wait) -> None:
         """Hold a message whose nack could not wait in the retry topic."""
-        queue = self._settler.queue
-        queue.hold(queue.table.hold(record.id), max(wait.until_ms - self._settler.wall_clock.now_ms(), 0), payload)
+        queue, left_ms = self._settler.queue, max(wait.until_ms - self._settler.wall_clock.now_ms(), 0)
+        plan = queue.router.choose_memory(record.id, left_ms) if wait.is_deferred else None
+        queue.hold(queue.table.hold(record.id), left_ms, payload, plan)
         if wait.is_deferred:
             record.redelivery_count -= 1
             record.hidden_count += 1
