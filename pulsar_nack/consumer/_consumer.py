@@ -15,10 +15,9 @@ from ..ids import MessageId
 from ._drain import DrainReport
 from ._engine import ConsumerEngine
 from ._lifecycle import Lifecycle
-from ._message import Message, acknowledge_all
+from ._message import Message, acknowledge_all, receive_batch
 from ._outcomes import OnError
 from ._port import ConsumerPort
-from ._receiver import receive_batch
 from ._runner import Handler, Runner, RunOptions
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._settler import YIELD_AFTER_MS
@@ -140,7 +139,7 @@ class Consumer(ClosesWhenDropped):
         :param timeout: seconds or a timedelta; None: wait until one of the bounds is reached
         :raises InvalidArgumentError: a bound is below 1
         """
-        return await receive_batch(self.receive, self._receiver, max_messages, max_bytes, timeout)
+        return await receive_batch(self.receive, self._receiver.take_back, max_messages, max_bytes, timeout)
 
     def __aiter__(self) -> Self:
         return self

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from .._check import check_integer
-from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
@@ -375,34 +373,3 @@ class Receiver:
             and record.state is State.DELIVERED
             and record.redelivery_count == message.redelivery_count
         ]
-
-
-async def receive_batch(
-    receive: Callable[[], Awaitable[Message]],
-    receiver: Receiver,
-    max_messages: int,
-    max_bytes: int,
-    timeout: Delay | None,
-) -> list[Message]:
-    """Receive several messages; see :meth:`Consumer.batch_receive`."""
-    check_integer("max_messages", max_messages, 1)
-    check_integer("max_bytes", max_bytes, 1)
-    seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-    found: list[Message] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            while len(found) < max_messages and size < max_bytes:
-                message = await receive()
-                size += len(message._delivery.data)
-                if found and size > max_bytes:
-                    receiver.take_back(message)
-                else:
-                    found.append(message)
-    except BaseException as error:
-        if isinstance(error, TimeoutError) and limit.expired():
-            return found
-        for message in reversed(found):
-            receiver.take_back(message)
-        raise
-    return found
