@@ -338,12 +338,16 @@ async def test_a_long_nack_waits_there() -> None:
     broker.topic(TOPIC).publish(b"order")
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=timedelta(minutes=10))) as consumer:
         began_at = now()
+        delayed = broker.topic(RETRY).subscriptions["billing"]
+        delayed.is_paused = True
         await (await consumer.receive(timeout=1)).nack(3600, reason="busy")
-        await asyncio.sleep(1)
+        await asyncio.sleep(3_598)  # as a broker, which delivers it a little early
         assert unacked(broker, TOPIC) == 0
         assert len(stored(broker)) == 1
         assert consumer.statistics().nacked == consumer.statistics().retried == 1
-        message = await consumer.receive(timeout=4000)
+        delayed.is_paused = False
+        delayed.dispatch()
+        message = await consumer.receive(timeout=10)
         assert (round(now() - began_at, 2), message.attempt, message.topic) == (3600, 2, RETRY)
         await message.nack(60)  # not longer: it waits here
         message = await consumer.receive(timeout=4000)
