@@ -102,9 +102,11 @@ class Soak:
     async def _disturb(self, ends_at: float) -> None:
         kinds = ["kill", "kill", "drain", "drain", "cut", "cut within a frame"]
         kinds += ["unload"] * (self._admin is not None)
+        deck: list[str] = []
         while (left_s := ends_at - time.monotonic()) > 0:
             await asyncio.sleep(min(self._random.uniform(0.5, 5.0), left_s))
-            kind, slot = self._random.choice(kinds), self._random.randrange(1, SLOTS)
+            deck = deck or self._random.sample(kinds, len(kinds))
+            kind, slot = deck.pop(), self._random.randrange(1, SLOTS)
             for worker in self._workers.values():
                 if worker.process.returncode is not None:
                     self.judge.wrong.append(f"worker {worker.slot} ended with {worker.process.returncode}")
@@ -143,6 +145,7 @@ class Soak:
             "port": self._proxy.port,
             "topic": self._topic,
             "seed": f"{self._seed} {self._generation}",
+            "first_id": 1_000 * self._generation,
             "durable": str(self._folder / "state") if slot == 1 else None,
             "log": str(self._folder / f"worker-{slot}.log"),
         }

@@ -85,13 +85,15 @@ async def sample() -> None:
         await asyncio.sleep(1)
 
 
-async def work(url: str, port: int, topic: str, seed: str, durable: str | None) -> None:
+async def work(url: str, port: int, topic: str, seed: str, first_id: int, durable: str | None) -> None:
     """Handle messages until SIGTERM; then tell what was counted, and how many tasks are left.
 
     :param port: of the proxy through which all connections go
+    :param first_id: of its consumers: the embedded broker confuses consumers of different connections with equal ids
     """
 
     async def dial(connection: Connection, _address: Address) -> None:
+        connection.consumers._last_id = first_id
         await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", port)
 
     settings: dict[str, Any] = {"lease": LEASE_S, "backoff": [0.1, 0.5, 1], "receiver_queue_size": 50}
