@@ -79,7 +79,7 @@ async def handled_late(
     return {"ms": errors}
 
 
-async def run_over_loop(count: int, rounds: int) -> dict[str, Any]:
+async def run_over_loop(count: int, rounds: int, **_ignored: Any) -> dict[str, Any]:
     """Us of CPU a message of ``run`` with one handler at a time and of a loop, on a port in memory, in turns."""
     took: dict[str, list[float]] = {"loop": [], "run": []}
     for _ in range(rounds):

@@ -11,6 +11,7 @@ import argparse
 import os
 import statistics
 import sys
+from typing import Any
 
 import _consumer_side
 import _java
@@ -35,7 +36,7 @@ def rates(bench: Bench) -> None:
     for size in (32, 1_024):
         for concurrency in (1, 100):
             count = bench.count(100_000 if concurrency > 1 else 50_000)
-            asked = {"tasks": concurrency, "pause": bench.pause(1.0), "size": size}
+            asked: dict[str, Any] = {"tasks": concurrency, "pause": bench.pause(1.0), "size": size}
             rounds = in_turns(bench, "handled", sides, count, **asked)
             found, by_official = medians(rounds), ratios(rounds, "official")
             rows += [

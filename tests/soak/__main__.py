@@ -149,7 +149,7 @@ class Soak:
             "durable": str(self._folder / "state") if slot == 1 else None,
             "log": str(self._folder / f"worker-{slot}.log"),
         }
-        command = [sys.executable, "-m", "tests.soak._worker", json.dumps(options)]
+        command = [sys.executable, "-W", "error", "-m", "tests.soak._worker", json.dumps(options)]
         errors = (self._folder / f"worker-{slot}.err").open("ab")
         with errors:
             process = await asyncio.create_subprocess_exec(
@@ -237,6 +237,9 @@ async def broker() -> AsyncIterator[tuple[str, Admin | None]]:
 
 async def main(seconds: float, seed: int, rate: int) -> int:
     """Run a soak, print its figures, and return the exit code."""
+    if "PULSAR_SERVICE_URL" not in os.environ and (reason := EmbeddedBroker.unavailable_reason()) is not None:
+        print(f"no soak without a broker: set PULSAR_SERVICE_URL, for {reason}")
+        return 0
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     async with broker() as (url, admin):
         soak = Soak(url, admin, seconds, seed, rate, folder)
