@@ -51,7 +51,15 @@ def get(url: str, data: bytes | None = None) -> Any:
 def test_every_example_is_run_here() -> None:
     """A new example has to come with a test: in this file, or beside those of its part."""
     elsewhere = {"acknowledgements.py", "delayed.py", "delayed_buckets.py", "local_topic.py"}
-    here = {"durable.py", "lease.py", "rate_limited_api.py", "reader.py", "web_service.py", "worker.py"}
+    here = {
+        "durable.py",
+        "lease.py",
+        "rate_limited_api.py",
+        "reader.py",
+        "retry_topic.py",
+        "web_service.py",
+        "worker.py",
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == here | elsewhere
 
 
@@ -80,6 +88,17 @@ def test_durable() -> None:
     assert places == sorted(places)
     (seconds,) = re.findall(r"redelivered (\d+\.\d) s after the nack", told)
     assert float(seconds) >= 2.5
+
+
+@pytest.mark.slow
+def test_retry_topic() -> None:
+    """Each order waits in the retry topic until its shop opens; that of the shop which never does is given up."""
+    told = run("retry_topic.py")
+    assert "baker, attempt 1: delivered" in told
+    assert re.search(r"1\.\d s: butcher, attempt 2: delivered", told)
+    assert re.search(r"2\.\d s: florist, attempt 2: delivered", told)
+    assert "dead letter: ghost, closed" in told
+    assert "4 waited in the retry topic, 0 are unacknowledged" in told
 
 
 @pytest.mark.slow

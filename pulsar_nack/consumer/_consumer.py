@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 from .._check import check_has
 from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop, running_loop
-from ..errors import BrokerError, ClosedError, InvalidArgumentError
+from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._engine import ConsumerEngine
 from ._message import Message, acknowledge_all
@@ -320,8 +320,8 @@ class Consumer(ClosesWhenDropped):
         """Have everything delivered again that was received and not settled, each as a further attempt, soon.
 
         Nacks keep their deadlines, and what waits for :meth:`receive` stays. On Exclusive and Failover subscriptions
-        all comes again in order, with what follows it (over the official client without order). A message that you
-        still have may be acknowledged all the same. If the call is cancelled, some messages are not redelivered.
+        all comes again in order, with what follows it (over the official client without order). You may still
+        acknowledge a message that you have. If the call is cancelled, some messages are not redelivered.
 
         :raises ClosedError: the consumer is closed
         """
@@ -341,16 +341,13 @@ class Consumer(ClosesWhenDropped):
 
         :raises BrokerError: there are several topics or partitions, or none
         """
-        found = await self._subscription.last_message_ids()
-        if len(found) != 1:
-            raise BrokerError(f"there are {len(found)} topics or partitions: use last_message_ids()")
-        return found[0]
+        return await self._subscription.last_message_id()
 
     async def has_message_available(self) -> bool:
         """Return whether a message waits here, or a topic's last message was neither received here nor acknowledged.
 
-        Messages that are nacked or being processed do not count. On Shared subscriptions another consumer may get the
-        message. Over the official client this is true for a topic whose last message this consumer did not receive.
+        Messages that are nacked or being processed do not count, delayed ones do. On Shared subscriptions another
+        consumer may get the message. Over the official client it counts whether this consumer received the last one.
 
         :raises NotImplementedError: the port cannot
         :raises BrokerError: as :meth:`last_message_ids`

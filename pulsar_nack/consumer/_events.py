@@ -35,7 +35,9 @@ class MessageReceived(MessageEvent):
 
 @dataclass(frozen=True, slots=True)
 class MessageRedelivered(MessageReceived):
-    """A message arrived again that this consumer had nacked; this is a :class:`MessageReceived` too.
+    """A message arrived for which this consumer had a deadline; this is a :class:`MessageReceived` too.
+
+    The deadline is that of a nack, a lease or a postponed message, or of the retry topic that it comes from.
 
     :param is_local: it came from memory; False: from the broker
     :param lateness_ms: how long after its deadline; negative: before it

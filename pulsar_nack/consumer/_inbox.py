@@ -129,6 +129,12 @@ class Inbox(Generic[Item]):
             self.ready.extend(kept)
         return gone
 
+    def drop_outdated(self) -> None:
+        """Drop the ready messages that are not to be delivered any more."""
+        is_current = self._is_current
+        if is_current is not None:
+            self.drop(lambda message: not is_current(message))
+
     def clear(self) -> None:
         """Drop the ready messages."""
         self.ready.clear()

@@ -314,21 +314,6 @@ class Receiver:
         """Return how many messages wait for a call of ``receive``."""
         return len(self.inbox) + (0 if self.gate_queue is None else len(self.gate_queue))
 
-    def has_waiting(self) -> bool:
-        """Return whether a message waits that is still to be delivered."""
-        self.inbox.drop(lambda message: not self._is_current(message))
-        return self.waiting() > 0
-
-    def waiting_ids(self) -> set[MessageId]:
-        """Return the ids of the messages that wait."""
-        behind = () if self.gate_queue is None else self.gate_queue.waiting
-        return {message.id for message in (*self.inbox.ready, *behind)}
-
-    def return_waiting(self) -> None:
-        """Drop the messages that wait, because the broker sends them again; that is the same attempt."""
-        for message in self._drop(lambda _: True):
-            self._table.give_back(message.id)
-
     def clear(self) -> None:
         """Drop the messages that wait: the subscription is moved."""
         self.inbox.clear()
@@ -338,11 +323,11 @@ class Receiver:
     def drop_waiting(self, place: Place) -> list[MessageState]:
         """Drop the waiting messages of a partition: the broker sends them again, here or elsewhere."""
 
-        records = self._drop(lambda message: place_of(message.id) == place)
+        records = self.drop(lambda message: place_of(message.id) == place)
         self._table.leave(records)
         return records
 
-    def _drop(self, is_gone: Callable[[Message], bool]) -> list[MessageState]:
+    def drop(self, is_gone: Callable[[Message], bool]) -> list[MessageState]:
         """Drop some of the messages that wait, and return the states of those that were still to be delivered."""
         gone = self.inbox.drop(is_gone) + ([] if self.gate_queue is None else self.gate_queue.drop(is_gone))
         return [

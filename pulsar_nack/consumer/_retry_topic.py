@@ -4,8 +4,8 @@ A message that is consumed later is published to the retry topic with its delive
 is subscribed to the retry topic too. ``RECONSUMETIMES`` is the number of attempts that failed before, so attempts go on
 counting, as they do for the Java client. A postponed message keeps that number.
 
-Brokers deliver a delayed message up to a tick early. ``PULSAR_NACK_DELIVER_AT`` has the exact time, until which the
-consumer holds it.
+Brokers deliver a delayed message up to a tick early or late. So they are asked for it a tick before its time, which
+``PULSAR_NACK_DELIVER_AT`` names exactly, and the consumer holds it until then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from .._check import check_name, check_strings
-from .._delays import Delay, delay_ms
+from .._delays import MAX_DELAY_MS, Delay, delay_ms
 from ..errors import InvalidArgumentError
 from ._dead_letter_rules import DELIVER_AT, REAL_TOPIC, LetterMessage, base_name, letter_of, with_origin
 from ._port import DelayingPublisher, Delivery
@@ -36,8 +36,8 @@ class RetryTopicPolicy:
     :param topic: the retry topic; None: ``<topic>-<subscription>-RETRY``. It has to be named for several topics
     :param spill_after: a nack with a longer delay waits in the retry topic instead of here, where it counts as
         unacknowledged; from 80 % of ``unacked_limit`` on shorter ones do too. None: nacks wait here
-    :param lead_time: how much earlier than its time the broker is to deliver a message, which then waits here; for a
-        broker that is up to a tick late, as with ``isDelayedDeliveryDeliverAtTimeStrict``
+    :param lead_time: how much earlier than its time the broker is asked to deliver a message, which then waits here:
+        brokers deliver up to a tick early, and up to a tick late, which is 1 s by default
     :param publisher: publishes the messages; None: the client that the consumer was made with
     :param topics: the full names of the topics that the consumer reads beside it; set by the calls that subscribe
     :raises InvalidArgumentError: names the setting
@@ -45,7 +45,7 @@ class RetryTopicPolicy:
 
     topic: str | None = None
     spill_after: Delay | None = None
-    lead_time: Delay = 0.0
+    lead_time: Delay = 1.0
     publisher: DelayingPublisher | None = None
     topics: tuple[str, ...] = ()
 
@@ -120,7 +120,8 @@ class RetryTopic:
         properties = delivery.properties
         earlier = min(_number(properties.get(RECONSUME_TIMES)), _MAX_ATTEMPTS)
         wait_ms = min(_number(properties.get(DELIVER_AT)) - now_ms, _number(properties.get(DELAY_TIME)))
-        return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), max(wait_ms, 0)
+        wait_ms = wait_ms if 0 <= wait_ms <= MAX_DELAY_MS else 0  # else it is past, or nobody's time
+        return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), wait_ms
 
     def spills(self, delay_ms: int, unacked: int, near: float, limit: int | None) -> bool:
         """Return whether a nack waits in the retry topic: the longer its delay, the earlier.

@@ -9,9 +9,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
+from .._check import check_flag
 from .._delays import seek_position
 from .._lifetime import ClosesOnExit
-from ..errors import NotDurableError
+from ..errors import BrokerError, NotDurableError
 from ..ids import MessageId, _is_message_id
 from ._batches import is_same_topic
 from ._engine import ConsumerEngine
@@ -77,12 +78,14 @@ class SubscriptionVerbs:
         """Request all delivered, unsettled messages again; on Exclusive and Failover in order, with what follows."""
         settler, table, receiver = self._settler, self._engine.table, self._engine.receiver
         settler.check_open()
-        waiting = receiver.waiting_ids()
+        behind = () if receiver.gate_queue is None else receiver.gate_queue.waiting
+        waiting = {message.id for message in (*receiver.inbox.ready, *behind)}
         found = [each for each in table.select({State.DELIVERED}) if each.id not in waiting]
         records = sorted(found, key=lambda record: record.id)
         if not self._port.traits.honours_ids:
             if records and await self._engine.queue.request_now(records):
-                receiver.return_waiting()
+                for record in receiver.drop(lambda _: True):  # the broker sends them too
+                    table.give_back(record.id)
             return
         counts = [record.redelivery_count for record in records]
         for number, (record, count) in enumerate(zip(records, counts, strict=True)):
@@ -102,16 +105,27 @@ class SubscriptionVerbs:
             raise NotImplementedError(f"{type(port).__name__} cannot ask for the last message")
         return list(await port.last_message_ids())
 
+    async def last_message_id(self) -> MessageId:
+        """Return the id of the last message of the only topic."""
+        found = await self.last_message_ids()
+        if len(found) != 1:
+            raise BrokerError(f"there are {len(found)} topics or partitions: use last_message_ids()")
+        return found[0]
+
     async def has_message_available(self) -> bool:
         """Return whether a message waits here, or the last message of a topic has not been received."""
-        receiver = self._engine.receiver
         self._settler.check_open()
-        if receiver.has_waiting():
+        if self._has_waiting():
             return True
         for last in await self.last_message_ids():
             if await self._is_ahead(last):
                 return True
-        return receiver.has_waiting()
+        return self._has_waiting()
+
+    def _has_waiting(self) -> bool:
+        receiver = self._engine.receiver
+        receiver.inbox.drop_outdated()
+        return receiver.waiting() > 0
 
     async def _is_ahead(self, last: MessageId) -> bool:
         table, port = self._engine.table, self._port
@@ -126,6 +140,7 @@ class SubscriptionVerbs:
 
     async def unsubscribe(self, consumer: ClosesOnExit, *, force: bool) -> None:
         """Delete the subscription, then close the consumer; goes on when the call is cancelled."""
+        check_flag("force", force)
         self._settler.check_open()
         port = self._port
         if not isinstance(port, SupportsUnsubscribe):

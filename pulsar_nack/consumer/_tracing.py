@@ -76,7 +76,8 @@ class MessageTrace:
 
     def __init__(self, note: TraceNote | None, clock: Clock, hooks: Sequence[ConsumerHook] = ()) -> None:
         self.hooks = Hooks(hooks)
-        self.is_on = note is not None or bool(self.hooks)
+        self._has_hooks = bool(self.hooks)
+        self.is_on = note is not None or self._has_hooks
         self.total_retried = self.total_deferred = self.total_leases_expired = self.total_drains = 0
         self._note = note
         self._clock = clock
@@ -92,30 +93,31 @@ class MessageTrace:
         if self._note is not None:
             self._note("arrive", record.id, record.redelivery_count, due_in_ms=self._due_in(due_at_ms))
         if due_at_ms is None:
-            if self.hooks:
+            if self._has_hooks:
                 self.hooks.emit(MessageReceived(*self._about(record)))
-        elif self.hooks or self._redelivery_hooks:
+        elif self._has_hooks or self._redelivery_hooks:
             message_id, attempt, now_ms = self._about(record)
             event = MessageRedelivered(message_id, attempt, now_ms, is_local, now_ms - due_at_ms)
-            self.hooks.emit(event)
+            if self._has_hooks:
+                self.hooks.emit(event)
             self._redelivery_hooks.emit(event)
 
     def nack(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
         """Note a negative acknowledgement; ``delay_ms`` is None for a message that goes to another topic."""
         self._note_held(record, delay_ms, reason)
-        if self.hooks and delay_ms is not None:
+        if self._has_hooks and delay_ms is not None:
             self.hooks.emit(MessageNacked(*self._about(record), delay_ms, reason or ""))
 
     def nacked_last(self, message_id: MessageId, count: int, reason: str) -> None:
         """Note the negative acknowledgement of the last attempt; the trace has its dead letter."""
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(MessageNacked(message_id, count + 1, self._clock.now_ms(), None, reason))
 
     def deferred(self, record: MessageState, delay_ms: int) -> None:
         """Note and count a message that is postponed: in the trace a nack with the reason ``deferred``."""
         self.total_deferred += 1
         self._note_held(record, delay_ms, "deferred")
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(MessageDeferred(*self._about(record), delay_ms))
 
     def lease_expired(self, record: MessageState, delay_ms: int | None) -> None:
@@ -126,7 +128,7 @@ class MessageTrace:
         self.total_leases_expired += 1
         if delay_ms is not None:
             self._note_held(record, delay_ms, LEASE_EXPIRED)
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(LeaseExpired(*self._about(record)))
 
     def hold(self, message_id: MessageId, count: int, reason: str) -> None:
@@ -158,7 +160,7 @@ class MessageTrace:
 
     def settled(self, records: Sequence[MessageState]) -> None:
         """Note confirmed acknowledgements, and the holds that they ended."""
-        if self.hooks:
+        if self._has_hooks:
             for record in records:
                 if record.before_ack not in SENT_AWAY:
                     self.hooks.emit(MessageAcknowledged(*self._about(record)))
@@ -175,18 +177,18 @@ class MessageTrace:
             if was_held:
                 self._note("cancel", record.id, reason="ack")
             self._note("ack", record.id, reason="ack")
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(MessageAcknowledged(*self._about(record)))
 
     def dead_lettered(self, record: MessageState, topic: str, reason: str) -> None:
         """Note a message that is in the dead-letter topic, and acknowledged."""
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(MessageDeadLettered(*self._about(record), topic, reason))
 
     def retried(self, record: MessageState, topic: str, delay_ms: int) -> None:
         """Note and count a message that is in the retry topic, and acknowledged."""
         self.total_retried += 1
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(MessageRetried(*self._about(record), topic, delay_ms))
 
     def error(self, message_id: MessageId, count: int | None, what: str, error: BaseException) -> None:
@@ -196,18 +198,18 @@ class MessageTrace:
 
     def connected(self, topic: str, partition: int) -> None:
         """Note that a session began, or that the consumer is open."""
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(ConsumerConnected(topic, partition, self._clock.now_ms()))
 
     def disconnected(self, topic: str, partition: int, reason: str) -> None:
         """Note that a session ended, or that the consumer is closed."""
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(ConsumerDisconnected(topic, partition, self._clock.now_ms(), reason))
 
     def drained(self, given_back: int, unfinished: int) -> None:
         """Note and count a drain that is over."""
         self.total_drains += 1
-        if self.hooks:
+        if self._has_hooks:
             self.hooks.emit(ConsumerDrained(self._clock.now_ms(), given_back, unfinished))
 
     def _note_held(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:

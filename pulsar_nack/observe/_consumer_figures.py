@@ -74,6 +74,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     f"{_OURS}replayed": _of(COUNTER, "replayed", "Acknowledged messages that were delivered again on purpose."),
     f"{_OURS}dropped": _of(COUNTER, "dropped", "Held messages that are settled elsewhere."),
     f"{_OURS}dead_letters.failed": _of(COUNTER, "dead_letter_failures", "Failed steps of dead letters.", "{attempt}"),
+    f"{_OURS}retries.failed": _of(COUNTER, "retry_failures", "Failed steps of messages for retry topics.", "{attempt}"),
     f"{_OURS}durable.failed": _of(COUNTER, "durable_failures", "Changes that could not be made durable.", "{change}"),
     f"{_OURS}hook.errors": _of(COUNTER, "nack.hook_errors", "Events for which a hook raised.", "{event}"),
     f"{_OURS}held": _of(GAUGE, "held", "Nacked messages that are not due."),
@@ -86,6 +87,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     f"{_OURS}kept": _of(GAUGE, "kept_bytes", "Memory of payloads that are kept for a redelivery.", "By"),
     f"{_OURS}nacks.waiting": _of(GAUGE, "waiting_nacks", "Calls of nack that wait for room.", "{call}"),
     f"{_OURS}dead_letters.waiting": _of(GAUGE, "dead_letters_waiting", "Dead letters that are not stored yet."),
+    f"{_OURS}retries.waiting": _of(GAUGE, "retries_waiting", "Messages for the retry topic that are not stored yet."),
     f"{_OURS}durable.entries": _of(GAUGE, "durable_entries", "Unsettled messages in the durable state."),
     f"{_OURS}gated": _of(GAUGE, "gated", "New messages that wait for room in the durable state."),
 }
@@ -220,9 +222,12 @@ class ConsumerFigures:
         self._series: dict[tuple[str, str], Series] = {}
         self._sweep_at = _MIN_SWEEP
 
-    def add(self, consumer: Consumer) -> Series | None:
+    def add(self, consumer: Consumer, topic_name: str | None, subscription: str | None) -> Series | None:
         """Read a consumer from now on, until it is closed; return its series, None if it was added before."""
-        key = topic, subscription = getattr(consumer.port, "names", ("", ""))[:2]
+        names = _names_of(consumer)
+        topic = names[0] if topic_name is None else topic_name
+        subscription = names[1] if subscription is None else subscription
+        key = topic, subscription
         self._forget_closed()
         series = self._series.get(key)
         if series is None:
@@ -253,6 +258,13 @@ class ConsumerFigures:
         if sum(len(series.watched) + 1 for series in self._series.values()) >= self._sweep_at:
             left = sum(len(series.watched) + 1 for series in self.read())
             self._sweep_at = max(_MIN_SWEEP, 2 * left)
+
+
+def _names_of(consumer: Consumer) -> tuple[str, str]:
+    """Return the topics and the subscription of a consumer, without its retry topic; empty where they have no names."""
+    topic, subscription = getattr(consumer.port, "names", ("", ""))[:2]
+    policy = consumer._engine._settings.retry_topic
+    return ", ".join(policy.topics) if policy is not None and policy.topics else topic, subscription
 
 
 def _labels(topic: str, subscription: str) -> tuple[str, ...]:

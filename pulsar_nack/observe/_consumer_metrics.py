@@ -65,14 +65,20 @@ class ConsumerMetrics:
         else:
             _families()
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: Consumer, *, topic_name: str | None = None, subscription: str | None = None) -> None:
         """Export a consumer's figures until it is closed; no effect if that is done already.
 
-        :raises InvalidArgumentError: not a consumer
+        :param topic_name: for the labels, None: the topic that was subscribed to. The official client does not know
+            the topics of a list
+        :param subscription: for the label, None: its name
+        :raises InvalidArgumentError: not a consumer, or no names
         """
         if not isinstance(consumer, Consumer):
             raise InvalidArgumentError("consumer", consumer, "a Consumer")
-        series = self._figures.add(consumer)
+        for field, value in (("topic_name", topic_name), ("subscription", subscription)):
+            if value is not None and not isinstance(value, str):
+                raise InvalidArgumentError(field, value, "a string or None")
+        series = self._figures.add(consumer, topic_name, subscription)
         if series is not None and self._records:
             consumer._engine.trace.watch_redeliveries(partial(self._record, _attributes(series)))
 

@@ -47,6 +47,7 @@ _BY_STATE: Final = {
     "acknowledged": "acknowledge",
     "negatively acknowledged": "negative_acknowledge",
     "sent to the dead-letter topic": "dead_letter",
+    "sent to the retry topic": "reconsume_later",
 }
 """The outcome of a message that was settled by its own verbs, if there are no events."""
 

@@ -56,6 +56,12 @@ class FaultyPort(PortWithFaults):
         return self._port.traits
 
     @property
+    def names(self) -> tuple[str, str, str]:
+        """Return topic, subscription and consumer name, each empty if the port does not name it."""
+        names: tuple[str, str, str] = getattr(self._port, "names", ("", "", ""))
+        return names
+
+    @property
     def name(self) -> str:
         """Return the consumer's name, empty if the port has none."""
         return str(getattr(self._port, "name", ""))

@@ -10,7 +10,7 @@ from .._check import check_clock, check_config, check_kind
 from .._lifetime import ClosesOnExit
 from ..clock import Clock, LoopClock
 from ..config import DelayedDeliveryConfig, TopicConfig
-from ..consumer import Consumer, Subscribing
+from ..consumer import Consumer, ConsumerPort, Subscribing
 from ..consumer.transport import AnyType
 from ..errors import ClosedError
 from ..ledger.faults import FaultyFiles
@@ -85,12 +85,15 @@ class LocalBroker(ClosesOnExit):
                 self._topics[name] = await self._open(name)
             return self._topics[name]
 
-    async def _open(self, name: str) -> LocalTopic:
+    async def _open(self, name: str, first_ledger: int = 1) -> LocalTopic:
         folder = f"/{name.encode().hex()}"
         store = await FaultyStore.open(folder, files=self.files, threads=2)
         store.faults = self.entries
         self._stores.append(store)
-        return await LocalTopic.open(store, self._config, name=name, delayed=self._delayed, clock=self._clock)
+        about: dict[str, Any] = {"delayed": self._delayed, "clock": self._clock, "first_ledger": first_ledger}
+        opened = await LocalTopic.open(store, self._config, name=name, **about)
+        opened.retry_topics.opener = lambda _, name, first_ledger: self._open(name, first_ledger)
+        return opened
 
     async def subscribe(
         self,
@@ -127,10 +130,22 @@ class LocalBroker(ClosesOnExit):
         """
         for_port = {name: options.pop(name) for name in _PORT_OPTIONS if name in options}
 
+        settings = {"wall_clock": self._clock, **options} if "retry_topic" in options else options
+
+        async def connect() -> ConsumerPort:
+            opened = await self.topic(topic)
+            port = await opened.subscribe(
+                subscription, subscription_type, **{"initial_position": "earliest", **for_port}
+            )
+            if settings.get("retry_topic") is None:
+                return port
+            joined, settings["retry_topic"] = await opened.retry_topics.join(port, settings["retry_topic"])
+            return joined
+
         async def make() -> Consumer:
-            port = await self.subscribe(subscription, subscription_type, topic=topic, **for_port)
+            port = FaultyPort(await connect(), connect)
             try:
-                return Consumer(port, **options)
+                return Consumer(port, **settings)
             except BaseException:
                 await port.close()
                 raise

@@ -21,6 +21,8 @@ class LocalInbox:
         self.failure: BaseException | None = None
         self.on_event: Callable[[SessionEvent], None] | None = None
         """Called with each session event of the consumer; holds no reference to the port, see :mod:`._port`."""
+        self.on_arrival: Callable[[], object] | None = None
+        """Called when messages arrive, and when waiting calls are to check again."""
         self._members = members
         self._here: deque[Delivery] = deque()
         self._waiters = WaitingCalls[None]()
@@ -37,6 +39,10 @@ class LocalInbox:
             check()
         return self._here.popleft()
 
+    def get_nowait(self) -> Delivery | None:
+        """Take a message, None if none is here."""
+        return self._here.popleft() if self._here else None
+
     def take(self, deliveries: Iterable[Delivery]) -> None:
         """Take the messages of an entry."""
         arrived = list(deliveries)
@@ -45,6 +51,8 @@ class LocalInbox:
         for delivery in arrived:
             self._here.append(delivery)
             self._waiters.wake_first(None)
+        if self.on_arrival is not None:
+            self.on_arrival()
 
     def _pass_on(self, _: None) -> None:
         if self._here:
@@ -89,6 +97,8 @@ class LocalInbox:
     def wake_all(self) -> None:
         """Let all waiting calls check again."""
         self._waiters.wake_all(None)
+        if self.on_arrival is not None:
+            self.on_arrival()
 
 
 class Noted(NamedTuple):

@@ -68,9 +68,10 @@ class TopicLedgers:
         """How many entries were read from storage."""
 
     @classmethod
-    async def open(cls, store: LogStore, config: TopicConfig, clock: Clock) -> Self:
+    async def open(cls, store: LogStore, config: TopicConfig, clock: Clock, first: int = _FIRST) -> Self:
         """Open all ledgers, or create the first one; if this fails, the caller closes the store and with it the logs.
 
+        :param first: the id of the first ledger of a new topic
         :raises InvalidArgumentError: there are logs here, but none of a topic
         :raises LogLockedError: another process, or another object here, has the topic open
         """
@@ -86,7 +87,7 @@ class TopicLedgers:
                 logs[ids[-1]] = await store.open_log(_name(ids[-1]))
             last = logs[ids[-1]] if ids else None
             if last is None or last.is_sealed:
-                following = ids[-1] + 1 if ids else _FIRST
+                following = ids[-1] + 1 if ids else first
                 logs[following] = await store.create(_name(following))
         except LogLockedError as error:
             raise error.because(_IN_USE) from error

@@ -19,6 +19,7 @@ from ..ids import MessageId, Position
 from ._inbox import BatchMembers, LocalInbox
 
 if TYPE_CHECKING:
+    from ._dispatcher import SubscriptionType
     from ._subscription import Subscription
 
 MAX_IDS: Final = 100_000
@@ -27,10 +28,11 @@ MAX_IDS: Final = 100_000
 class NoPort:
     """Stands for a local port that is not opened yet, while a consumer's settings are checked."""
 
-    traits = PortTraits(receiver_queue_size=1_000, max_ids_per_request=MAX_IDS, batch_index_ack=True)
-
-    def __init__(self, topic: str, subscription: str) -> None:
+    def __init__(self, topic: str, subscription: str, kind: SubscriptionType) -> None:
         self.names = topic, subscription, ""
+        self.traits = PortTraits(
+            honours_ids=kind.is_shared, receiver_queue_size=1_000, max_ids_per_request=MAX_IDS, batch_index_ack=True
+        )
 
     async def receive(self) -> Delivery:
         """Refuse."""
@@ -65,19 +67,20 @@ class LocalPort:
         forget: Callable[..., Awaitable[None]],
         *,
         name: str,
-        is_shared: bool,
+        kind: SubscriptionType,
         receiver_queue_size: int,
         batch_index_ack: bool,
     ) -> None:
         self._topic = topic
         self._subscription = subscription
         self._forget = forget
-        self._is_shared = is_shared
+        self._is_shared = kind.is_shared
+        self.kind = kind
         self._has_queue = receiver_queue_size > 0
         self._is_paused = False
         self.name = name
         self._traits = PortTraits(
-            honours_ids=is_shared,
+            honours_ids=kind.is_shared,
             max_ids_per_request=MAX_IDS,
             batch_index_ack=batch_index_ack,
             receiver_queue_size=receiver_queue_size,
@@ -144,6 +147,18 @@ class LocalPort:
             self._subscription.hold(self._number)
         self._subscription.received(self._number)
         return delivery
+
+    def take_nowait(self) -> Delivery | None:
+        """Return the next message, None if none is here; for ports with a queue."""
+        self._check_open()
+        delivery = self._inbox.get_nowait()
+        if delivery is not None:
+            self._subscription.received(self._number)
+        return delivery
+
+    def watch_arrivals(self, on_arrival: Callable[[], object]) -> None:
+        """Call a function, which must not reference this port, when messages arrive and when this port is closed."""
+        self._inbox.on_arrival = on_arrival
 
     def _before_wait(self) -> None:
         if not self._has_queue and not self._is_paused:

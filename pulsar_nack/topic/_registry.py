@@ -135,7 +135,7 @@ class SubscriptionRegistry:
                 attach,
                 self.delete,
                 name=label,
-                is_shared=kind.is_shared,
+                kind=kind,
                 receiver_queue_size=room,
                 batch_index_ack=batch_index_ack,
             )

@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple, Self, overload
 
@@ -28,6 +29,7 @@ from ._ledgers import STATE, TopicLedgers
 from ._port import LocalPort, NoPort
 from ._publisher import EntryPublisher, LocalPublisher
 from ._registry import SubscriptionRegistry
+from ._retry_topics import RetryTopics
 from ._statistics import TopicStatistics
 
 
@@ -62,6 +64,8 @@ class LocalTopic(ClosesOnExit, LoopBound):
             clock=settings.clock,
             check_open=self._ensure_open,
         )
+        self.retry_topics = RetryTopics()
+        """The retry topics of its subscriptions."""
         self._is_closed = True  # until it is open
         self._closing: asyncio.Task[None] | None = None
         ledgers.on_growth = self._wake
@@ -77,6 +81,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
         name: str = "persistent://public/default/local",
         delayed: DelayedDeliveryConfig | None = None,
         clock: Clock | None = None,
+        first_ledger: int = 1,
     ) -> Self:
         """Open a topic, or begin a new one.
 
@@ -85,6 +90,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
         :param delayed: how subscriptions keep delayed messages by default; a :class:`~pulsar_nack.BucketConfig` chooses
             buckets, and one index for all subscriptions. Its longest delay also bounds that of published messages
         :param clock: epoch ms, for publish times and delays; by default the wall clock
+        :param first_ledger: the id of a new topic's first ledger
         :raises InvalidArgumentError: an argument is invalid; nothing was created
         :raises LogLockedError: the topic is open already, here or in another process
         :raises LedgerError: the topic cannot be read
@@ -94,15 +100,19 @@ class LocalTopic(ClosesOnExit, LoopBound):
         memory = BucketConfig(delayed_delivery_tracker_factory_class_name="memory")
         settings = _TopicSettings(config_of(config, TopicConfig), as_bucket_config(delayed) or memory, clock_of(clock))
         check_text("name", name)
+        check_integer("first_ledger", first_ledger, 0)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
         opened: list[LogStore] = [] if owned is None else [owned]
         async with close_on_error(opened):
             part = await take_ownership(home if isinstance(home, LogStore) else opened[0], STATE)
             opened.append(part)
-            ledgers = await TopicLedgers.open(part, settings.config, settings.clock)
+            ledgers = await TopicLedgers.open(part, settings.config, settings.clock, first_ledger)
             self = cls(name, part, ledgers, settings)
             await self._subscriptions.open()
             self._publisher.published_at = await ledgers.last_publish_time()
+        if owned is not None:
+            opening = partial(cls.open, config=config, delayed=delayed, clock=clock)
+            self.retry_topics.open_in_folders(home, opening)
         self._place = owned or part
         self._is_closed = False
         self._subscriptions.trim()
@@ -131,7 +141,9 @@ class LocalTopic(ClosesOnExit, LoopBound):
             self._check_loop("the topic")
         if self._closing is None:
             self._is_closed = True
-            self._closing = self._subscriptions.begin_close(self._ledgers.aclose, self._place.aclose)
+            self._closing = self._subscriptions.begin_close(
+                self.retry_topics.aclose, self._ledgers.aclose, self._place.aclose
+            )
         async with storage_timeout(
             self._settings.config.cursor.close_timeout.total_seconds(), f"LocalTopic {self.name!r}"
         ):
@@ -320,10 +332,11 @@ class LocalTopic(ClosesOnExit, LoopBound):
         """
         kind, settings = check_options(type, options)
         batch_index_ack = settings.pop("batch_index_ack", True)
-        check_subscribe(name, kind, initial_position, consumer_name, receiver_queue_size)
+        joining = check_subscribe(name, kind, initial_position, consumer_name, receiver_queue_size)
         check_flag("batch_index_ack", batch_index_ack)
         as_bucket_config(delayed)
-        Consumer(NoPort(self.name, name), **settings)  # checks the settings, and begins nothing
+        checked = self.retry_topics.checked(settings, receiver_queue_size, self.publisher())
+        Consumer(NoPort(self.name, name, joining.kind), **checked)  # checks the settings, and begins nothing
 
         async def make() -> Consumer:
             port = await self.subscribe(
@@ -335,11 +348,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
                 receiver_queue_size=receiver_queue_size,
                 batch_index_ack=batch_index_ack,
             )
-            try:
-                return Consumer(port, **settings)
-            except BaseException:
-                await port.close()
-                raise
+            return await self.retry_topics.consumer(port, settings, self._settings.clock)
 
         return Subscribing(make)
 

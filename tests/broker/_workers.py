@@ -92,7 +92,7 @@ class Worker:
             client.subscribe(
                 life.topic,
                 NAME,
-                consumer_type=life.kind,  # type: ignore[arg-type]
+                consumer_type=life.kind,
                 initial_position="earliest",
                 consumer_name=f"w{self.number}",
                 batch_index_ack=True,

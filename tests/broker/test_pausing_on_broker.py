@@ -63,6 +63,57 @@ async def test_what_was_fetched_ahead_goes_to_another_one(client: Client, topic:
         assert await nothing_comes(first)
 
 
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_partitions_that_are_paused_together(
+    client: Client, partitioned_topic: Callable[[int], str], is_batch: bool
+) -> None:
+    """U41: what was fetched ahead from each partition, batches too, goes to a second consumer of the subscription."""
+    name, sent = partitioned_topic(3), numbered(60)
+    async with client.subscribe(name, "sub") as first:
+        await produce(client, name, sent, batching=is_batch)
+        await asyncio.sleep(0.3)
+        async with client.subscribe(name, "sub") as second:
+            first.pause()
+            assert await acked(second, 60) == sorted(sent)
+            first.resume()
+            assert await nothing_comes(first)
+
+
+async def test_keys_of_a_paused_consumer_wait_for_it(client: Client, topic: str) -> None:
+    """U41: Key_Shared: while one message is in work its consumer's keys wait for the resume; each comes once."""
+    async with (
+        client.subscribe(topic, "sub", consumer_type="key_shared") as first,
+        client.subscribe(topic, "sub", consumer_type="key_shared") as second,
+        client.producer(topic, batching=False) as producer,
+    ):
+        for number in range(40):
+            await producer.send(b"%d" % number, key=f"k{number % 8}")
+        (in_work,) = await take(first, 1)
+        first.pause()
+        elsewhere: list[bytes] = []
+        while not await nothing_comes_of(second, elsewhere):
+            pass
+        first.resume()
+        here = [in_work.data]
+        await in_work.ack()
+        while not await nothing_comes_of(first, here):
+            pass
+        assert sorted([*here, *elsewhere]) == sorted(numbered(40))
+        assert len(here) > 1
+        assert elsewhere
+
+
+async def nothing_comes_of(consumer: Consumer, found: list[bytes]) -> bool:
+    """Acknowledge the next message and note its payload; return whether none comes."""
+    try:
+        message = await consumer.receive(timeout=1)
+    except TimeoutError:
+        return True
+    found.append(message.data)
+    await message.ack()
+    return False
+
+
 @asynccontextmanager
 async def workers(url: str, topic: str, **settings: Any) -> AsyncIterator[tuple[Consumer, Consumer]]:
     """Two consumers, each with a client of its own, over the transport of the test."""

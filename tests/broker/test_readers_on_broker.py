@@ -12,21 +12,19 @@ import pulsar
 import pytest
 
 from pulsar_nack import MessageId
+from pulsar_nack.consumer import ReceivedMessage
 from pulsar_nack.wire import Client, Reader
 from pulsar_nack.wire._reader._start import Place
 from tests.broker._admin import Admin, _path
-from tests.broker._native import no_task_left
 from tests.broker.standalone import Standalone
 from tests.patience import patience
 
 
 @pytest.fixture
 async def client(service_url: str) -> AsyncIterator[Client]:
-    """A native client; afterwards no task is left."""
-    with no_task_left():
-        async with Client(service_url) as made:
-            yield made
-        await asyncio.sleep(0)
+    """A native client."""
+    async with Client(service_url) as made:
+        yield made
 
 
 async def send(
@@ -156,31 +154,31 @@ async def test_unloads(client: Client, admin: Admin, partitioned_topic: Callable
         async with client.producer(
             topic, batching=batch > 1, batch_max_messages=max(batch, 2), routing=lambda key, _: int(key or 0) % 2
         ) as producer:
-            for number in range(600):
+            for number in range(300):
                 producer.send_nowait(b"%d" % number, key=str(number))
                 await asyncio.sleep(0.005)
             await producer.flush()
 
-    found: dict[str, list[int]] = {}
+    found: dict[int, list[ReceivedMessage]] = {0: [], 1: []}
     async with client.reader(topic, receiver_queue_size=20) as reader:
         unloading, publishing = asyncio.create_task(unload()), asyncio.create_task(publish())
         try:
             async with asyncio.timeout(patience(60)):
-                while sum(map(len, found.values())) < 600:
-                    if await reader.has_message_available():
-                        async for message in reader.read_to_end():
-                            found.setdefault(message.topic, []).append(int(message.data))
-                    else:
-                        await asyncio.sleep(0.01)
+                while not publishing.done() or await reader.has_message_available():
+                    async for message in reader.read_to_end():
+                        found[message.id.partition].append(message)
+                    await asyncio.sleep(0.01)
         finally:
             done = True
-            await unloading
-            await publishing
-        assert {name[-1]: each for name, each in found.items()} == {
-            "0": list(range(0, 600, 2)),
-            "1": list(range(1, 600, 2)),
-        }
+            await asyncio.gather(unloading, publishing)
         assert await numbers(reader) == []
+    for partition, messages in found.items():
+        ids = [message.id for message in messages]
+        assert ids == sorted(set(ids))
+        async with client.reader(f"{topic}-partition-{partition}") as again:
+            stored = [message.id async for message in again.read_to_end()]
+        assert ids == stored  # a message is stored twice if its receipt was lost
+        assert {int(message.data) for message in messages} == set(range(partition, 300, 2))
 
 
 async def test_a_quiet_reader_keeps_its_place(client: Client, admin: Admin, topic: str) -> None:
@@ -243,9 +241,10 @@ async def test_a_compacted_topic(client: Client, admin: Admin, service_url: str,
         assert await numbers(reader) == [13]
     async with client.reader(topic, ids[2], read_compacted=True) as reader:
         assert await numbers(reader) == [10, 13]
-    assert await asyncio.to_thread(
-        official_numbers, service_url, topic, pulsar.MessageId.earliest, inclusive=True, compacted=True
-    ) == [10, 13]
+    if batch == 1:  # of batches the official client also delivers the members that were removed, as empty messages
+        start = pulsar.MessageId.earliest
+        expected = await asyncio.to_thread(official_numbers, service_url, topic, start, inclusive=True, compacted=True)
+        assert expected == [10, 13]
     async with client.reader(topic) as reader:
         found = [message.data async for message in reader.read_to_end()]
         assert found == [*(b"%d" % number for number in range(12)), None, None, b"13"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,6 +214,74 @@ async def test_members_of_a_batch_come_again(ports: Ports, kind: str) -> None:
         assert await rest(consumer) == [(b"0", 2), (b"3", 2)]
         assert await rest(consumer, 6) == [(b"2", 2)]
     assert port.subscription.backlog == 0
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@virtual_time
+async def test_what_waits_for_a_call_stays_at_its_attempt(ports: Ports, kind: str) -> None:
+    """A message that came due and was not received yet is not redelivered once more."""
+    port = ports.port(subscription_type=kind)
+    publish(port, 3)
+    async with Consumer(port, config=EXACT, redelivery="local") as consumer:
+        first, second = await take(consumer, 2)
+        await second.nack(delay=1)
+        await asyncio.sleep(2)
+        assert consumer.statistics().ready == 1
+        await consumer.redeliver_unacknowledged_messages()
+        found = await rest(consumer)
+        assert (found if kind == "exclusive" else sorted(found)) == [(b"0", 2), (b"1", 2), (b"2", 1)]
+        await first.ack()
+    assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_a_rewind_names_one_message() -> None:
+    """Exclusive: however many messages are unsettled, the request is within what the port may be asked for."""
+    port = FakePort(subscription_type="exclusive", max_ids_per_request=2)
+    publish(port, 5)
+    async with Consumer(port, config=EXACT) as consumer:
+        await take(consumer, 4)
+        await consumer.redeliver_unacknowledged_messages()
+        assert [len(call.ids) for call in port.calls if call.name == "redeliver"] == [1]
+        assert await rest(consumer) == [(b"0", 2), (b"1", 2), (b"2", 2), (b"3", 2), (b"4", 1)]
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@virtual_time
+async def test_leases_end_with_their_attempt(ports: Ports, kind: str) -> None:
+    """A lease of the attempt before has no effect any more, and the new attempt has a lease of its own."""
+    port = ports.port(subscription_type=kind)
+    publish(port, 2)
+    async with Consumer(port, config=EXACT, lease=2.0, backoff=[1]) as consumer:
+        first = await take(consumer, 2)
+        await asyncio.sleep(1)
+        await consumer.redeliver_unacknowledged_messages()
+        again = await take(consumer, 2)
+        await asyncio.sleep(1.5)  # the first leases would have ended
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=0.3)
+        await consumer.acknowledge(again[:1])
+        assert await rest(consumer, 3) == [(again[1].data, 3)]
+        assert [message.attempt for message in (*first, *again)] == [1, 1, 2, 2]
+    assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_attempts_outlive_the_consumer(ports: Ports, tmp_path: Path) -> None:
+    """A durable consumer counts these redeliveries as attempts after a restart, too."""
+    port = ports.port()
+    publish(port, 2)
+    async with Consumer(port, config=EXACT, durable=tmp_path) as consumer:
+        await take(consumer, 2)
+        await consumer.redeliver_unacknowledged_messages()
+        again = await take(consumer, 2)
+        assert [message.attempt for message in again] == [2, 2]
+        await consumer.acknowledge(again[:1])
+    async with Consumer(ports.port(port.topic), config=EXACT, durable=tmp_path) as consumer:
+        message = await consumer.receive(timeout=5)
+        assert (message.data, message.attempt) == (again[1].data, 3)
+        await consumer.acknowledge([message])
+        assert await rest(consumer) == []
 
 
 @virtual_time

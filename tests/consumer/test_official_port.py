@@ -392,3 +392,53 @@ def test_the_client_is_not_imported_before_it_is_needed() -> None:
     """Importing the package, and using a consumer on another port, does not touch pulsar-client."""
     code = "import sys, pulsar_nack, pulsar_nack.testing; sys.exit('pulsar' in sys.modules or '_pulsar' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class LastId:
+    """The binding's id of a message."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+
+    def ledger_id(self) -> int:
+        """Return the ledger."""
+        return self._numbers[0]
+
+    def entry_id(self) -> int:
+        """Return the entry."""
+        return self._numbers[1]
+
+    def partition(self) -> int:
+        """Return the partition, -1 for none."""
+        return -1
+
+    def batch_index(self) -> int:
+        """Return the index, -1 for none."""
+        return self._numbers[2]
+
+
+class AskedNative(FakeNative):
+    """The binding's consumer as far as a port asks it for the end of its topic; it answers from another thread."""
+
+    result, last = pulsar._pulsar.Result.Ok, LastId(7, 3, -1)
+
+    def get_last_message_id_async(self, callback: Any) -> None:
+        """Answer soon."""
+        asyncio.get_running_loop().run_in_executor(None, callback, self.result, self.last)
+
+
+async def test_the_end_of_the_topic_over_the_official_client() -> None:
+    """The client's answer is an id of ours with its topic; what it refuses, as for partitions, is one error."""
+    native = AskedNative("persistent://public/default/t")
+    port = OfficialPort(pulsar.asyncio.Consumer(native, pulsar.schema.BytesSchema()), honours_ids=True)
+    (last,) = await port.last_message_ids()
+    assert (last, last.topic) == (MessageId(7, 3), "persistent://public/default/t")
+    native.last = LastId(7, 3, 4)
+    assert await port.last_message_ids() == [MessageId(7, 3, batch_index=4)]
+    native.last = LastId(-1, -1, -1)
+    assert [each.entry for each in await port.last_message_ids()] == [-1]
+    native.result = pulsar._pulsar.Result.OperationNotSupported
+    with pytest.raises(BrokerError, match="get_last_message_id: OperationNotSupported"):
+        await port.last_message_ids()
+    with pytest.raises(NotImplementedError, match=r"cannot unsubscribe by force: use pulsar_nack\.connect"):
+        await port.unsubscribe(force=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 
 import pytest
 
-from pulsar_nack import DeadLetterPolicy, MessageId
+from pulsar_nack import DeadLetterPolicy, InvalidArgumentError, MessageId
+from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.testing import EmbeddedBroker
 from tests.consumer import scenarios
 from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
+from tests.patience import patience
 
 pytestmark = [
     pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here"),
@@ -66,6 +69,33 @@ async def test_dead_letters(url: str, topic: str) -> None:
         await letter.ack()
         assert await nothing_comes(consumer, 1)
         assert consumer.statistics().dead_lettered == 1
+
+
+@pytest.mark.slow
+async def test_retry_topic(url: str, topic: str) -> None:
+    """U15, U45: consumed later, and nacked for long, a message comes from the retry topic, in time, as next attempt."""
+    async with subscribed(url, topic, retry_topic=RetryTopicPolicy(spill_after=1)) as (client, consumer):
+        await send(client, topic, [b"order"])
+        message = await consumer.receive(timeout=10)
+        for attempt, settle in ((2, message.reconsume_later), (3, None)):
+            due_at = time.monotonic() + 1.5
+            await (message.nack if settle is None else settle)(1.5)
+            message = await consumer.receive(timeout=10)
+            assert (message.attempt, message.topic) == (attempt, f"{topic}-sub-RETRY")
+            assert -0.01 <= time.monotonic() - due_at < patience(0.3)
+        await message.ack()
+        statistics = consumer.statistics()
+        assert (statistics.retried, statistics.nacked, statistics.unacked) == (2, 1, 0)
+        assert await nothing_comes(consumer, 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("consumer_type", ["exclusive", "failover"])
+async def test_no_retry_topic_where_nothing_can_be_delayed(url: str, topic: str, consumer_type: str) -> None:
+    """U14: on Exclusive and Failover subscribing is refused."""
+    with pytest.raises(InvalidArgumentError, match="retry_topic"):
+        async with subscribed(url, topic, retry_topic=RetryTopicPolicy(), consumer_type=consumer_type):
+            pass
 
 
 @pytest.mark.slow

@@ -14,12 +14,12 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
-from pulsar_nack.consumer import ConsumerStatistics
+from pulsar_nack.consumer import ConsumerStatistics, MessageRetried, RetryTopicPolicy
 from pulsar_nack.observe import ConsumerMetrics
 from pulsar_nack.observe._consumer_figures import FIGURES, HISTOGRAMS, READ, prometheus_name
-from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from pulsar_nack.testing import FakePort, FakePublisher, LocalBroker, virtual_time
 from tests.consumer.ports import KINDS, Ports
-from tests.consumer.ten_messages import PAYLOADS, check_statistics, handle_ten
+from tests.consumer.ten_messages import PAYLOADS, check_statistics, counts_of, handle_ten
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 ORDERS = ("persistent://public/default/orders", "billing", "")
@@ -280,9 +280,59 @@ def test_names() -> None:
         ConsumerMetrics(registry)
 
 
-def test_arguments_are_checked() -> None:
+@virtual_time
+async def test_retries_and_leases() -> None:
+    """Messages of a retry topic, nacks that wait there, and leases that ended are counted and have their events."""
+    metrics, events = ConsumerMetrics(), list[Any]()
+    settings: dict[str, Any] = {"retry_topic": RetryTopicPolicy(spill_after=600), "lease": 1.0, "config": EXACT}
+    async with LocalBroker() as broker:
+        topic = await broker.topic(ORDERS[0])
+        async with broker.consumer("billing", topic=ORDERS[0], **settings, hooks=[events.append]) as consumer:
+            metrics.add(consumer)
+            for payload in (b"later", b"slow", b"long"):
+                await topic.publish(payload)
+            for _ in range(6):
+                message = await consumer.receive(timeout=4000)
+                if message.attempt > 1:
+                    await message.ack()
+                elif message.data == b"later":
+                    await message.reconsume_later(3)
+                elif message.data == b"long":
+                    await message.nack(3600)
+            await asyncio.sleep(1)
+            found = scraped(metrics)
+    assert (found[f"{OURS}retried_total"], found[f"{JAVA}ack_timeout_total"]) == (2, 1)
+    assert (found[f"{JAVA}nack_total"], found[f"{JAVA}ack_total"], found[f"{OURS}unacked"]) == (1, 3, 0)
+    assert counts_of(events) == {
+        "MessageReceived": 3,
+        "MessageRedelivered": 3,
+        "MessageAcknowledged": 3,
+        "MessageRetried": 2,
+        "MessageNacked": 1,
+        "LeaseExpired": 1,
+    }
+    retried = [(event.topic, event.delay_ms) for event in events if isinstance(event, MessageRetried)]
+    assert retried == [(f"{ORDERS[0]}-billing-RETRY", 3000), (f"{ORDERS[0]}-billing-RETRY", 3_600_000)]
+
+
+@virtual_time
+async def test_names_of_the_user() -> None:
+    """A consumer may be exported under other names; those of a list have the tenant and namespace of the first."""
+    metrics = ConsumerMetrics()
+    async with Consumer(FakePort()) as plain, Consumer(FakePort()) as several:
+        metrics.add(plain, topic_name="orders", subscription="billing")
+        assert scraped(metrics)[f"{OURS}held"] == 0
+        topics = "persistent://acme/shop/a, persistent://acme/depot/b"
+        metrics.add(several, topic_name=topics, subscription="s")
+        labels = {"pulsar_tenant": "acme", "pulsar_namespace": "acme/shop", "pulsar_topic": topics}
+        assert scraped(metrics, **labels, pulsar_subscription="s")[f"{OURS}held"] == 0
+
+
+async def test_arguments_are_checked() -> None:
     """What is no consumer and no delay is refused by name."""
     with pytest.raises(InvalidArgumentError, match="consumer"):
         ConsumerMetrics().add(FakePort())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="topic_name"):
+        ConsumerMetrics().add(Consumer(FakePort()), topic_name=1)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="keep_closed"):
         ConsumerMetrics(keep_closed=-1)

@@ -23,7 +23,7 @@ SMALL = TopicConfig(max_entries_per_ledger=3)
 async def test_nothing_is_skipped_while_ledgers_roll_over(tmp_path: Path, kind: str) -> None:
     """Entries that many publish at once, over the ends of many ledgers, all come; in order to a single consumer."""
     async with await LocalTopic.open(tmp_path, SMALL) as topic:
-        port = await topic.subscribe("s", kind)  # type: ignore[arg-type]
+        port = await topic.subscribe("s", kind)
         receiving = asyncio.create_task(take(port, 200))
         ids = await asyncio.gather(*(topic.publish(data) for data in numbered(200)))
         assert [(each.ledger, each.entry) for each in ids] == [(1 + at // 3, at % 3) for at in range(200)]
@@ -96,7 +96,7 @@ async def test_where_a_subscription_begins_is_durable(start: str) -> None:
     store = await LocalLogStore.open("/t", files=files)
     async with store, await LocalTopic.open(store, SMALL) as topic:
         await topic.publish(numbered(5))
-        await topic.subscribe("s", initial_position=start)  # type: ignore[arg-type]
+        await topic.subscribe("s", initial_position=start)
         found = files.after_crash()
     async with await LocalLogStore.open("/t", files=found) as store, await LocalTopic.open(store, SMALL) as topic:
         assert topic.subscriptions == ["s"]

@@ -95,7 +95,7 @@ async def test_whatever_consumers_do_every_message_is_done_once(kind: str) -> No
                 await asyncio.sleep(random.random() / 10)
 
         async def consume() -> None:
-            port: FaultyPort = await broker.subscribe("s", kind, receiver_queue_size=random.randint(1, 20))  # type: ignore[arg-type]
+            port: FaultyPort = await broker.subscribe("s", kind, receiver_queue_size=random.randint(1, 20))
             for _ in range(random.randint(5, 60)):
                 try:
                     delivery = await asyncio.wait_for(port.receive(), 3)

@@ -265,7 +265,7 @@ async def test_bad_input_is_named(topic: LocalTopic) -> None:
         with pytest.raises(InvalidArgumentError, match="payload"):
             await topic.publish(payload)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="type"):
-        await topic.subscribe("s", "nonsense")  # type: ignore[arg-type]
+        await topic.subscribe("s", "nonsense")
     with pytest.raises(InvalidArgumentError):
         await port.acknowledge([delivery.id, MessageId(1, 99)])
     with pytest.raises(InvalidArgumentError):

@@ -11,7 +11,6 @@ from pulsar_nack import BucketConfig, DelayedDeliveryConfig, LocalTopic
 from pulsar_nack.config import TopicConfig
 from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.testing import ManualClock
-from pulsar_nack.topic._arguments import SubscriptionTypeName
 from tests.topic.test_local_topic import numbered, payloads, take
 
 
@@ -29,7 +28,7 @@ def lose_tail(home: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive", "failover"])
-async def test_what_is_published_afterwards_is_shown(tmp_path: Path, kind: SubscriptionTypeName) -> None:
+async def test_what_is_published_afterwards_is_shown(tmp_path: Path, kind: str) -> None:
     """O24: twenty entries are acknowledged, half of them are lost: the five that are published then are shown."""
     async with await LocalTopic.open(tmp_path) as topic:
         port = await topic.subscribe("s", kind)

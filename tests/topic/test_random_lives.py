@@ -75,7 +75,7 @@ class Lives:
         random, model = self.random, self.models[name]
         port: FaultyPort = await self.broker.subscribe(
             name,
-            SUBSCRIPTIONS[name],  # type: ignore[arg-type]
+            SUBSCRIPTIONS[name],
             receiver_queue_size=random.choice([1, 5, 100]),
             unacked_limit=random.choice([None, 7]),
         )
@@ -178,7 +178,7 @@ class Lives:
         for name, kind in SUBSCRIPTIONS.items():
             self.shown_never[name] = set(self.models[name].for_good)
             left: set[int] = set()
-            port: FaultyPort = await self.broker.subscribe(name, kind)  # type: ignore[arg-type]
+            port: FaultyPort = await self.broker.subscribe(name, kind)
             while topic.backlog(name):
                 delivery = await asyncio.wait_for(port.receive(), 100)
                 self.check(name, delivery)

@@ -246,3 +246,23 @@ async def test_what_was_fetched_and_not_taken_from_the_latest_on() -> None:
         await asyncio.sleep(1)
         made.broker.cut()
         assert [delivery.data for delivery in await made.arrived.take(3)] == [b"0", b"1", b"2"]
+
+
+@virtual_time
+async def test_a_whole_message_that_was_not_taken_before_a_later_one() -> None:
+    """Its chunks come again after a lost connection, though a message between them was taken."""
+    async with consuming() as made:
+        for index, payload in enumerate([b"half", b"full"]):
+            chunk = metadata_of(uuid="u", num_chunks_from_msg=2, chunk_id=index, total_chunk_msg_size=8)
+            made.topic.append(message_rest(chunk, payload))
+            if not index:
+                made.topic.publish(b"between")
+        await made.open(type="exclusive", durable=False)
+        assert [each.data for each in await made.arrived.take()] == [b"between"]
+        await asyncio.sleep(1)
+        made.broker.cut()
+        taken = await made.arrived.take(2)
+        assert [each.data for each in taken] == [b"between", b"halffull"]
+        made.broker.cut()
+        made.topic.publish(b"later")
+        assert [each.data for each in await made.arrived.take()] == [b"later"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -328,6 +328,21 @@ async def test_no_message_is_missed_or_comes_twice(event: str, batch: int) -> No
             assert reader.duplicates == 0
 
 
+@virtual_time
+async def test_a_message_that_was_found_before_the_connection_broke() -> None:
+    """U47: it is still unread, though the broker begins after it."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(2))
+        async with client.reader("t") as reader:
+            assert (await reader.read()).data == b"0"
+            assert await reader.has_message_available()
+            broker.unload(TOPIC)
+            await asyncio.sleep(1)
+            assert await reader.has_message_available()
+            assert await texts(reader) == ["1"]
+            assert not await reader.has_message_available()
+
+
 @pytest.mark.parametrize("start", ["latest", 1_790_000_000_000])
 @virtual_time
 async def test_a_quiet_topic_keeps_its_place(start: Any) -> None:
@@ -356,20 +371,34 @@ async def test_at_random(seed: int) -> None:
         topics = list(map(broker.topic, names))
         sent: dict[str, list[bytes]] = {topic.name: [] for topic in topics}
         seen: dict[str, list[bytes]] = {topic.name: [] for topic in topics}
+        halves: dict[str, bytes] = {}
+        chunked = 0
         async with client.reader("t", receiver_queue_size=choose.choice([1, 3, 100])) as reader:
             for _ in range(size(400, fast=150)):
                 unread = sum(map(len, sent.values())) - sum(map(len, seen.values()))
-                action = choose.choice(["publish", "publish", "read", "read", "look", "end", "cut", "unload", "wait"])
+                action = choose.choice(
+                    ["publish", "publish", "chunk", "read", "read", "look", "end", "cut", "unload", "wait"]
+                )
                 if action == "publish":
                     topic = choose.choice(topics)
                     made = [b"%d" % (len(sent[topic.name]) + more) for more in range(choose.choice([1, 1, 2, 5]))]
                     sent[topic.name] += made
                     topic.publish(made[0]) if len(made) == 1 else topic.publish_batch(made)
+                elif action == "chunk":
+                    topic = choose.choice(topics)
+                    whole = halves.pop(topic.name, None)
+                    chunked += whole is None
+                    payload = whole or b"c%07d" % chunked
+                    chunk_of(topic, payload.decode(), int(whole is not None), payload[4:] if whole else payload[:4])
+                    if whole is None:
+                        halves[topic.name] = payload
+                    else:
+                        sent[topic.name].append(whole)
                 elif action == "read" and unread:
                     message = await reader.read(timeout=60)
                     seen[message.topic].append(message.data)
                 elif action == "look":
-                    assert await reader.has_message_available() is (unread > 0)
+                    assert await reader.has_message_available() in {unread > 0, unread > 0 or bool(halves)}
                 elif action == "end":
                     most = choose.choice([1, 3, 1000])
                     wanted = {name: list(each) for name, each in sent.items()}
@@ -446,8 +475,81 @@ async def test_chunks_without_the_rest_of_their_message() -> None:
         topic.append(message_rest(chunk, b"half"))
         async with client.reader("t") as reader:
             assert await asyncio.wait_for(texts(reader), 10) == numbered(0, 1)
+            assert not await reader.has_message_available()
             publish(topic, range(2, 3))
             assert (await reader.read(timeout=10)).data == b"2"
+
+
+def ends_at(entry: int, mark: int) -> Callable[[Call], None]:
+    """Answer with a last message and a mark-delete position."""
+
+    def answer(call: Call) -> None:
+        last, marked = ({"ledgerId": 7, "entryId": each} for each in (entry, mark))
+        call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last, consumer_mark_delete_position=marked)
+
+    return answer
+
+
+@virtual_time
+async def test_a_mark_ahead_of_a_compacted_topic() -> None:
+    """Retention has deleted the ledgers, and their last messages are in the compacted topic: they are read."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(3))
+        broker.always("GET_LAST_MESSAGE_ID", ends_at(2, 9))
+        async with client.reader("t", read_compacted=True) as reader:
+            assert await reader.has_message_available()
+            assert await texts(reader) == numbered(0, 1, 2)
+        async with client.reader("t") as reader:
+            assert await texts(reader) == []
+
+
+@virtual_time
+async def test_what_was_received_stays_in_order() -> None:
+    """Messages that are received and not read come before later ones, also if the last one was compacted away."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(5))
+        del topic.entries[1]
+        async with client.reader("t") as reader:
+            for _ in range(3):
+                reader._keep(await reader._next(1, ()))
+            broker.always("GET_LAST_MESSAGE_ID", ends_at(1, 0))
+            assert await texts(reader) == ["0"]
+            assert [(await reader.read(timeout=1)).data for _ in range(3)] == [b"2", b"3", b"4"]
+
+
+def chunk_of(topic: FakeTopic, uuid: str, index: int, payload: bytes) -> None:
+    """Publish one of two chunks of a message of eight bytes."""
+    topic.append(
+        message_rest(metadata_of(uuid=uuid, num_chunks_from_msg=2, chunk_id=index, total_chunk_msg_size=8), payload)
+    )
+
+
+@virtual_time
+async def test_chunks_between_other_messages(caplog: pytest.LogCaptureFixture) -> None:
+    """U47: the first chunk is not acknowledged with later messages, so that it comes again after a lost connection; one
+    that stays alone for twice the timeout is given up."""
+    async with cluster() as (broker, topic, client):
+        chunk_of(topic, "u", 0, b"half")
+        publish(topic, range(3))
+        async with client.reader("t") as reader:
+            assert await texts(reader) == numbered(0, 1, 2)
+            await asyncio.sleep(2)
+            assert broker.commands("ACK") == []
+            broker.cut()
+            await asyncio.sleep(2)
+            chunk_of(topic, "u", 1, b"full")
+            assert [(await reader.read(timeout=5)).data] == [b"halffull"]
+            assert reader.duplicates == 3
+            await asyncio.sleep(2)
+            assert broker.commands("ACK")[-1].message_id[0].entryId == 4
+            chunk_of(topic, "v", 0, b"half")
+            for number in range(20):
+                publish(topic, range(number, number + 1))
+                assert (await reader.read(timeout=5)).data == b"%d" % number
+                await asyncio.sleep(10)
+            assert caplog.text.count("gave up the chunked message at") == 1
+            assert broker.commands("ACK")[-1].message_id[0].entryId == topic.entries[-1].entry
+            assert await texts(reader) == []
 
 
 @pytest.mark.parametrize("queue", [1, 100])

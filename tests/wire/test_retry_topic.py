@@ -17,6 +17,7 @@ from pulsar_nack import (
     ClosedError,
     Consumer,
     DeadLetterPolicy,
+    Exponential,
     InvalidArgumentError,
     MessageId,
     NackConfig,
@@ -101,7 +102,7 @@ async def test_twice_then_the_dead_letter_topic() -> None:
     for number, (metadata, payload) in enumerate(stored(broker), 1):
         found = properties(metadata)
         until_ms = int(found.pop("PULSAR_NACK_DELIVER_AT"))
-        assert until_ms == metadata.deliver_at_time
+        assert until_ms == metadata.deliver_at_time + 1_000
         assert found == {**origin, "RECONSUMETIMES": str(number), "step": str(number)}
         assert (payload, metadata.partition_key, metadata.event_time) == (b"order", "k", 5)
     ((metadata, payload),) = stored(broker, DEAD)
@@ -471,3 +472,22 @@ async def test_arguments_are_checked_first() -> None:
         with pytest.raises(AlreadySettledError):
             await message.dead_letter()
         await (await consumer.receive(timeout=5)).ack()
+
+
+@virtual_time
+async def test_forged_properties() -> None:
+    """N24: numbers that nobody meant neither stop the consumer nor hide a message."""
+    broker = FakeBroker()
+    names = ("RECONSUMETIMES", "DELAY_TIME", "PULSAR_NACK_DELIVER_AT")
+    values = ["9" * 18, "9" * 19, "-1", "x", "", "9" * 15, "1e3"]
+    async with consuming(broker, backoff=Exponential(1, 60)) as consumer:
+        for value in values:
+            broker.topic(RETRY).publish(value.encode(), properties=dict.fromkeys(names, value))
+            message = await consumer.receive(timeout=1)
+            await message.nack()
+            message = await consumer.receive(timeout=100)
+            await message.reconsume_later()
+            message = await consumer.receive(timeout=100)
+            assert message.data == value.encode()
+            await message.ack()
+    assert unacked(broker, RETRY) == 0

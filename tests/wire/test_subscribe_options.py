@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack import InvalidArgumentError, MessageId
-from pulsar_nack.wire._consumer._subscribe_options import KeyShared, SubscribeOptions
+from pulsar_nack.consumer import KeyShared
+from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from tests.for_each import for_each
 
 

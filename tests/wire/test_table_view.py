@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
@@ -13,7 +14,7 @@ import pytest
 
 from pulsar_nack import ClosedError, InvalidArgumentError
 from pulsar_nack.consumer import ReceivedMessage
-from pulsar_nack.errors import TopicNotFoundError
+from pulsar_nack.errors import MissingExtraError, TopicNotFoundError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import TableChange, TableChanges
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -183,6 +184,21 @@ async def test_an_error_reaches_the_user(caplog: pytest.LogCaptureFixture) -> No
         assert "ended" in repr(view)
         assert "the view of persistent://public/default/t ends" in caplog.text
         await view.aclose()
+
+
+@virtual_time
+async def test_a_codec_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view ends with the error that names the extra, rather than with values that are too old."""
+    async with cluster() as (_, topic, client):
+        put(topic, a=1)
+        async with client.table_view("t") as view:
+            monkeypatch.setitem(sys.modules, "cramjam", None)
+            topic.publish(b"x", partition_key="a", compression=pb.LZ4, uncompressed_size=9)
+            await asyncio.sleep(1)
+            with pytest.raises(MissingExtraError, match="compression"):
+                view["a"]
+        with pytest.raises(MissingExtraError, match="compression"):
+            await client.table_view("t")
 
 
 async def all_of(changes: TableChanges) -> list[TableChange]:

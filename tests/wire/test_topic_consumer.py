@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from pulsar_nack.consumer import KeyShared
 from pulsar_nack.errors import BrokerError, BrokerRefusedError, ClosedError, RequestTimeoutError
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire._consumer._subscribe_options import KeyShared
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.consuming import NAME, TOPIC, consuming
 from tests.wire.fake_broker import cut, later, refuse, silence

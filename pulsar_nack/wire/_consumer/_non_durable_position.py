@@ -10,7 +10,7 @@ Positions are of entries: the consumer knows which members of a batch are acknow
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ...ids import MessageId, _is_message_id
 from ...index import PositionRanges
@@ -98,6 +98,11 @@ class NonDurablePosition:
         """Return whether a requested entry comes before the present session's first message."""
         begun = self._begun
         return begun is not None and any(place <= begun for place in self._requested)
+
+    @property
+    def requested(self) -> Collection[Place]:
+        """Return the entries that have to come again."""
+        return self._requested
 
     def expect(self, places: Iterable[Place]) -> None:
         """Note entries that have to come in the next session though they were not taken."""

@@ -181,6 +181,8 @@ class ReceiverQueue:
         if messages != permits:
             self._free(permits - messages)
             self._chunks.update()
+        elif self._position is not None and isinstance(found, Delivery | UnreadEntry) and found.id.is_chunked:
+            self._position.expect(found.id.parts)  # until it is taken: later messages may be taken before
         self.messages += messages
         self.bytes += size
         self._memory.bytes += size
@@ -264,6 +266,11 @@ class ReceiverQueue:
     def _fetch(self) -> None:
         self.permits.is_held = False
         self._give(self.permits.give())
+
+    def first_chunk(self) -> Place | None:
+        """Return the first entry that is a chunk of an incomplete message, or was one and comes again; None: none."""
+        requested = () if self._position is None else self._position.requested
+        return min((*self._chunks.positions(), *requested), default=None)
 
     def _count(self, messages: int, size: int) -> None:
         self.messages += messages

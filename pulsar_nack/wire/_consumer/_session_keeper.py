@@ -35,6 +35,8 @@ _EARLIEST: Final = MessageId(-1, -1)
 _CLOSE_TIMEOUT_S: Final = 5.0
 _SHORT_S: Final = 1.0
 """While sessions end sooner than this, the pauses before the next ones grow."""
+_PAUSE_S: Final = 0.05
+_MOST_PAUSES: Final = 20
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
@@ -337,6 +339,7 @@ class SessionKeeper:
         :raises ClosedError: the consumer is closed
         """
         ends_at = self._loop.time() + self._context.options.request_timeout.total_seconds()
+        pauses = 0
         while True:
             session = await self._next_session(ends_at)
             if is_seek:
@@ -347,9 +350,13 @@ class SessionKeeper:
                 if self._loop.time() >= ends_at:
                     raise
             except BrokerRefusedError as error:
-                is_closed = session is not self.session and is_unknown_consumer(error)
-                if not is_closed or self._loop.time() >= ends_at:
+                if not is_unknown_consumer(error) or self._loop.time() >= ends_at:
                     raise
+                if session is self.session:  # the broker may have closed it and not said so yet
+                    pauses += 1
+                    if pauses > _MOST_PAUSES:
+                        raise
+                    await asyncio.sleep(_PAUSE_S)
             finally:
                 self._may_subscribe.set()
 

@@ -8,7 +8,8 @@ What was received and not read waits in ``_kept``, in order for each topic: a me
 topic with several kept messages fetches no more, so they are at most as many as are prefetched.
 
 Reading acknowledges once a second what was read, all up to the last message, so that the broker's statistics show the
-backlog. Nothing waits for that.
+backlog. Nothing waits for that. It stops before a chunk of an incomplete message, which has to come again after a lost
+connection, but for no longer than twice the time that its other chunks may take.
 
 Not every entry is a message: the broker skips those of transactions and replication, compaction removes messages while
 they are read, and chunks may lack the rest of their message. Then the last message of a topic never comes. If nothing
@@ -21,6 +22,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Self
 
@@ -28,14 +30,14 @@ from ..._delays import Delay, delay_ms
 from ..._lifetime import ClosesWhenDropped, Opening, check_loop, running_loop
 from ...consumer import Delivery, ReceivedMessage
 from ...errors import BrokerError, ClosedError
-from ...ids import MessageId, _is_message_id
+from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
 from .._connection._retry import gather_or_cancel, retry_transient
 from .._consumer._port import WirePort
 from .._consumer._selection import Selection
 from .._consumer._subscribe_options import SubscribeOptions
 from .._consumer._topic_consumer import TopicConsumer
-from ._start import EARLIEST, LATEST, Place, is_after, place_of, starts_of
+from ._start import LATEST, Place, is_after, place_of, starts_of
 
 _ACK_INTERVAL_S: Final = 1.0
 _YIELD_AFTER_S: Final = 0.005
@@ -51,11 +53,11 @@ class Reader(ClosesWhenDropped):
     in order. Several tasks may read; each message goes to one of them. Iterating reads without end.
     """
 
-    def __init__(self, port: WirePort, context: ClientContext, *, is_compacted: bool) -> None:
+    def __init__(self, port: WirePort, context: ClientContext, options: SubscribeOptions) -> None:
         self.duplicates = 0
         """How many messages the broker sent again after a lost connection; they were dropped."""
         self._port = port
-        self._is_compacted = is_compacted
+        self._is_compacted = options.read_compacted
         self._loop = context.loop
         self._consumers = port._consumers
         self._read: dict[str, MessageId] = {}
@@ -65,6 +67,8 @@ class Reader(ClosesWhenDropped):
         self._yield_at = 0.0
         self._acking: asyncio.TimerHandle | None = None
         self._acked: dict[str, MessageId] = {}
+        self._incomplete: dict[str, tuple[tuple[int, int], float]] = {}
+        self._chunk_patience_s = 2 * delay_ms(options.chunk_timeout) / 1000
         self._closing: asyncio.Task[None] | None = None
         self._inner = self._twin()
 
@@ -99,16 +103,11 @@ class Reader(ClosesWhenDropped):
         except BaseException:
             await port.close()
             raise
-        return cls(port, context, is_compacted=options.read_compacted)
+        return cls(port, context, options)
 
     def __repr__(self) -> str:
         topic, _, name = self._port.names
         return f"<Reader of {topic!r}{f' as {name!r}' if name else ''}{', closed' if self._port.is_closed else ''}>"
-
-    @property
-    def topic(self) -> str:
-        """Return the full name of the topic, or of several, separated by commas."""
-        return self._port.names[0]
 
     @property
     def is_connected(self) -> bool:
@@ -156,7 +155,8 @@ class Reader(ClosesWhenDropped):
             try:
                 delivery = await self._next(stalled_s, ends)
             except TimeoutError:
-                ends = await self._ends_that_come(ends)
+                with suppress(BrokerError):  # without an answer all of them may still come
+                    ends = await self._ends(ends)
                 stalled_s = min(stalled_s * 2, _LONGEST_STALL_S)
                 continue
             end = ends.get(delivery.topic)
@@ -216,10 +216,10 @@ class Reader(ClosesWhenDropped):
         return None
 
     def _keep(self, delivery: Delivery) -> None:
-        """Keep the newest message that was received of its topic, until it is read."""
+        """Keep a message until it is read: the newest that was received of its topic, or the first kept one."""
         topic = delivery.topic
         kept = self._kept.setdefault(topic, deque())
-        kept.append(delivery)
+        kept.appendleft(delivery) if kept and is_after(kept[0].id, delivery.id) else kept.append(delivery)
         consumer = self._consumers.by_topic.get(topic)
         if len(kept) > 1 and topic not in self._paused and consumer is not None:
             self._paused.add(topic)
@@ -253,9 +253,27 @@ class Reader(ClosesWhenDropped):
         self._acking = None
         for topic, message_id in self._read.items():
             consumer = self._consumers.by_topic.get(topic)
-            if consumer is not None and consumer.is_connected and self._acked.get(topic) is not message_id:
+            if consumer is None or not consumer.is_connected or self._acked.get(topic) is message_id:
+                continue
+            if not self._waits_for_chunks(consumer, message_id):
                 self._acked[topic] = message_id
                 consumer.acks.acknowledge_cumulative_soon(message_id, _note_ack)
+
+    def _waits_for_chunks(self, consumer: TopicConsumer, message_id: MessageId) -> bool:
+        """Return whether a message before this one may still be completed."""
+        topic, first, now = consumer.topic, consumer.queue.first_chunk(), self._loop.time()
+        if first is None or first > message_id[:2]:
+            self._incomplete.pop(topic, None)
+            return False
+        known, ends_at = self._incomplete.get(topic, (None, 0.0))
+        if known != first:
+            self._incomplete[topic] = first, now + self._chunk_patience_s
+        elif now >= ends_at:
+            if ends_at:
+                self._incomplete[topic] = first, 0.0
+                _LOG.warning("%s: gave up the chunked message at %s, which stays incomplete", topic, first)
+            return False
+        return True
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -318,26 +336,25 @@ class Reader(ClosesWhenDropped):
         answers = await gather_or_cancel(each.end() for each in consumers)
         ends: dict[str, MessageId] = {}
         for consumer, (last, mark) in zip(consumers, answers, strict=True):
-            topic = consumer.topic
-            end = last if only is None or is_after(only[topic], last) else only[topic]
-            position = self._position_of(consumer)
-            is_read = end.entry < 0 or (position is not None and not is_after(end, position))
-            if mark is not None and (only is not None or not self._is_compacted):
-                is_read = is_read or mark >= end[:2]
-            if not is_read:
-                ends[topic] = end
+            end = last if only is None or is_after(only[consumer.topic], last) else only[consumer.topic]
+            if only is None and self._is_compacted:
+                mark = None  # it may be behind messages of the compacted topic
+            if end.entry >= 0 and not self._has_read(consumer, end, mark):
+                ends[consumer.topic] = end
         return ends
 
-    async def _ends_that_come(self, ends: dict[str, MessageId]) -> dict[str, MessageId]:
-        """Return those of these ends that still come; while the broker does not answer, all of them."""
-        try:
-            ends = await self._ends(ends)
-        except BrokerError as error:
-            _LOG.debug("%s: cannot ask for the last message: %s", self.topic, error)
-        if len(self._port._inbox):
-            return ends
-        arrived = {each.topic: each.last_arrived or EARLIEST for each in self._consumers}
-        return {topic: end for topic, end in ends.items() if arrived[topic] < end[:2]}
+    def _has_read(self, consumer: TopicConsumer, end: MessageId, mark: Position | None) -> bool:
+        """Return whether nothing is left to be read up to a message.
+
+        :param mark: the mark-delete position, up to which the broker sends nothing any more
+        """
+        if kept := self._kept.get(consumer.topic):
+            return is_after(kept[0].id, end)
+        position = self._position_of(consumer)
+        if (position is not None and not is_after(end, position)) or (mark is not None and mark >= end[:2]):
+            return True
+        arrived = consumer.last_arrived if consumer.is_connected and not len(self._port._inbox) else None
+        return arrived is not None and arrived >= end[:2]
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ class TableView(ClosesWhenDropped, Mapping[str, Any]):
         self.unreadable = 0
         """How many messages had a value that could not be read."""
         self._reader = reader
+        self._topic = reader._port.names[0]
         self._decode = decode
         self._loop = asyncio.get_running_loop()
         self._values: dict[str, Any] = {}
@@ -113,7 +114,7 @@ class TableView(ClosesWhenDropped, Mapping[str, Any]):
         except BaseException as error:
             if not self._is_closed:  # otherwise this is its end
                 self._fault = error if isinstance(error, Exception) else ClosedError("the table view")
-                _LOG.error("the view of %s ends: %r", self._reader.topic, error)
+                _LOG.error("the view of %s ends: %r", self._topic, error)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -156,7 +157,7 @@ class TableView(ClosesWhenDropped, Mapping[str, Any]):
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else "" if self._fault is None else f", ended: {self._fault}"
-        return f"<TableView of {self._reader.topic!r}, {len(self._values)} keys{state}>"
+        return f"<TableView of {self._topic!r}, {len(self._values)} keys{state}>"
 
     # --- changes ------------------------------------------------------------------------------------------------------
 

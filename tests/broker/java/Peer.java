@@ -66,6 +66,8 @@ public final class Peer {
             case "flush" -> flush(name);
             case "consumer" -> consumer(name, words[2], words[3], words[4]);
             case "giving_up" -> givingUp(name, words[2], words[3], Integer.parseInt(words[4]));
+            case "retrying" -> retrying(name, words[2], words[3], Integer.parseInt(words[4]));
+            case "reconsume" -> reconsume(name, Integer.parseInt(words[2]), Long.parseLong(words[3]), words[4]);
             case "nack" -> nack(name, Integer.parseInt(words[2]), Integer.parseInt(words[3]));
             case "receive" -> receive(name, Integer.parseInt(words[2]), Integer.parseInt(words[3]));
             case "close" -> close(name);
@@ -131,6 +133,30 @@ public final class Peer {
                 .negativeAckRedeliveryDelay(100, TimeUnit.MILLISECONDS)
                 .deadLetterPolicy(DeadLetterPolicy.builder().maxRedeliverCount(maxRedeliveries).build())
                 .subscribe());
+    }
+
+    private void retrying(String name, String topic, String subscription, int maxRedeliveries) throws Exception {
+        consumers.put(name, client.newConsumer()
+                .topic(topic)
+                .subscriptionName(subscription)
+                .subscriptionType(SubscriptionType.Shared)
+                .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest)
+                .negativeAckRedeliveryDelay(100, TimeUnit.MILLISECONDS)
+                .enableRetry(true)
+                .deadLetterPolicy(DeadLetterPolicy.builder().maxRedeliverCount(maxRedeliveries).build())
+                .subscribe());
+    }
+
+    private void reconsume(String name, int most, long delayMs, String patienceMs) throws Exception {
+        Consumer<byte[]> consumer = consumers.get(name);
+        for (int number = 0; number < most; number++) {
+            Message<byte[]> message = consumer.receive(Integer.parseInt(patienceMs), TimeUnit.MILLISECONDS);
+            if (message == null) {
+                return;
+            }
+            say("reconsumed", id(message.getMessageId()), message.getTopicName());
+            consumer.reconsumeLater(message, delayMs, TimeUnit.MILLISECONDS);
+        }
     }
 
     private void nack(String name, int most, int patienceMs) throws Exception {

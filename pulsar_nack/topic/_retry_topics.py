@@ -1,0 +1,101 @@
+"""The retry topics of a local topic's subscriptions: opened beside the topic when one is needed, closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ..clock import Clock
+from ..consumer import Consumer, ConsumerPort, RetryTopicPolicy
+from ..errors import InvalidArgumentError
+from ._joined_port import FIRST_RETRY_LEDGER, JoinedPort
+
+if TYPE_CHECKING:
+    from ._port import LocalPort
+    from ._publisher import LocalPublisher
+    from ._topic import LocalTopic
+
+OpenTopic = Callable[[str, str, int], Awaitable["LocalTopic"]]
+"""Opens the retry topic of a subscription, by its name, with ledgers from an id on."""
+
+
+class RetryTopics:
+    """Opens and owns the retry topics of one topic."""
+
+    def __init__(self) -> None:
+        self.opener: OpenTopic | None = None
+        """None: the topic is in a store, with no place beside it."""
+        self._opened: dict[str, LocalTopic] = {}
+        self._opening = asyncio.Lock()
+
+    def open_in_folders(self, home: Any, opening: Callable[..., Awaitable[LocalTopic]]) -> None:
+        """Open each retry topic in a folder beside that of the topic, with the settings of the topic."""
+        folder = Path(home).absolute()
+
+        def open_topic(subscription: str, name: str, first_ledger: int) -> Awaitable[LocalTopic]:
+            return opening(f"{folder}-{quote(subscription, safe='')}-RETRY", name=name, first_ledger=first_ledger)
+
+        self.opener = open_topic
+
+    def checked(
+        self, settings: Mapping[str, Any], receiver_queue_size: int, publisher: LocalPublisher
+    ) -> dict[str, Any]:
+        """Return the settings of a consumer as a port that is not open takes them.
+
+        :raises InvalidArgumentError: they name a retry topic that a consumer cannot have
+        """
+        policy = settings.get("retry_topic")
+        if not isinstance(policy, RetryTopicPolicy):
+            return dict(settings)
+        if self.opener is None:
+            raise InvalidArgumentError("retry_topic", policy, "None, as this topic is in a LogStore, not in a folder")
+        if not receiver_queue_size:
+            expected = "at least 1 with a retry topic: each of both would fetch a message that no call takes"
+            raise InvalidArgumentError("receiver_queue_size", receiver_queue_size, expected)
+        return {**settings, "retry_topic": replace(policy, publisher=policy.publisher or publisher)}
+
+    async def consumer(self, port: LocalPort, settings: Mapping[str, Any], clock: Clock) -> Consumer:
+        """Return a consumer on a port, which it owns, and on the retry topic that the settings name.
+
+        :param clock: that of the topics
+        """
+        opened: ConsumerPort = port
+        try:
+            if settings.get("retry_topic") is None:
+                return Consumer(opened, **settings)
+            opened, policy = await self.join(port, settings["retry_topic"])
+            return Consumer(opened, **{"wall_clock": clock, **settings, "retry_topic": policy})
+        except BaseException:
+            await opened.close()
+            raise
+
+    async def join(self, port: LocalPort, policy: RetryTopicPolicy) -> tuple[JoinedPort, RetryTopicPolicy]:
+        """Subscribe to the retry topic as this port is; return both as one, and the policy with all that it needs."""
+        topic, subscription, consumer_name = port.names
+        named = policy.named((topic,), subscription)
+        assert named.topic is not None
+        assert self.opener is not None
+        async with self._opening:
+            if named.topic not in self._opened:
+                self._opened[named.topic] = await self.opener(subscription, named.topic, FIRST_RETRY_LEDGER)
+            opened = self._opened[named.topic]
+        retry_port = await opened.subscribe(
+            subscription,
+            port.kind,
+            consumer_name=consumer_name,
+            initial_position="earliest",
+            receiver_queue_size=port.traits.receiver_queue_size,
+            batch_index_ack=port.traits.batch_index_ack,
+        )
+        return JoinedPort(port, retry_port), replace(named, publisher=policy.publisher or opened.publisher())
+
+    async def aclose(self) -> None:
+        """Close them all."""
+        async with self._opening:
+            opened, self._opened = self._opened, {}
+        for topic in opened.values():
+            await topic.aclose()
