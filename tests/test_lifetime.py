@@ -41,7 +41,7 @@ from pulsar_nack.ids import Position
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FakePort, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time
 from pulsar_nack.topic import LocalTopic
-from pulsar_nack.wire import Client, Producer
+from pulsar_nack.wire import Client, Producer, Reader, TableView
 from tests.consumer.nowait_port import NowaitPort
 from tests.test_public_names import PUBLIC
 from tests.wire.fake_broker import FakeBroker
@@ -301,6 +301,20 @@ async def _producer(_: Path) -> AsyncIterator[Producer]:
 
 
 @contextlib.asynccontextmanager
+async def _reader(_: Path) -> AsyncIterator[Reader]:
+    broker = FakeBroker()
+    async with Client(broker.url, dial=broker.dial) as client, client.reader("t") as reader:
+        yield reader
+
+
+@contextlib.asynccontextmanager
+async def _table_view(_: Path) -> AsyncIterator[TableView]:
+    broker = FakeBroker()
+    async with Client(broker.url, dial=broker.dial) as client, client.table_view("t") as view:
+        yield view
+
+
+@contextlib.asynccontextmanager
 async def _tracker(_: Path) -> AsyncIterator[NegativeAcksTracker]:
     async with NegativeAcksTracker(lambda _: None) as tracker:
         tracker.nack_nowait(MessageId(1, 1))  # opens the fast path
@@ -373,6 +387,8 @@ KINDS: dict[str, Open] = {
     "Message": _message,
     "Client": _client,
     "Producer": _producer,
+    "Reader": _reader,
+    "TableView": _table_view,
     "NegativeAcksTracker": _tracker,
     "InMemoryDelayedDeliveryTracker": _in_memory,
     "BucketDelayedDeliveryTracker": _buckets,
@@ -411,6 +427,8 @@ FREE: dict[str, str] = {
     "ObjectLogStore": "is an AsyncLogStore, as LocalLogStore",
     "OpeningTopic": "opens a LocalTopic each time",
     "Producing": "opens a Producer each time, and its client checks",
+    "Reading": "opens a Reader each time, and its client checks",
+    "Viewing": "opens a TableView each time, and its client checks",
     "Subscribing": "opens a Consumer each time, and its client checks",
     "TraceWriter": "a thread writes",
     "VirtualClockEventLoop": "a loop",
@@ -480,6 +498,7 @@ OF: dict[tuple[str, str], tuple[Any, ...]] = {
     ("LogDelayedCursor", "forget"): (1,),
     ("NegativeAcksTracker", "ack"): (MessageId(1, 1),),
     ("NegativeAcksTracker", "nack"): (MessageId(1, 1),),
+    ("Reader", "read"): (),
     ("SharedSubscription", "acknowledge"): ((1, 1),),
 }
 SYNCHRONOUS = {
@@ -489,6 +508,7 @@ SYNCHRONOUS = {
     "BucketDelayedDeliveryTracker": ["add_message", "get_scheduled_messages", "contains_message"],
     "SharedSubscription": ["add_message", "get_scheduled_messages"],
     "Producer": ["send_nowait"],
+    "TableView": ["changes"],
     "Message": ["ack_soon"],
 }
 

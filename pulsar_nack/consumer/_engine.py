@@ -224,6 +224,7 @@ class ConsumerEngine:
 
     def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
         table, place = self.table, (topic, partition)
+        self.receiver.inbox.drop_outdated()  # by acknowledgements that may be forgotten now
         if self.trace.is_on and event is SessionEvent.BEGAN:
             self.trace.connected(topic, partition)
         elif self.trace.is_on:

@@ -63,23 +63,31 @@ class LetterVerbs:
 
     # --- nacks -------------------------------------------------------------------------------------------------------
 
-    def nack(
-        self, payload: Delivery, record: MessageState | None, attempt: int | None, milliseconds: int, reason: str
+    def nack(  # noqa: PLR0917 - all that a nack has
+        self,
+        payload: Delivery,
+        record: MessageState | None,
+        attempt: int | None,
+        milliseconds: int,
+        reason: str,
+        is_deferred: bool = False,
     ) -> Coroutine[Any, Any, asyncio.Future[Outcome] | None] | None:
         """Return what sends a nacked message away, to be awaited; None if it waits here.
 
         :param record: of a message that is not settled, None: it is not known
         :param attempt: the redelivery count of the attempt that ends; None: of any
+        :param is_deferred: nothing failed: the message comes as the same attempt again
         """
         letters = self._letters
         if letters is None or (record is not None and record.is_doubtful):  # then others may have settled it
             return None
         count = (attempt or 0) if record is None else record.redelivery_count
-        if letters.rules is not None and letters.rules.is_last(count):
+        if letters.rules is not None and letters.rules.is_last(count) and not is_deferred:
             return self._nack(letters, payload, count, attempt, None, reason)
         is_new = record is None or record.state is State.DELIVERED  # else the earlier of both deadlines counts
         if is_new and letters.may_spill and self._spills(letters, payload, milliseconds):
-            return self._nack(letters, payload, count, attempt, self._wait(milliseconds), reason)
+            wait = self._wait(milliseconds)._replace(is_deferred=is_deferred)
+            return self._nack(letters, payload, count, attempt, wait, reason)
         return None
 
     def _spills(self, letters: Letters, payload: Delivery, milliseconds: int) -> bool:
@@ -92,21 +100,24 @@ class LetterVerbs:
     async def _nack(  # noqa: PLR0917 - all that a nack has
         self, letters: Letters, payload: Delivery, count: int, attempt: int | None, wait: Wait | None, reason: str
     ) -> asyncio.Future[Outcome] | None:
-        to = State.DEAD_LETTERING if wait is None else State.RETRYING
+        to, settler = State.DEAD_LETTERING if wait is None else State.RETRYING, self._settler
         await self._until_room(letters, payload.id, attempt, to, is_new=False)
-        self._settler.nacked += 1
+        settler.nacked += wait is None or not wait.is_deferred
         if wait is None:
             letters.dead_letter(payload, count, reason)
-            self._settler.queue.trace.nacked_last(payload.id, count, reason)
+            settler.queue.trace.nacked_last(payload.id, count, reason)
             return None
         letters.reconsume_later(payload, count, wait, reason, is_spilled=True)
-        durable = self._settler.durable
-        return None if durable is None else durable.nacked(payload.id, wait.delay_ms, count)
+        durable = settler.durable
+        return None if durable is None else durable.nacked(payload.id, wait.delay_ms, count - wait.is_deferred)
 
-    def _hold_again(self, payload: Delivery, record: MessageState, until_ms: int) -> None:
+    def _hold_again(self, payload: Delivery, record: MessageState, wait: Wait) -> None:
         """Hold a message whose nack could not wait in the retry topic."""
         queue = self._settler.queue
-        queue.hold(queue.table.hold(record.id), max(until_ms - self._settler.wall_clock.now_ms(), 0), payload)
+        queue.hold(queue.table.hold(record.id), max(wait.until_ms - self._settler.wall_clock.now_ms(), 0), payload)
+        if wait.is_deferred:
+            record.redelivery_count -= 1
+            record.hidden_count += 1
 
     # --- both --------------------------------------------------------------------------------------------------------
 

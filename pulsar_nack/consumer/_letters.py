@@ -76,8 +76,8 @@ class Letters:
         self.has_room = asyncio.Event()
         """Clear while it is full."""
         self.has_room.set()
-        self.hold_again: Callable[[Delivery, MessageState, int], None]
-        """Called with a message whose nack could not wait in the retry topic, and until when; set by the settler."""
+        self.hold_again: Callable[[Delivery, MessageState, Wait], None]
+        """Called with a message whose nack could not wait in the retry topic; set by the settler."""
         self._table = table
         self._max_bytes = settings.max_local_bytes
         self._mark_delete = mark_delete
@@ -162,8 +162,11 @@ class Letters:
         assert self.retry is not None
         assert self.retry_topic is not None
         record = self._table.send_away(delivery.id, redelivery_count, State.RETRYING)
-        self._trace.nack(record, wait.delay_ms if is_spilled else None, reason)
-        message = self.retry_topic.message(delivery, redelivery_count + 1, wait)
+        if wait.is_deferred:
+            self._trace.deferred(record, wait.delay_ms)
+        else:
+            self._trace.nack(record, wait.delay_ms if is_spilled else None, reason)
+        message = self.retry_topic.message(delivery, redelivery_count + (not wait.is_deferred), wait)
         return self._begin(LetterTask(self.retry, record, delivery, message, wait=wait, is_spilled=is_spilled))
 
     def _dead_letter(
@@ -247,7 +250,7 @@ class Letters:
         assert letter.delivery is not None
         assert letter.wait is not None
         self._forget(letter)
-        self.hold_again(letter.delivery, letter.record, letter.wait.until_ms)
+        self.hold_again(letter.delivery, letter.record, letter.wait)
 
     async def _publish(self, letter: LetterTask) -> None:
         assert letter.message is not None

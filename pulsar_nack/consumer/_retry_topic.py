@@ -79,11 +79,13 @@ class Wait(NamedTuple):
     :param delay_ms: the delay
     :param until_ms: when it ends, epoch ms
     :param properties: of the user, for the message
+    :param is_deferred: nothing failed: the message comes as the same attempt again
     """
 
     delay_ms: int
     until_ms: int
     properties: Mapping[str, str]
+    is_deferred: bool = False
 
 
 class RetryTopic:

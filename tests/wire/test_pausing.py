@@ -116,6 +116,22 @@ async def test_what_is_in_work_is_settled_while_paused() -> None:
 
 
 @virtual_time
+async def test_what_is_acknowledged_by_its_id_is_not_delivered() -> None:
+    """U41: a message that came due and waited for a call, although the session ends once it is acknowledged."""
+    broker = FakeBroker()
+    publish(broker, b"0")
+    async with workers(broker, redelivery="local") as consumer:
+        message = await consumer.receive(timeout=1)
+        await message.nack(delay=1)
+        consumer.pause()
+        await asyncio.sleep(2)
+        assert consumer.statistics().ready == 1
+        await consumer.acknowledge(message.id)
+        consumer.resume()
+        assert await shown(consumer) == []
+
+
+@virtual_time
 async def test_a_broker_without_others_is_asked_seldom() -> None:
     """Permits that are out bring messages that go back after longer and longer; none of that counts as an attempt."""
     broker = FakeBroker()

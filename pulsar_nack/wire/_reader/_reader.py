@@ -283,6 +283,7 @@ class Reader(ClosesWhenDropped):
         :raises BrokerError: the broker gave no answer
         :raises ClosedError: the reader is closed
         """
+        self._check()
         return await self._port.last_message_ids()
 
     def positions(self) -> list[MessageId]:

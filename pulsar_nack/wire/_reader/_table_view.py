@@ -166,6 +166,7 @@ class TableView(ClosesWhenDropped, Mapping[str, Any]):
 
         :raises PulsarNackError: reading the topic failed
         """
+        check_loop(self._loop, "the table view")
         self._check()
         made = TableChanges(self)
         self._changes.add(made)
