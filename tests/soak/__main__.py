@@ -145,7 +145,7 @@ class Soak:
             "port": self._proxy.port,
             "topic": self._topic,
             "seed": f"{self._seed} {self._generation}",
-            "first_id": 1_000 * self._generation,
+            "first_id": 100_000 * self._generation,
             "durable": str(self._folder / "state") if slot == 1 else None,
             "log": str(self._folder / f"worker-{slot}.log"),
         }

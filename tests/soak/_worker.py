@@ -7,6 +7,7 @@ share. ``begin``, ``try`` and ``acked`` are about one message; see ``_judge``.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -91,9 +92,10 @@ async def work(url: str, port: int, topic: str, seed: str, first_id: int, durabl
     :param port: of the proxy through which all connections go
     :param first_id: of its consumers: the embedded broker confuses consumers of different connections with equal ids
     """
+    ids = itertools.count(first_id, 10)
 
     async def dial(connection: Connection, _address: Address) -> None:
-        connection.consumers._last_id = first_id
+        connection.consumers._last_id = next(ids)
         await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", port)
 
     settings: dict[str, Any] = {"lease": LEASE_S, "backoff": [0.1, 0.5, 1], "receiver_queue_size": 50}
