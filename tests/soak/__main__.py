@@ -13,8 +13,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ class Soak:
         self.sent: set[int] = set()
         self._url, self._admin, self._seconds, self._seed, self._rate = url, admin, seconds, seed, rate
         self._folder = folder
+        self._events = (folder / "events.log").open("w")
         self._random = random.Random(seed)
         self._topic = f"persistent://public/default/soak-{uuid.uuid4().hex[:8]}"
         self._workers: dict[int, Worker] = {}
@@ -53,6 +55,7 @@ class Soak:
     async def run(self) -> None:
         """Send messages and disturb the workers for the time; then wait for the rest, and judge."""
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._events)
             self._proxy = await stack.enter_async_context(TcpProxy(int(self._url.rpartition(":")[2])))
             client = await stack.enter_async_context(pulsar_nack.connect(self._url))
             async with client.subscribe(self._topic, "soak"):
@@ -107,6 +110,7 @@ class Soak:
             await asyncio.sleep(min(self._random.uniform(0.5, 5.0), left_s))
             deck = deck or self._random.sample(kinds, len(kinds))
             kind, slot = deck.pop(), self._random.randrange(1, SLOTS)
+            self._note(f"{kind} {slot}")
             for worker in self._workers.values():
                 if worker.process.returncode is not None:
                     self.judge.wrong.append(f"worker {worker.slot} ended with {worker.process.returncode}")
@@ -129,6 +133,9 @@ class Soak:
                     self._proxy.cut_after(self._random.randrange(1, 2_000))
                     await asyncio.sleep(0.3)
                     self.judge.disturb("late cuts", time.monotonic())
+
+    def _note(self, text: str) -> None:
+        self._events.write(f"{time.monotonic():.3f} {text}\n")
 
     async def _unload(self) -> None:
         assert self._admin is not None
@@ -155,7 +162,11 @@ class Soak:
             process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=errors, cwd=ROOT
             )
-        self._workers[slot] = Worker(slot, process, self.judge)
+        self._workers[slot] = Worker(slot, process, partial(self._hear, slot))
+
+    def _hear(self, slot: int, line: str) -> None:
+        self._note(f"worker {slot}: {line.rstrip()}")
+        self.judge.hear(slot, line)
 
     async def _stop(self, worker: Worker) -> None:
         """Drain a worker; it has to end by itself, and with 0."""
@@ -178,19 +189,19 @@ class Soak:
 class Worker:
     """A process that handles messages."""
 
-    def __init__(self, slot: int, process: asyncio.subprocess.Process, judge: Judge) -> None:
+    def __init__(self, slot: int, process: asyncio.subprocess.Process, hear: Callable[[str], None]) -> None:
         self.slot = slot
         self.process = process
         self.ready = asyncio.Event()
         """Set once it has begun: from then on a signal drains it."""
-        self._judge = judge
+        self._hear = hear
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             if line.endswith(b"\n"):
-                self._judge.hear(self.slot, line.decode())
+                self._hear(line.decode())
             self.ready.set()
         self.ready.set()
 
@@ -271,7 +282,7 @@ async def main(seconds: float, seed: int, rate: int) -> int:
     if not judge.counts["acked"]:
         judge.wrong.append("no message was acknowledged")
     if judge.wrong:
-        print(f"{len(judge.wrong)} things are wrong; run again with SEED={seed}; the workers' logs are in {folder}")
+        print(f"{len(judge.wrong)} things are wrong; run again with SEED={seed}; events and logs are in {folder}")
         return 1
     shutil.rmtree(folder)
     print("nothing lost, nothing handled after a reported acknowledgement, no task left")

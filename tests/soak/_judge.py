@@ -1,8 +1,8 @@
 """What the workers of a soak told, and what is wrong with it. Pure.
 
 A message that is handled again after its acknowledgement was reported is wrong, unless the acknowledgement came while
-another worker could have the message already: after the end of the lease, or when the connection broke while it was
-handled. Then the other worker may begin with it for some seconds more, as with any queue.
+another worker could have the message already: after the end of the lease, or if a connection broke since a worker had
+the message first. Then the other worker may begin with it for some seconds more, as with any queue.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Judge:
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self._begun: dict[int, float] = {}
         """When each message was begun last."""
+        self._first_begun: dict[int, float] = {}
         self._tried: set[int] = set()
         self._disturbed_at: list[float] = []
 
@@ -46,12 +47,14 @@ class Judge:
         if word == "begin":
             number, at = int(numbers[0]), float(numbers[2])
             self._begun[number] = max(at, self._begun.get(number, at))
+            self._first_begun[number] = min(at, self._first_begun.get(number, at))
             self._compare(number)
         elif word == "try":
             self._tried.add(int(numbers[0]))
         elif word == "acked":
             number, began, at = int(numbers[0]), float(numbers[1]), float(numbers[2])
-            is_cut = any(began - _MARGIN_S < each < at for each in self._disturbed_at[-20:])
+            began = min(began, self._first_begun.get(number, began))
+            is_cut = any(began - _MARGIN_S < each < at for each in self._disturbed_at[-50:])
             self.acked.setdefault(number, (at, numbers[3] == "1" and not is_cut))
             self._compare(number)
         elif word == "memory":
