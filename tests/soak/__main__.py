@@ -273,7 +273,7 @@ async def main(seconds: float, seed: int, rate: int) -> int:
         "workers drained": judge.counts["drains"],
         "connections cut": judge.counts["cuts"],
         "unloads": judge.counts["unloads"],
-        "begun elsewhere before a late acknowledgement": judge.repeated,
+        "begun again, as another worker had them already": len(judge.repeated),
     }.items():
         print(f"{count:12,}  {name}")
     print(f"memory of the first worker: {early / 1e6:.1f} MB early, {late / 1e6:.1f} MB late")

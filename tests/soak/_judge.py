@@ -2,7 +2,8 @@
 
 A message that is handled again after its acknowledgement was reported is wrong, unless the acknowledgement came while
 another worker could have the message already: after the end of the lease, or if a connection broke since a worker had
-the message first. Then the other worker may begin with it for some seconds more, as with any queue.
+the message first. Then the other worker may begin with it for some seconds more, as with any queue. Brokers also send a
+few redelivered messages twice, to two consumers in the same instant: so few may be handled by both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 GRACE_S: Final = 20.0
 """How long a second worker may take to begin with a message that it had before the first acknowledged it."""
+_MOST_TWINS: Final = 0.002
 _MARGIN_S: Final = 0.5
 _MOST_GROWTH: Final = 24 * 1024 * 1024
 """Bytes by which a worker may grow: caches fill, and its memory is in pieces."""
@@ -25,9 +27,10 @@ class Judge:
     def __init__(self) -> None:
         self.wrong: list[str] = []
         self.counts = Counter[str]()
-        self.acked: dict[int, tuple[float, bool]] = {}
-        """When each message was acknowledged first, and whether no other worker could have it then."""
-        self.repeated = 0
+        self.acked: dict[int, tuple[float, str]] = {}
+        """When each message was acknowledged first, and who could have it then besides: nobody, a twin, anybody."""
+        self.repeated: dict[int, str] = {}
+        """Messages that were begun after their acknowledgement, and who could have them."""
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self._begun: dict[int, float] = {}
         """When each message was begun last."""
@@ -55,7 +58,11 @@ class Judge:
             number, began, at = int(numbers[0]), float(numbers[1]), float(numbers[2])
             began = min(began, self._first_begun.get(number, began))
             is_cut = any(began - _MARGIN_S < each < at for each in self._disturbed_at[-50:])
-            self.acked.setdefault(number, (at, numbers[3] == "1" and not is_cut))
+            if is_cut or numbers[3] != "1":
+                who = "anybody"
+            else:
+                who = "nobody" if began == float(numbers[1]) else "a twin"
+            self.acked.setdefault(number, (at, who))
             self._compare(number)
         elif word == "memory":
             self.memory.setdefault(slot, []).append((float(numbers[0]), int(numbers[1])))
@@ -65,15 +72,16 @@ class Judge:
             self.wrong.append(f"worker {slot} left {numbers[0]} tasks")
 
     def _compare(self, number: int) -> None:
-        if number not in self.acked or number not in self._begun:
+        if number not in self.acked or number not in self._begun or number in self.repeated:
             return
-        (acked_at, is_sure), begun_at = self.acked[number], self._begun[number]
-        if begun_at <= acked_at:
+        acked_at, who = self.acked[number]
+        late_s = self._begun[number] - acked_at
+        if late_s <= 0:
             return
-        self.repeated += 1
-        late_s = begun_at - acked_at
-        if is_sure or late_s > GRACE_S:
-            self.wrong.append(f"{number} was handled {late_s:.3f} s after its acknowledgement was reported")
+        if who != "nobody" and late_s <= GRACE_S:
+            self.repeated[number] = who
+        elif (text := f"{number} was handled {late_s:.3f} s after its acknowledgement was reported") not in self.wrong:
+            self.wrong.append(text)
 
     def is_settled(self, sent: Collection[int]) -> bool:
         """Return whether all messages were acknowledged, as far as that was reported."""
@@ -84,6 +92,9 @@ class Judge:
         for number in sorted(left):
             state = "was acknowledged and is there again" if number in self.acked else "was never settled"
             self.wrong.append(f"{number} {state}")
+        twins = [number for number, who in self.repeated.items() if who == "a twin"]
+        if len(twins) > max(_MOST_TWINS * len(self.acked), 3):
+            self.wrong.append(f"{len(twins)} were handled again after redeliveries: {twins[:10]}")
         lost = [number for number in sent if number not in self.acked and number not in self._tried]
         self.wrong += [f"{number} is lost" for number in lost if number not in left]
 

@@ -30,14 +30,14 @@ def test_handled_by_two_before_either_acknowledged() -> None:
     """U44: that is at least once, as after the end of a lease, and right."""
     judge = judged("begin 7 1 10.0", "begin 7 2 11.0", "try 7", "acked 7 10.0 12.0 0", "try 7", "acked 7 11.0 12.5 1")
     judge.end([7], [])
-    assert (judge.wrong, judge.repeated) == ([], 0)
+    assert (judge.wrong, judge.repeated) == ([], {})
 
 
 @pytest.mark.parametrize("late_s", [GRACE_S - 1, GRACE_S + 1])
 def test_begun_elsewhere_after_a_late_acknowledgement(late_s: float) -> None:
     """U44: after a lease that may have ended another worker may have the message, but not for ever."""
     judge = judged("begin 7 1 10.0", "try 7", "acked 7 10.0 12.0 0", f"begin 7 2 {12 + late_s}")
-    assert (len(judge.wrong), judge.repeated) == (late_s > GRACE_S, 1)
+    assert (len(judge.wrong), len(judge.repeated)) == (late_s > GRACE_S, late_s <= GRACE_S)
 
 
 @pytest.mark.parametrize("disturbed_at", [9.0, 10.05, 11.0])
@@ -45,6 +45,18 @@ def test_begun_elsewhere_after_the_connection_broke(disturbed_at: float) -> None
     """O3: that excuses a message that was being handled then, and no other."""
     judge = judged(*HANDLED, "begin 7 1 10.2", disturbed_at=disturbed_at)
     assert len(judge.wrong) == (disturbed_at != 10.05)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_few_redelivered_messages_come_twice(count: int) -> None:
+    """U23: brokers send some redelivered messages to two consumers at once; many of them are wrong."""
+    lines = []
+    for number in range(count):
+        lines += [f"begin {number} 1 9.0", f"begin {number} 2 10.0", f"acked {number} 10.0 10.1 1"]
+        lines += [f"begin {number} 2 10.2", f"acked {number} 10.2 10.3 1"]
+    judge = judged(*lines)
+    judge.end(range(count), [])
+    assert judge.wrong == ([] if count <= 3 else ["4 were handled again after redeliveries: [0, 1, 2, 3]"])
 
 
 def test_lost_stuck_and_back_again() -> None:
