@@ -58,10 +58,7 @@ class Judge:
             number, began, at = int(numbers[0]), float(numbers[1]), float(numbers[2])
             began = min(began, self._first_begun.get(number, began))
             is_cut = any(began - _MARGIN_S < each < at for each in self._disturbed_at[-50:])
-            if is_cut or numbers[3] != "1":
-                who = "anybody"
-            else:
-                who = "nobody" if began == float(numbers[1]) else "a twin"
+            who = "anybody" if is_cut or numbers[3] != "1" else "nobody" if began == float(numbers[1]) else "a twin"
             self.acked.setdefault(number, (at, who))
             self._compare(number)
         elif word == "memory":
