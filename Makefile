@@ -43,7 +43,7 @@ test-all: $(VENV)/.with-test ## run all tests that need no real broker, each in 
 test-broker: $(VENV)/.with-test ## run the tests on a real Apache Pulsar, started for them (Java 17, Maven)
 	PULSAR_VERSION=$(PULSAR) $(BIN)/python -m tests.broker.standalone run -- $(PYTEST) -m broker tests/broker $(ARGS)
 
-soak: $(VENV)/.with-test ## kill, drain and cut off workers for SOAK_SECONDS (1800), and check that nothing is lost
+soak: $(VENV)/.with-test ## kill and drain workers for SOAK_SECONDS (1800), and check that nothing is lost
 	$(BIN)/python -W error -m tests.soak $(ARGS)
 
 lint: $(VENV)/.with-test ## check format, style and types
