@@ -7,7 +7,17 @@
     curl localhost:8080/statistics            # the consumer's statistics
 
 It uses the broker at PULSAR_SERVICE_URL, or starts an embedded one, and ends on SIGTERM, on Ctrl-C, or after --seconds.
-The HTTP code is minimal; in a real service, your framework's start and stop hooks do this work.
+The HTTP code is minimal. In a real service your framework's start and stop hooks do this work, as in FastAPI:
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with pulsar_nack.connect(URL) as client, client.subscribe(TOPIC, "web-service") as consumer:
+            worker = asyncio.create_task(consumer.run(work))
+            yield
+            await consumer.drain(timeout=10)
+            await worker
+
+    app = FastAPI(lifespan=lifespan)
 """
 
 from __future__ import annotations
@@ -24,6 +34,8 @@ from http import HTTPStatus
 from typing import Any
 
 import pulsar_nack.wire
+from pulsar_nack import Message
+from pulsar_nack.consumer import Retry
 from pulsar_nack.testing import EmbeddedBroker
 
 TOPIC = "example-web-jobs"
@@ -36,17 +48,14 @@ class Service:
     def __init__(self, consumer: pulsar_nack.Consumer, producer: pulsar_nack.wire.Producer) -> None:
         self.consumer = consumer
         self.producer = producer
-        self.worker: asyncio.Task[None] | None = None
+        self.worker: asyncio.Task[Any] | None = None
         self.done = 0
 
-    async def work(self) -> None:
-        """Handle messages; each fails at its first attempt, so that there is something to see."""
-        async for message in self.consumer:
-            if message.attempt == 1:
-                await message.nack(delay=1.0)
-            else:
-                self.done += 1
-                await message.ack()
+    async def work(self, message: Message) -> None:
+        """Handle a message; each fails at its first attempt, so that there is something to see."""
+        if message.attempt == 1:
+            raise Retry(delay=1.0)
+        self.done += 1
 
     async def answer(self, method: str, path: str, body: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
         """Return the status and content of the answer to a request."""
@@ -102,16 +111,15 @@ async def main(port: int, seconds: float | None) -> None:
         client.subscribe(TOPIC, "web-service") as consumer,
     ):
         service = Service(consumer, producer)
-        service.worker = asyncio.create_task(service.work())
+        service.worker = asyncio.create_task(consumer.run(service.work, concurrency=100))
         server = await asyncio.start_server(service.serve_one, "127.0.0.1", port)
         print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await stopping.wait()
         server.close()  # no new requests
-        service.worker.cancel()  # no new message; one being processed stays unacknowledged, so it is not lost
-        await asyncio.wait([service.worker])
-        # The consumer is closed: messages that it still held have returned to the broker, for other consumers.
+        await consumer.drain(timeout=10)  # other consumers get what was fetched ahead; running handlers finish
+        await service.worker
     print("stopped", flush=True)
 
 

@@ -1,7 +1,7 @@
 """A worker whose failed jobs come back after growing delays, and are given up after four attempts.
 
     pip install 'pulsar-nack[demo]'
-    python examples/worker.py            # runs until Ctrl-C
+    python examples/worker.py            # runs until Ctrl-C or SIGTERM, and lets running jobs finish
     python examples/worker.py --once     # ends when its sample jobs are done
 
 It uses the broker at PULSAR_SERVICE_URL, or starts an embedded one. With a client of the official library, call
@@ -16,10 +16,12 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pulsar_nack
+from pulsar_nack import Message
+from pulsar_nack.consumer import Ignore, Retry
 from pulsar_nack.testing import EmbeddedBroker
 
 TOPIC = "example-worker-jobs"
@@ -40,21 +42,18 @@ async def work(job: dict[str, Any], attempt: int) -> None:
         raise RuntimeError("no luck")
 
 
-async def handle(message: pulsar_nack.Message) -> bool:
-    """Try a job once; return whether it is settled."""
+async def handle(message: Message) -> None:
+    """Try a job once; an exception brings it back after RETRY_DELAYS, unless it is a verb."""
     job = json.loads(message.data)
     try:
         await work(job, message.attempt)
-    except Exception as error:
-        if message.attempt < MAX_ATTEMPTS:
-            log(f"{job['job']}: attempt {message.attempt} failed ({error})")
-            await message.nack()  # without a delay: it is taken from RETRY_DELAYS
-            return False
-        log(f"{job['job']}: given up after {message.attempt} attempts")
-    else:
-        log(f"{job['job']}: done at attempt {message.attempt}")
-    await message.ack()
-    return True
+    except RuntimeError as error:
+        if message.attempt == MAX_ATTEMPTS:
+            log(f"{job['job']}: given up after {message.attempt} attempts")
+            raise Ignore(str(error)) from error  # or DeadLetter, on a consumer with a dead-letter topic
+        log(f"{job['job']}: attempt {message.attempt} failed ({error})")
+        raise Retry(reason=str(error)) from error
+    log(f"{job['job']}: done at attempt {message.attempt}")
 
 
 async def main(*, once: bool) -> None:
@@ -67,12 +66,13 @@ async def main(*, once: bool) -> None:
     ):
         for job in SAMPLE_JOBS:
             await producer.send(json.dumps(job).encode())
-        settled = 0
-        async for message in consumer:
-            settled += await handle(message)
-            if once and settled == len(SAMPLE_JOBS):
-                break
-        log(f"{consumer.statistics().nacked} failures came back after their delays")
+        running = asyncio.create_task(consumer.run(handle, concurrency=10, drain_timeout=20, stop_on_signals=True))
+        while once and consumer.statistics().acked < len(SAMPLE_JOBS):  # noqa: ASYNC110 - only for the sample
+            await asyncio.sleep(0.1)
+        if once:
+            await consumer.drain()
+        report = await running
+        log(f"{consumer.statistics().nacked} failures came back after their delays; {report}")
 
 
 @asynccontextmanager
@@ -95,5 +95,4 @@ STARTED_AT = time.monotonic()
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--once", action="store_true", help="end when the sample jobs are done")
-    with suppress(KeyboardInterrupt):
-        asyncio.run(main(once=parser.parse_args().once))
+    asyncio.run(main(once=parser.parse_args().once))

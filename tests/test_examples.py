@@ -57,6 +57,7 @@ def test_every_example_is_run_here() -> None:
         "rate_limited_api.py",
         "reader.py",
         "retry_topic.py",
+        "taskiq_worker.py",
         "web_service.py",
         "worker.py",
     }
@@ -131,6 +132,21 @@ def test_rate_limited_api() -> None:
     through = re.findall(r"(order \d+): through", told)
     assert sorted(through) == sorted(f"order {number}" for number in range(12))
     assert re.search(r"order 4: too many calls, again in 0\.\d+ s", told)
+
+
+@pytest.mark.slow
+def test_taskiq_worker() -> None:
+    """The delayed task, the retries and the dead letter happen in this order."""
+    told = run("taskiq_worker.py")
+    lines = re.findall(r"s  (.+)", told)
+    assert lines == [
+        "sent",
+        "order 17: no answer",
+        "order 17: no answer",
+        "mail to ann@example.org",
+        "order 17: done",
+        "1 dead letter",
+    ]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from tests.tiers import seeds
 
 OPTIONAL = (
     "_pulsar", "cramjam", "google", "google_crc32c", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar",
-    "pulsar_lite", "pyarrow", "pyspark", "rich", "structlog", "typer", "uvloop",
+    "pulsar_lite", "pyarrow", "pyspark", "rich", "structlog", "taskiq", "typer", "uvloop",
 )  # fmt: skip
 NEEDED = {
     "annotated_types", "anyio", "cython_runtime", "exceptiongroup", "idna", "pulsar_nack", "pydantic", "pydantic_core",
@@ -34,6 +34,7 @@ CORE = (
     "pulsar_nack.consumer",
     "pulsar_nack.testing",
     "pulsar_nack.observe",
+    "pulsar_nack.integrations",
     "pulsar_nack.pipeline",
     "pulsar_nack.cli",
 )

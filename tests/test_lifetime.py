@@ -423,6 +423,8 @@ FREE: dict[str, str] = {
     "WirePort": "driven by a Consumer, which checks",
     "EmbeddedBroker": "a process",
     "LocalBroker": "its topics check",
+    "NackRetryMiddleware": "keeps nothing of a loop",
+    "PulsarBroker": "its client checks",
     "ObjectLog": "is an AsyncLog, as LocalLog",
     "ObjectLogStore": "is an AsyncLogStore, as LocalLogStore",
     "OpeningTopic": "opens a LocalTopic each time",

@@ -3,6 +3,7 @@
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
 from ._dialect import KeyShared
+from ._drain import DrainReport
 from ._events import (
     ConsumerConnected,
     ConsumerDisconnected,
@@ -20,6 +21,7 @@ from ._events import (
     MessageRetried,
 )
 from ._message import Message
+from ._outcomes import DeadLetter, Defer, ErrorRule, Ignore, OnError, Retry, Verb
 from ._port import (
     AcksDone,
     ConsumerPort,
@@ -44,6 +46,7 @@ from ._port import (
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
 from ._retry_topic import RetryTopicPolicy
+from ._runner import Handler
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
@@ -61,9 +64,15 @@ __all__ = [
     "ConsumerPort",
     "ConsumerStatistics",
     "ConsumerTrace",
+    "DeadLetter",
     "DeadLetterPolicy",
+    "Defer",
     "DelayingPublisher",
     "Delivery",
+    "DrainReport",
+    "ErrorRule",
+    "Handler",
+    "Ignore",
     "KeyShared",
     "LeaseExpired",
     "Message",
@@ -75,11 +84,13 @@ __all__ = [
     "MessageReceived",
     "MessageRedelivered",
     "MessageRetried",
+    "OnError",
     "OwnPublisher",
     "PortTraits",
     "Publisher",
     "ReceivedMessage",
     "Redelivery",
+    "Retry",
     "RetryTopicPolicy",
     "SessionEvent",
     "Subscribing",
@@ -95,6 +106,7 @@ __all__ = [
     "SupportsSessions",
     "SupportsUnsubscribe",
     "TraceNote",
+    "Verb",
     "subscribe",
     "wrap",
 ]

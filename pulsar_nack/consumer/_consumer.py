@@ -9,12 +9,16 @@ from typing import Any, Self, Unpack
 
 from .._check import check_has
 from .._delays import Delay, delay_ms
-from .._lifetime import ClosesWhenDropped, check_loop, running_loop
+from .._lifetime import ClosesWhenDropped, running_loop
 from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
+from ._drain import DrainReport
 from ._engine import ConsumerEngine
-from ._message import Message, acknowledge_all
+from ._lifecycle import Lifecycle
+from ._message import Message, acknowledge_all, receive_batch
+from ._outcomes import OnError
 from ._port import ConsumerPort
+from ._runner import Handler, Runner, RunOptions
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._settler import YIELD_AFTER_MS
 from ._statistics import ConsumerStatistics, statistics_of
@@ -31,45 +35,16 @@ class Consumer(ClosesWhenDropped):
     Any number of tasks may receive. A nack redelivers its message once, however many duplicates the broker sends.
 
     :param port: the transport, which the consumer owns and closes
-    :param redelivery: ``"local"`` redelivers nacked messages from memory, exactly in time and one by one; ``"broker"``
-        asks the broker for them, so that any consumer may get them; ``"auto"`` asks the broker except where it cannot
-        do that: delays below the port's floor, Exclusive and Failover subscriptions, batches of which other messages
-        are being processed or not due. A callable of yours gets the ids that are due and brings them back itself
-    :param backoff: the delay of nacks that name none, from the redelivery count: a callable, a delay, or a list
-    :param config: precision, default delay and bounds of the nacks
-    :param max_local_bytes: most memory for payloads that are kept; beyond it the broker is asked, and on Exclusive and
-        Failover subscriptions ``nack`` waits. Messages being processed, kept for nacks by id, take as much again
-    :param unacked_limit: the broker's bound on unacknowledged messages: at 80 % it warns, then ``nack`` waits; or None
-    :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not delivered. If the
-        port reports its sessions, this counts only within a session and after a lost connection
-    :param lease: how long a message may be handled before it counts as nacked; see :meth:`Message.in_progress`
-    :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
-        cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
-    :param retry_topic: where messages wait that are to be consumed later (:meth:`reconsume_later`), and nacks with long
-        delays if the policy says so; the calls that subscribe read it too. Shared and Key_Shared only
-    :param hooks: callables that take each :data:`~pulsar_nack.consumer.ConsumerEvent`, and each event of the tracker
-    :param clock: by default the running loop's own
-    :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
-        acknowledgements are kept over restarts; for this consumer alone
-    :param durable_ttl: how long a message that does not come is remembered there, after its deadline
-    :param max_ack_state_bytes: most that the durable acknowledgements may take on storage: :meth:`receive` holds new
-        messages back before; below 1: no bound
-    :param trace: where each event of each message is noted, a :class:`~pulsar_nack.observe.TraceWriter`; off by default
-    :param wall_clock: the clock of the deadlines there, in epoch time; the machine's by default
+    :param settings: those of :class:`~pulsar_nack.consumer.ConsumerOptions`
     :raises InvalidArgumentError: names the setting
 
     ::
 
         async with Consumer(port, backoff=[1, 5, 30]) as consumer:
             async for message in consumer:
-                try:
+                async with message.process():
                     await work(message.data)
-                    await message.ack()
-                except Exception:
-                    await message.nack()
     """
-
-    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, port: ConsumerPort, **settings: Unpack[ConsumerOptions]) -> None:
         check_has("port", port, ("traits", "receive"), "a ConsumerPort")
@@ -78,8 +53,7 @@ class Consumer(ClosesWhenDropped):
         self._settler = engine.settler
         self._turn = engine.settler.turn
         self._subscription = SubscriptionVerbs(engine)
-        self._server: asyncio.Task[None] | None = None
-        self._opened: asyncio.Future[None] | None = None
+        self._lifecycle = Lifecycle(engine)
         self._inner = self._twin()
 
     # --- opening and closing ---------------------------------------------------------------------------------------
@@ -91,27 +65,7 @@ class Consumer(ClosesWhenDropped):
         :raises LogLockedError: another consumer uses the durable state
         :raises LedgerError: the durable state cannot be read or written
         """
-        settler = self._settler
-        if settler.is_closed:
-            raise ClosedError("the consumer")
-        is_first = self._server is None or self._opened is None
-        if self._server is None or self._opened is None:
-            self._loop = settler.loop = asyncio.get_running_loop()
-            self._opened = self._loop.create_future()
-            self._server = asyncio.create_task(self._inner._serve(self._opened), name="pulsar_nack.Consumer")
-            self._server.add_done_callback(self._engine.on_end)
-        check_loop(self._loop, "the consumer")
-        if not self._opened.done():
-            try:
-                await asyncio.wait({self._opened, self._server}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                if is_first:
-                    await self.aclose()
-                raise
-        if self._server.done():
-            if not self._server.cancelled():
-                await self._server
-            raise ClosedError("the consumer")
+        await self._lifecycle.open(self._inner._serve)
         return self
 
     async def _serve(self, opened: asyncio.Future[None]) -> None:
@@ -123,37 +77,21 @@ class Consumer(ClosesWhenDropped):
     async def aclose(self) -> None:
         """Give everything unacknowledged back to the broker at once, held messages too, and close the port.
 
-        Acknowledgements and dead letters under way are finished first, for at most the configuration's
-        ``close_timeout``; dead letters that are not published by then are given back too. Calls that wait raise
-        :class:`~pulsar_nack.ClosedError`. Idempotent, in any loop; cancelling the call does not stop it. If the
-        storage of the durable state has not answered by then, it is closed once it does. What was not written is
-        logged and counted.
+        While :meth:`run` runs, this drains first, for at most its ``drain_timeout``. Acknowledgements and dead letters
+        under way are finished first, for at most the configuration's ``close_timeout``; dead letters that are not
+        published by then are given back too. Calls that wait raise :class:`~pulsar_nack.ClosedError`. Idempotent, in
+        any loop; cancelling the call does not stop it. If the storage of the durable state has not answered by then, it
+        is closed once it does. What was not written is logged and counted.
         """
-        if not self._settler.is_closed or self._server is None or not self._server.done():
-            check_loop(self._loop, "the consumer")
-            self._begin_close()
-        if self._server is None:
-            if self._engine.letters is not None:
-                await self._engine.letters.aclose()
-            await self._engine.port.close()
-            return
-        if not self._server.done():
-            await asyncio.wait([self._server])
-        if not self._server.cancelled():
-            self._server.result()
+        await self._lifecycle.aclose()
 
     close = aclose
 
     def _begin_close(self) -> None:
-        self._receiver.unreadable = None
-        self._engine.end_calls(ClosedError("the consumer"))
-        self._engine.stop()
-        if self._server is not None and self._opened is not None and not self._opened.done():
-            self._server.cancel()
+        self._lifecycle.begin_close()
 
     def _open_in(self) -> asyncio.AbstractEventLoop | None:
-        is_open = not self._settler.is_closed and self._server is not None and not self._server.done()
-        return self._loop if is_open else None
+        return self._lifecycle.loop
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -169,7 +107,7 @@ class Consumer(ClosesWhenDropped):
             for others, each later call raises this too, and the consumer closes once no message is being processed
         """
         receiver, settler, turn = self._receiver, self._settler, self._turn
-        if settler.is_closed or settler.acks is None or running_loop() is not self._loop:
+        if settler.is_closed or settler.acks is None or running_loop() is not settler.loop:
             receiver.check_readable()
             settler.check_open()
         receive_nowait = receiver.receive_nowait
@@ -189,6 +127,19 @@ class Consumer(ClosesWhenDropped):
         if settler.leases is not None:
             settler.leases.begin(message)
         return message
+
+    async def batch_receive(
+        self, max_messages: int = 100, max_bytes: int = 10 * 1024 * 1024, timeout: Delay | None = 0.1
+    ) -> list[Message]:
+        """Wait for several messages: until one of the bounds is reached, or ``timeout`` is over.
+
+        The list may be empty. A message larger than ``max_bytes`` comes alone. A call that is cancelled, or raises,
+        loses nothing: the next call gets what had come. Raises as :meth:`receive`.
+
+        :param timeout: seconds or a timedelta; None: wait until one of the bounds is reached
+        :raises InvalidArgumentError: a bound is below 1
+        """
+        return await receive_batch(self.receive, self._receiver.take_back, max_messages, max_bytes, timeout)
 
     def __aiter__(self) -> Self:
         return self
@@ -218,7 +169,7 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed
         """
         self._settler.check_open()
-        self._receiver.pause(self)
+        self._engine.pausing.pause(self)
 
     def resume(self) -> None:
         """Deliver messages again after :meth:`pause`.
@@ -226,7 +177,55 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed
         """
         self._settler.check_open()
-        self._receiver.resume()
+        self._engine.pausing.resume()
+
+    # --- running a handler, draining -------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 32,
+        key_ordered: bool = False,
+        max_held_per_key: int = 1_000,
+        on_error: OnError | None = None,
+        drain_timeout: Delay | None = 30.0,
+        stop_on_signals: bool = False,
+    ) -> DrainReport:
+        """Call ``await handler(message)`` for each message until the consumer is drained or closed.
+
+        A message is acknowledged when its handler returns, and settled as by :meth:`Message.process` if it raises; all
+        exceptions but verbs are logged and counted, and none ends this call. Cancelling the call drains
+        (:meth:`drain`); doing it again lets ``drain_timeout`` be over.
+
+        :param concurrency: how many handlers run at once; only free ones receive
+        :param key_ordered: messages of one ordering key, or key, are handled in order, one at a time; later ones wait
+            here while one waits for its redelivery, which is then from memory
+        :param max_held_per_key: how many of one key may wait so, and all of them with ``max_local_bytes``; then nothing
+            is fetched until there is room
+        :param on_error: verbs by exception type, as :meth:`Message.process` takes them
+        :param drain_timeout: how long handlers may run on when this ends; None: as long as they need
+        :param stop_on_signals: drain on SIGTERM and SIGINT, a second signal at once; their handlers are restored
+        :return: how it ended
+        :raises InvalidArgumentError: names the argument; nothing was received
+        :raises ClosedError: the consumer is closed, or failed
+        :raises MissingExtraError: as :meth:`receive`
+        """
+        self._settler.check_open()
+        options = RunOptions(concurrency, key_ordered, max_held_per_key, on_error, drain_timeout, stop_on_signals)
+        return await self._lifecycle.run(Runner(self._engine, self.receive, handler, options))
+
+    async def drain(self, timeout: Delay | None = None) -> DrainReport:
+        """Receive nothing more, give back what was fetched ahead, let delivered messages be settled, then close.
+
+        Calls of :meth:`receive` raise :class:`~pulsar_nack.ClosedError`, and loops over the consumer end. Cancelling
+        the call does not stop the drain; a second call waits for the same one, and :meth:`aclose` ends it.
+
+        :param timeout: how long delivered messages may take; then handlers of :meth:`run` are cancelled and their
+            messages nacked by the backoff, and others go back unsettled. None: as long as they need
+        :raises InvalidArgumentError: the timeout; or a handler of :meth:`run` calls this, which would wait for itself
+        """
+        return await self._lifecycle.drain(timeout)
 
     # --- settling --------------------------------------------------------------------------------------------------
 
@@ -273,6 +272,10 @@ class Consumer(ClosesWhenDropped):
         written = await self._settler.nack(_checked(message), delay, reason=reason)
         if written is not None:
             await self._settler.until_durable(message, written)
+
+    async def defer(self, message: Message, delay: Delay) -> None:
+        """Postpone a message, as :meth:`Message.defer`."""
+        await message.defer(delay)
 
     async def reconsume_later(
         self,

@@ -114,7 +114,7 @@ _NOT_NATIVE: Final = {
     "crypto_failure_action": _Missing((), "nothing: the native client does not decrypt; use pulsar_nack.subscribe"),
     "auto_ack_oldest_chunked_message_on_queue_full": _Missing((False,), "False: chunks go back to the broker"),
     "start_message_id_inclusive": _Missing((True,), "True: seek always delivers the message that it names"),
-    "batch_receive_policy": _Missing((None,), "None: the native client has no such policy"),
+    "batch_receive_policy": _Missing((None,), "None: give the limits to consumer.batch_receive()"),
     "dead_letter_policy": _Missing((None,), "None: use dead_letter=DeadLetterPolicy(...)"),
     "regex_subscription_mode": _Missing((), "PersistentOnly: other topics' messages have no unique ids"),
 }

@@ -5,9 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
+
+
+class SetAside(Protocol[Item]):
+    """Messages that wait outside of the inbox, from which they came and to which they return."""
+
+    def __len__(self) -> int: ...
+
+    def drop(self, is_gone: Callable[[Item], bool], /) -> list[Item]:
+        """Drop some of the messages, and return them."""
+        ...
+
+    def clear(self) -> None:
+        """Drop the messages: the subscription was moved."""
+        ...
 
 
 class Inbox(Generic[Item]):
@@ -26,7 +40,7 @@ class Inbox(Generic[Item]):
         self.is_paused = False
         """While this is true, messages are kept and calls wait."""
         self._is_current = is_current
-        self._kept = kept
+        self.kept = kept
         self.ready: deque[Item] = deque()
         """Messages that no call has taken yet; some may not be current."""
         self.waiters: deque[asyncio.Future[Item]] = deque()
@@ -50,8 +64,8 @@ class Inbox(Generic[Item]):
             self.ready.appendleft(message)
         else:
             self.ready.append(message)
-        if self._kept is not None:
-            self._kept(message)
+        if self.kept is not None:
+            self.kept(message)
 
     def pause(self) -> None:
         """Hand nothing out until :meth:`resume`."""
@@ -115,9 +129,13 @@ class Inbox(Generic[Item]):
 
     def close(self, error: Exception) -> None:
         """Raise ``error`` in every call, from now on; the first error stays."""
+        self.ready.clear()
+        self.refuse(error)
+
+    def refuse(self, error: Exception) -> None:
+        """Raise ``error`` in every call, from now on, and keep the ready messages."""
         if self._closed_by is None:
             self._closed_by = error
-        self.ready.clear()
         self.fail(self._closed_by)
 
     def drop(self, is_gone: Callable[[Item], bool]) -> list[Item]:

@@ -66,6 +66,13 @@ class Leases:
         if self._recent.get(delivery.id) is None:
             self._recent.add(delivery)
 
+    def cancel(self, message: Message) -> None:
+        """End the lease of a message that nobody handles yet: it is taken back, or waits for others of its key."""
+        lease, message._lease = message._lease, None
+        if lease is not None and lease.record.lease is lease:
+            lease.record.lease = None
+            self._queue.tracker.ack(lease.record.id)
+
     # --- what a handler does ------------------------------------------------------------------------------------------
 
     def check(self, message: Message) -> None:
@@ -163,7 +170,7 @@ class Leases:
             record.lease.has_ended, record.lease = True, None
         payload, letters = self._recent.pop(record.id), settler.letters
         is_known = payload is not None and not record.is_doubtful
-        if is_known and letters is not None and letters.rules is not None and letters.rules.is_last(count):
+        if payload and is_known and letters is not None and letters.rules is not None and letters.rules.is_last(count):
             self._queue.trace.lease_expired(record, None)
             letters.dead_letter(payload, count, LEASE_EXPIRED)  # even if it is full: nobody can wait here
             return

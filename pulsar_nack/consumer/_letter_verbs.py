@@ -4,21 +4,58 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._delays import Delay, delay_ms
+from ..clock import Clock
 from ..errors import InvalidArgumentError, NoDeadLetterError
 from ..ids import MessageId
 from ._dead_letter_rules import as_reason
 from ._letters import Letters
 from ._message_state import MessageState, State
 from ._port import Delivery
+from ._redelivery_queue import RedeliveryQueue
+from ._redelivery_router import RedeliveryPlan
 from ._retry_topic import Wait, check_properties
 from ._tracing import DEAD_LETTER, RETRY_TOPIC
+from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
-    from ._settler import Settler
-    from .durable import Outcome
+    from .durable import DurableNacks, Outcome
+
+
+class SettlesMessages(Protocol):
+    """What the verbs need of a settler."""
+
+    nacked: int
+    durable: DurableNacks | None
+    limiter: UnackedLimiter
+    queue: RedeliveryQueue
+    wall_clock: Clock
+
+    def check_open(self) -> object:
+        """Raise unless the consumer is open."""
+        ...
+
+    def check_not_sent_away(self, message_id: MessageId, to: State | None = None) -> None:
+        """Raise if the message is on its way to another topic, except ``to``."""
+        ...
+
+    def check_unsettled(self, message_id: MessageId, count: int | None) -> MessageState | None:
+        """Raise if the message is settled."""
+        ...
+
+    def default_delay_ms(self, record: MessageState | None) -> int:
+        """Return the delay of a nack that names none."""
+        ...
+
+    def must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
+        """Return whether a nack has to wait for room."""
+        ...
+
+    def forget(self, message_id: MessageId) -> None:
+        """End the hold of a message."""
+        ...
 
 
 class LetterVerbs:
@@ -27,7 +64,7 @@ class LetterVerbs:
     :param letters: None: the consumer has neither a dead-letter topic nor a retry topic
     """
 
-    def __init__(self, settler: Settler, letters: Letters | None) -> None:
+    def __init__(self, settler: SettlesMessages, letters: Letters | None) -> None:
         self._settler = settler
         self._letters = letters
         if letters is not None:
@@ -85,7 +122,8 @@ class LetterVerbs:
         if letters.rules is not None and letters.rules.is_last(count) and not is_deferred:
             return self._nack(letters, payload, count, attempt, None, reason)
         is_new = record is None or record.state is State.DELIVERED  # else the earlier of both deadlines counts
-        if is_new and letters.may_spill and self._spills(letters, payload, milliseconds):
+        may_spill = letters.may_spill and not self._settler.queue.router.wants_all
+        if is_new and may_spill and self._spills(letters, payload, milliseconds):
             wait = self._wait(milliseconds)._replace(is_deferred=is_deferred)
             return self._nack(letters, payload, count, attempt, wait, reason)
         return None
@@ -113,8 +151,9 @@ class LetterVerbs:
 
     def _hold_again(self, payload: Delivery, record: MessageState, wait: Wait) -> None:
         """Hold a message whose nack could not wait in the retry topic."""
-        queue = self._settler.queue
-        queue.hold(queue.table.hold(record.id), max(wait.until_ms - self._settler.wall_clock.now_ms(), 0), payload)
+        queue, left_ms = self._settler.queue, max(wait.until_ms - self._settler.wall_clock.now_ms(), 0)
+        plan = queue.router.choose_memory(record.id, left_ms) if wait.is_deferred else None
+        queue.hold(queue.table.hold(record.id), left_ms, payload, plan)
         if wait.is_deferred:
             record.redelivery_count -= 1
             record.hidden_count += 1

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from .._delays import Delay
+from .._check import check_integer
+from .._delays import Delay, delay_ms
 from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._leases import lease_ms
 from ._message_state import Lease
+from ._outcomes import NO_RULES, ErrorRules, OnError, Processing
 from ._port import Delivery
 from ._received_message import ReceivedMessage
 from ._settler import Settler
 
 ACKED = "acknowledged"
 NACKED = "negatively acknowledged"
+DEFERRED = "deferred"
 DEAD_LETTERED = "sent to the dead-letter topic"
 RETRIED = "sent to the retry topic"
 
@@ -25,9 +28,9 @@ RETRIED = "sent to the retry topic"
 class Message(ReceivedMessage):
     """One attempt to handle a message.
 
-    It is acknowledged or negatively acknowledged: of two calls that race one wins, and the other raises
+    It is acknowledged, negatively acknowledged or deferred: of two calls that race one wins, and the other raises
     :class:`~pulsar_nack.AlreadySettledError`. Doing the same again is harmless. An ``ack`` after a ``nack`` that has
-    returned cancels it, unless the message has been redelivered; an ``ack`` is final.
+    returned cancels it, unless the message has been redelivered; an ``ack`` and a ``defer`` are final.
     """
 
     __slots__ = ("_keeps", "_lease", "_nacking", "_redelivery_count", "_settled_as", "_settler")
@@ -51,6 +54,13 @@ class Message(ReceivedMessage):
     def attempt(self) -> int:
         """Return the number of this attempt, 1 for the first."""
         return self._redelivery_count + 1
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether this attempt was acknowledged, nacked, deferred or sent away, or a call is about to."""
+        if self._settled_as is not None or self._lease is None or not self._lease.has_ended:
+            return self._settled_as is not None or not self._settler.is_in_work(self._delivery.id)
+        return False  # its handler may still settle it
 
     async def ack(self) -> None:
         """Acknowledge the message; a nack of it that is not due is cancelled. A failed call changes nothing.
@@ -106,7 +116,7 @@ class Message(ReceivedMessage):
 
     def _check_nacked(self, before: str) -> None:
         """Raise unless the message was nacked, and that can still be taken back."""
-        if before in {DEAD_LETTERED, RETRIED}:
+        if before in {DEAD_LETTERED, RETRIED, DEFERRED}:
             raise AlreadySettledError(self.id, before)
         if self._nacking is not None and self._nacking is not asyncio.current_task():
             raise AlreadySettledError(self.id, NACKED)  # by another task, just now or in this turn of the loop
@@ -129,14 +139,42 @@ class Message(ReceivedMessage):
         before = self._settled_as
         if before is not None and before != NACKED:
             raise AlreadySettledError(self.id, before)
-        settler, delivery = self._settler, self._delivery
+        await self._hold(NACKED, delay, reason)
+
+    async def defer(self, delay: Delay) -> None:
+        """Postpone the message: it is delivered again after ``delay``, as the same attempt.
+
+        Nothing failed, so this counts no attempt, and a message that is deferred again and again never becomes a dead
+        letter. With ``redelivery="auto"`` the message stays in memory until then, while ``max_local_bytes`` allows. If
+        the broker redelivers it, its own count grows, which this consumer leaves out and other consumers do not. On a
+        durable consumer the call returns once it is durable. A second call has no effect.
+
+        :param delay: seconds or a timedelta
+        :raises AlreadySettledError: it was settled in another way
+        :raises InvalidArgumentError: the delay
+        :raises NotDurableError: as :meth:`nack`
+        :raises ClosedError: the consumer is closed
+        """
+        before = self._settled_as
+        if before not in {None, DEFERRED}:
+            raise AlreadySettledError(self.id, before)
+        delay_ms(delay)
+        if before is None:
+            await self._hold(DEFERRED, delay, DEFERRED)
+
+    async def _hold(self, settled_as: str, delay: Delay | None, reason: str) -> None:
+        """Nack or defer the message."""
+        before, settler, delivery = self._settled_as, self._settler, self._delivery
         if settler.leases is not None and before is None:
             settler.leases.check(self)
-        self._settled_as = NACKED
+        self._settled_as = settled_as
         self._nacking = asyncio.current_task()
+        is_deferred = settled_as is DEFERRED
         try:
-            written = await settler.nack(delivery.id, delay, delivery, self._redelivery_count, reason=reason)
-            self._settled_as = before = NACKED
+            written = await settler.nack(
+                delivery.id, delay, delivery, self._redelivery_count, reason=reason, is_deferred=is_deferred
+            )
+            self._settled_as = before = settled_as
             if written is not None:
                 await settler.until_durable(delivery.id, written)
             elif settler.turn.is_long():
@@ -226,6 +264,39 @@ class Message(ReceivedMessage):
         elif self._settler.leases is not None and not self._settler.is_sent_away(self.id):
             self._settler.leases.check(self)
 
+    def process(self, on_error: OnError | None = None) -> Processing:
+        """Return a block, for ``async with``, at the end of which the message is settled.
+
+        ================================================  ===========================================================
+        the block                                         the message is
+        ================================================  ===========================================================
+        ends                                              acknowledged
+        raises ``Retry``, ``Defer``, ``DeadLetter`` or    settled so, and the block ends without an exception
+        ``Ignore``
+        raises what ``on_error`` names                    settled as it says, and the block ends without an exception
+        raises another exception                          nacked by the backoff, and the exception goes on
+        is cancelled, or raises another                   left as it is, and the exception goes on
+        ``BaseException``
+        ================================================  ===========================================================
+
+        A block that settles the message itself is left alone; what it raises then goes on, except for verbs and what
+        ``on_error`` names.
+
+        :param on_error: verbs by exception type; the most derived type that matches counts
+        :raises InvalidArgumentError: names the rule that is wrong
+
+        ::
+
+            async with message.process(on_error={ConnectionError: Retry(delay=5), ValueError: DeadLetter("bad")}):
+                await work(message.data)
+        """
+        if on_error is None:
+            return Processing(self, NO_RULES)
+        letters = self._settler.letters
+        return Processing(
+            self, ErrorRules(on_error, has_dead_letters=letters is not None and letters.rules is not None)
+        )
+
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"
 
@@ -289,3 +360,34 @@ def _begin_one(
         each._settled_as = before
         raise
     begun[each] = before
+
+
+async def receive_batch(
+    receive: Callable[[], Awaitable[Message]],
+    take_back: Callable[[Message], None],
+    max_messages: int,
+    max_bytes: int,
+    timeout: Delay | None,
+) -> list[Message]:
+    """Receive several messages, and take back what is too much; see :meth:`Consumer.batch_receive`."""
+    check_integer("max_messages", max_messages, 1)
+    check_integer("max_bytes", max_bytes, 1)
+    seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
+    found: list[Message] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            while len(found) < max_messages and size < max_bytes:
+                message = await receive()
+                size += len(message._delivery.data)
+                if found and size > max_bytes:
+                    take_back(message)
+                else:
+                    found.append(message)
+    except BaseException as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            return found
+        for message in reversed(found):
+            take_back(message)
+        raise
+    return found

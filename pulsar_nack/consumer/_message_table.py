@@ -63,17 +63,14 @@ class MessageTable:
         self.sessions = self.acked.sessions
         self.batches = self.acked.batches
         self.requests = OpenRequests()
-        self.held = 0
+        self.held = self.requested = 0
         self.delivered = 0
         """Messages in any other state than HELD and REQUESTED."""
-        self.requested = 0
+        self.on_left: Callable[[MessageState], None] | None = None  # called with those not known any more
         self._records: dict[MessageId, MessageState] = {}
         self.get: Callable[[MessageId], MessageState | None] = self._records.get
         """Returns the state of an unacknowledged message, None if it is not known."""
         self._most_delivered = most_delivered
-
-    def __len__(self) -> int:
-        return len(self._records)
 
     def select(self, states: Collection[State], place: Place | None = None) -> list[MessageState]:
         """Return the messages in one of these states, of one topic and partition or of all. O(known messages)."""
@@ -81,17 +78,16 @@ class MessageTable:
         if place is None:
             return found
         topic, partition = place
-        here = [each for each in found if each.id[2] == partition]
-        return here if topic is None else [each for each in here if each.id.topic in {None, topic}]
+        return [each for each in found if each.id[2] == partition and (topic is None or each.id.topic in {None, topic})]
 
     # --- what the broker sends -------------------------------------------------------------------------------------
 
     def add_new(self, message_id: MessageId, broker_count: int) -> MessageState | None:
         """Note a delivery of a message of which nothing at all is known, the usual case; else None, for deliver()."""
         records, requests, acked = self._records, self.requests, self.acked
-        if message_id in records or message_id[3] >= 0:
+        if message_id in records or message_id[3] >= 0 or requests.counts or requests.open:
             return None
-        if requests.counts or requests.open or acked.marks or requests.retries.known:
+        if acked.marks or requests.retries.known:
             return None
         key = message_id[:3]
         if key in acked.entries or key in acked.older_entries:
@@ -182,6 +178,7 @@ class MessageTable:
     def redeliver(self, record: MessageState) -> None:
         """Note that a held message is redelivered from memory."""
         record.redelivery_count += 1
+        record.hidden_count -= record.hidden_count > 0  # the broker does not count this one
         record.is_held = False
         self._move(record, State.DELIVERED)
 
@@ -265,6 +262,8 @@ class MessageTable:
         if requests:
             for record in records:
                 requests.pop(record, None)
+        for record in () if self.on_left is None else records:
+            self.on_left(record)  # type: ignore[misc]
         if len(entries) > MAX_ENTRIES:
             acked.bound()
         return records if not forgotten else [record for record in records if record not in forgotten]
@@ -353,6 +352,8 @@ class MessageTable:
         if record.state is State.REQUESTED:
             self.batches.requested(record.id, -1)
         self.requests.open.pop(record, None)
+        if self.on_left is not None:
+            self.on_left(record)
 
     def _move(self, record: MessageState, state: State) -> None:
         before, record.state = record.state, state
@@ -392,8 +393,7 @@ class MessageTable:
     def _check(self) -> None:
         """Assert every invariant; for tests."""
         states, open_requests = [record.state for record in self._records.values()], self.requests.open
-        assert self.held == states.count(State.HELD)
-        assert self.requested == states.count(State.REQUESTED)
+        assert (self.held, self.requested) == (states.count(State.HELD), states.count(State.REQUESTED))
         assert self.delivered == len(states) - self.held - self.requested
         assert all(self._records.get(record.id) is record for record in open_requests)
         assert set(self.select({State.REQUESTED})) <= set(open_requests)

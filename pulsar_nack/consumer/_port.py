@@ -254,8 +254,10 @@ class SupportsUnsubscribe(Protocol):
 class SupportsPause(Protocol):
     """A port that can give prefetched messages back; only on Shared and Key_Shared do other consumers get them."""
 
-    def pause(self, *, is_idle: bool) -> None:
+    def pause(self, *, is_idle: bool) -> int | None:
         """Give prefetched messages back that were not received, and fetch nothing until :meth:`resume`.
+
+        Return how many messages went back, None if that is not known.
 
         :param is_idle: no received message is unsettled; this may be called again when that becomes true
         """

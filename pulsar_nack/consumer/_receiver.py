@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
 from ._gate_queue import DurableGateQueue
-from ._inbox import Inbox
+from ._inbox import Inbox, SetAside
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .durable import DurableNacks
 
 _log = logging.getLogger("pulsar_nack.consumer")
-_UNWANTED_AFTER_S: Final = 0.1
-"""How long a message waits for a call of ``receive`` without a queue; then it goes back to the broker."""
 _USUAL_QUEUE: Final = 1_000
 """How many messages a client may have prefetched if it does not say."""
 _KEPT: Final = RedeliveryPlan(keeps=True, must_keep=False, is_local=True, early_ms=0)
@@ -40,14 +38,20 @@ class Receiver:
     """The receiving half of one consumer.
 
     :param is_durable: :attr:`durable` will be set before anything is received
-    :param stop: called to close the consumer after a message that this process cannot read
     """
 
-    def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool, stop: Callable[[], None]) -> None:
+    def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool) -> None:
         self.received = self.delivered = self.duplicates = self.replayed = 0
-        self.unreadable: MissingExtraError | None = None
         self.durable: DurableNacks | None = None
         self.gate_queue: DurableGateQueue | None = None
+        self.key_order: SetAside[Message] | None = None
+        """The messages that wait for earlier ones of their keys, which no call receives."""
+        self.on_held_back: Callable[[Delivery], None] | None = None
+        """Called with a message that came before its time, after a restart."""
+        self.unreadable: MissingExtraError | None = None
+        self.on_unreadable: Callable[[], None]
+        """Called after :attr:`unreadable` is set; itself set by what closes the consumer then."""
+        self.is_draining = False
         self.turn = settler.turn
         self._port = port
         self._settler = settler
@@ -61,17 +65,17 @@ class Receiver:
         self._limiter = settler.limiter
         self._letters = settler.letters
         self._retry_topic = None if settler.letters is None else settler.letters.retry_topic
-        self._stop = stop
-        self._pausable = port if isinstance(port, SupportsPause) else None
         self._prefetched = port.traits.receiver_queue_size
-        has_queue = self._prefetched > 0 or self._pausable is None
-        self.inbox: Inbox[Message] = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
+        self._can_pause = isinstance(port, SupportsPause)
+        self.inbox: Inbox[Message] = Inbox(self.is_current)
         queue.redeliver = self._redeliver
         self._is_plain = not (is_durable or queue.trace.is_on or queue.router.may_keep_all)
         self._nowait = port.receive_nowait if not is_durable and isinstance(port, SupportsNowait) else None
         self.receive_nowait = self._nowait
-        """Takes a message from the port without waiting; None if that is not possible, or while paused."""
-        self._has_warned_paused = self._is_pumping = False
+        """Takes a message from the port without waiting; None if that is not possible, or nothing is to be taken."""
+        self._is_pumping = False
+        self._may_fetch = asyncio.Event()
+        self._may_fetch.set()
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -94,7 +98,9 @@ class Receiver:
     async def wait_noted(self) -> Message:
         """Wait for a message of a durable consumer, until it may be delivered and that is noted."""
         assert self.durable is not None
-        return await self._until_noted(await self._next_admitted(), self.durable)
+        message = await self._next_admitted()
+        is_noted_later = self.key_order is not None  # when it is its turn
+        return message if is_noted_later else await self._until_noted(message, self.durable)
 
     async def _next_admitted(self) -> Message:
         while True:
@@ -115,7 +121,7 @@ class Receiver:
                 self._put_back(message)
                 raise
             self._settler.check_open()
-            if self._is_current(message):
+            if self.is_current(message):
                 return message
             message = await self._next_admitted()
 
@@ -125,9 +131,15 @@ class Receiver:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            self.delivered -= 1
-            self._put_back(message)
+            self.take_back(message)
             raise
+
+    def take_back(self, message: Message) -> None:
+        """Take a message back that a call of ``receive`` returned, for the next one."""
+        self.delivered -= 1
+        if self._settler.leases is not None:
+            self._settler.leases.cancel(message)
+        self._put_back(message)
 
     def _put_back(self, message: Message) -> None:
         message._keeps = None
@@ -144,6 +156,7 @@ class Receiver:
         """Take deliveries from the port while calls wait, until cancelled."""
         while True:
             await self.inbox.wanted.wait()
+            await self._may_fetch.wait()
             if self.gate_queue is not None:
                 await self.gate_queue.has_room.wait()
             if self._letters is not None:
@@ -156,8 +169,8 @@ class Receiver:
                 return
             except MissingExtraError as error:
                 self.inbox.fail(error)
-                self.unreadable, self._settler.on_idle = error, self._on_idle
-                self._on_idle()
+                self.unreadable = error
+                self.on_unreadable()
             except Exception as error:  # noqa: BLE001 - handed to the calls that wait
                 self.inbox.fail(error)
             else:
@@ -182,6 +195,19 @@ class Receiver:
             except ClosedError:  # the pump's next call of the port raises it too
                 return
 
+    def hold_port(self, *, is_held: bool) -> None:
+        """Take nothing from the port, or go on; what is redelivered from memory is delivered all the time."""
+        if is_held:
+            self._may_fetch.clear()
+        else:
+            self._may_fetch.set()
+        self.use_nowait()
+
+    def use_nowait(self) -> None:
+        """Take messages from the port without waiting, unless nothing is to be taken."""
+        is_stopped = self.inbox.is_paused or self.is_draining or not self._may_fetch.is_set()
+        self.receive_nowait = None if is_stopped else self._nowait
+
     def may_be_at_port(self, record: MessageState) -> bool:
         """Return whether the port may have a requested message, because it may have more than was received since.
 
@@ -191,7 +217,7 @@ class Receiver:
             return False
         if record.received_before is None:
             record.received_before = self.received
-        is_unknown = not self._prefetched and self._pausable is None
+        is_unknown = not self._prefetched and not self._can_pause
         most = _USUAL_QUEUE if is_unknown else self._prefetched
         return self.received - record.received_before <= most
 
@@ -243,6 +269,8 @@ class Receiver:
                 self._acks.ack_duplicate(message_id)
                 return None
             if self.durable.holds_back(delivery, now_ms):
+                if self.on_held_back is not None:
+                    self.on_held_back(delivery)
                 self._trace.hold(message_id, delivery.redelivery_count, "not due")
                 self._limiter.warn_if_near()
                 return None
@@ -295,7 +323,7 @@ class Receiver:
         if self.inbox.ready:
             self._limiter.admit_one()
 
-    def _is_current(self, message: Message) -> bool:
+    def is_current(self, message: Message) -> bool:
         """Return whether a message is still to be delivered."""
         message_id = message._delivery.id
         record = self._table.get(message_id)
@@ -314,11 +342,17 @@ class Receiver:
         """Return how many messages wait for a call of ``receive``."""
         return len(self.inbox) + (0 if self.gate_queue is None else len(self.gate_queue))
 
+    def in_work(self) -> int:
+        """Return how many messages the application has, or is settling."""
+        kept = 0 if self.key_order is None else len(self.key_order)
+        return max(self._table.delivered - self.waiting() - kept, 0)
+
     def clear(self) -> None:
         """Drop the messages that wait: the subscription is moved."""
         self.inbox.clear()
-        if self.gate_queue is not None:
-            self.gate_queue.clear()
+        for others in (self.gate_queue, self.key_order):
+            if others is not None:
+                others.clear()
 
     def drop_waiting(self, place: Place) -> list[MessageState]:
         """Drop the waiting messages of a partition: the broker sends them again, here or elsewhere."""
@@ -329,7 +363,9 @@ class Receiver:
 
     def drop(self, is_gone: Callable[[Message], bool]) -> list[MessageState]:
         """Drop some of the messages that wait, and return the states of those that were still to be delivered."""
-        gone = self.inbox.drop(is_gone) + ([] if self.gate_queue is None else self.gate_queue.drop(is_gone))
+        gone = self.inbox.drop(is_gone)
+        for others in (self.gate_queue, self.key_order):
+            gone += [] if others is None else others.drop(is_gone)
         return [
             record
             for message in gone
@@ -337,63 +373,3 @@ class Receiver:
             and record.state is State.DELIVERED
             and record.redelivery_count == message.redelivery_count
         ]
-
-    # --- pausing -------------------------------------------------------------------------------------------------
-
-    def pause(self, name: object) -> None:
-        """Deliver nothing until :meth:`resume`; give messages back to the broker if the port can.
-
-        :param name: the consumer's, for the log
-        """
-        if self.inbox.is_paused:
-            return
-        self.inbox.pause()
-        self.receive_nowait = None
-        if self._pausable is not None:
-            self._give_back(list(self.inbox.ready))
-            is_idle = not self._limiter.count()
-            self._settler.on_idle = None if is_idle else self._on_idle
-            self._pausable.pause(is_idle=is_idle)
-        elif not self._has_warned_paused:
-            self._has_warned_paused = True
-            port = type(self._port).__name__
-            _log.warning("%r is paused, but %s cannot give prefetched messages back: they stay here", name, port)
-
-    def resume(self) -> None:
-        """Deliver messages again."""
-        if self.inbox.is_paused:
-            self.receive_nowait = self._nowait
-            self._settler.on_idle = None if self.unreadable is None else self._on_idle
-            if self._pausable is not None:
-                self._pausable.resume()
-            self.inbox.resume()
-
-    def _on_idle(self) -> None:
-        """Give the remaining messages back once a paused or stopped consumer has settled all delivered ones."""
-        if self.unreadable is not None and self._table.delivered <= self.waiting():
-            self._stop()
-        elif self.inbox.is_paused and self._pausable is not None and not self._limiter.count():
-            self._settler.on_idle = None
-            self._pausable.pause(is_idle=True)
-
-    def _give_back(self, messages: Sequence[Message]) -> None:
-        """Give ready messages back to the broker; members of batches stay with the other members."""
-        if self._pausable is None or not self._port.traits.honours_ids:
-            return
-        given = [each for each in messages if each.id.batch_index < 0 and self._is_current(each)]
-        for each in given:
-            self.inbox.ready.remove(each)
-            self._table.give_back(each.id)
-            if self.gate_queue is not None:
-                self.gate_queue.gone(each)
-            self._trace.cancel(each.id, each.redelivery_count, "given back")
-        self._pausable.give_back([each.id for each in given])
-
-    def _give_back_unwanted(self, message: Message) -> None:
-        """Give a message back after a moment if no call of ``receive`` takes it; for consumers without a queue."""
-
-        def look() -> None:
-            if message in self.inbox.ready and not self._settler.is_closed:
-                self._give_back([message])
-
-        asyncio.get_running_loop().call_later(_UNWANTED_AFTER_S, look)

@@ -59,11 +59,23 @@ class RedeliveryRouter:
         self._latency_ms = 0 if is_short else round(traits.redelivery_latency * 1000)
         self.may_keep_all = self.name == "local" or (is_auto and (self._floor_ms > 0 or not traits.honours_ids))
         self._may_keep_members = is_auto
+        self.wants_all = False
+        """Nacked messages come back to this consumer."""
         self._last: tuple[int, bool] | None = None
 
     def may_keep(self, message_id: MessageId) -> bool:
         """Return whether the payload of a message may be wanted, whatever the delay of its nack."""
         return self.may_keep_all or (self._may_keep_members and is_member(message_id))
+
+    def choose_memory(self, message_id: MessageId, delay_ms: int) -> RedeliveryPlan:
+        """Choose memory if the setting allows it and there is room, as for a message that this consumer wants back."""
+        if self.name != "auto":
+            return self.choose(message_id, delay_ms)
+        return RedeliveryPlan(keeps=True, must_keep=not self._honours_ids or self.wants_all, is_local=True, early_ms=0)
+
+    def want_all(self) -> None:
+        """Let nacked messages come back to this consumer: from memory, for which ``nack`` waits for room."""
+        self.wants_all, self._last = True, None
 
     def choose(self, message_id: MessageId, delay_ms: int) -> RedeliveryPlan:
         """Choose how to redeliver a nacked message; the last choice is reused if nothing it depends on changed."""
@@ -76,7 +88,8 @@ class RedeliveryRouter:
         if self.name == "custom":
             return RedeliveryPlan(keeps=False, must_keep=False, is_local=False, early_ms=0)
         is_auto = self.name == "auto"
-        is_local = self.name == "local" or (is_auto and (delay_ms < self._floor_ms or not self._honours_ids))
+        is_wanted = self.wants_all or not self._honours_ids
+        is_local = self.name == "local" or (is_auto and (delay_ms < self._floor_ms or is_wanted))
         keeps = is_local or (is_auto and is_of_batch)
         early_ms = min(self._latency_ms, delay_ms)
-        return RedeliveryPlan(keeps, must_keep=is_local and not self._honours_ids, is_local=is_local, early_ms=early_ms)
+        return RedeliveryPlan(keeps, must_keep=is_local and is_wanted, is_local=is_local, early_ms=early_ms)

@@ -29,7 +29,34 @@ _MIN_ACK_STATE_BYTES: Final = 1_024
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """The names and types of :class:`ConsumerSettings`, for type checkers."""
+    """The settings of a :class:`~pulsar_nack.Consumer`.
+
+    :param redelivery: ``"local"`` redelivers nacked messages from memory, exactly in time and one by one; ``"broker"``
+        asks the broker for them, so that any consumer may get them; ``"auto"`` asks the broker except where it cannot
+        do that: delays below the port's floor, Exclusive and Failover subscriptions, batches of which other messages
+        are being processed or not due. A callable of yours gets the ids that are due and brings them back itself
+    :param backoff: the delay of nacks that name none, from the redelivery count: a callable, a delay, or a list
+    :param config: precision, default delay and bounds of the nacks
+    :param max_local_bytes: most memory for payloads that are kept; beyond it the broker is asked, and on Exclusive and
+        Failover subscriptions ``nack`` waits. Messages being processed, kept for nacks by id, take as much again
+    :param unacked_limit: the broker's bound on unacknowledged messages: at 80 % it warns, then ``nack`` waits; or None
+    :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not delivered. If the
+        port reports its sessions, this counts only within a session and after a lost connection
+    :param lease: how long a message may be handled before it counts as nacked; see ``Message.in_progress``
+    :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
+        cannot be read goes there at once. None: messages are redelivered without end, unreadable ones too
+    :param retry_topic: where messages wait that are to be consumed later (``reconsume_later``), and nacks with long
+        delays if the policy says so; the calls that subscribe read it too. Shared and Key_Shared only
+    :param hooks: callables that take each :data:`~pulsar_nack.consumer.ConsumerEvent`, and each event of the tracker
+    :param clock: by default the running loop's own
+    :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
+        acknowledgements are kept over restarts; for this consumer alone
+    :param durable_ttl: how long a message that does not come is remembered there, after its deadline
+    :param max_ack_state_bytes: most that the durable acknowledgements may take on storage: ``receive`` holds new
+        messages back before; below 1: no bound
+    :param trace: where each event of each message is noted, a :class:`~pulsar_nack.observe.TraceWriter`; off by default
+    :param wall_clock: the clock of the deadlines there, in epoch time; the machine's by default
+    """
 
     redelivery: Redelivery
     backoff: Backoff | Delay | Sequence[Delay] | None
@@ -51,7 +78,7 @@ class ConsumerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerSettings:
-    """The settings of a consumer, with the defaults; see :class:`~pulsar_nack.Consumer` for the meaning of each."""
+    """The settings of a consumer, with the defaults; see :class:`ConsumerOptions` for the meaning of each."""
 
     redelivery: Redelivery = "auto"
     backoff: Backoff | Delay | Sequence[Delay] | None = None

@@ -89,7 +89,7 @@ class Settler:
         self.acks: Acks | None = None
         """None until the consumer is open."""
         self.durable: DurableNacks | None = None
-        self.nacked = self.dropped = self.acked_through = self.given_up = 0
+        self.nacked = self.dropped = self.acked_through = self.given_up = self.handler_errors = 0
         self.queue = queue
         self.recent = recent
         self.limiter = limiter
@@ -143,7 +143,7 @@ class Settler:
             self.forget(record.id)
             if self.letters is not None:
                 self.letters.drop(record.id, State.ACKING.value)
-        self.limiter.changed()
+        self._changed()
 
     def on_settled(self, records: Sequence[MessageState]) -> None:
         """Note messages whose acknowledgement was confirmed."""
@@ -205,6 +205,11 @@ class Settler:
         if record is not None and record.state is State.DELIVERED:
             self.check_unsettled(message_id, count)
 
+    def is_in_work(self, message_id: MessageId) -> bool:
+        """Return whether a delivered message is not settled by its id, as far as that is known."""
+        record = self._table.get(message_id)
+        return record is None or record.state is State.DELIVERED
+
     def is_sent_away(self, message_id: MessageId) -> bool:
         """Return whether a message is on its way to the dead-letter topic or the retry topic."""
         return self.letters is not None and message_id in self.letters
@@ -237,11 +242,13 @@ class Settler:
         attempt: int | None = None,
         *,
         reason: str = "",
+        is_deferred: bool = False,
     ) -> asyncio.Future[Outcome] | None:
         """Hold a message; return a future of its durable record, None if there is nothing to wait for.
 
         :param payload: None: not known here
         :param attempt: the redelivery count of the attempt that ends; None: of any
+        :param is_deferred: the next attempt has the same count
         """
         if self.acks is None or self.is_closed or running_loop() is not self.loop:
             self.check_open()
@@ -259,31 +266,47 @@ class Settler:
         if (
             letters is not None
             and payload is not None
-            and (sent := self.letter_verbs.nack(payload, record, attempt, milliseconds, reason)) is not None
+            and (sent := self.letter_verbs.nack(payload, record, attempt, milliseconds, reason, is_deferred))
+            is not None
         ):
             return await sent
-        plan, left_ms = self.queue.router.choose(message_id, milliseconds), milliseconds
+        router, left_ms = self.queue.router, milliseconds
+        choose = router.choose_memory if is_deferred else router.choose
+        plan = choose(message_id, milliseconds)
         is_new = record is None or record.state is State.DELIVERED
         if is_new and self.must_wait(plan, payload):
             waited_ms = await self._wait_for_room(message_id, attempt, plan, payload)
             left_ms = max(milliseconds - waited_ms, 0)
-            plan = self.queue.router.choose(message_id, left_ms)
+            plan = choose(message_id, left_ms)
             now_ms = self.turn.now_ms = self.queue.clock.now_ms()
         record = self._table.hold(message_id)
         self.queue.hold(record, left_ms, payload, plan, now_ms)
-        if self._trace.is_on:
-            self._trace.nack(record, milliseconds, reason)
-        self.nacked += 1
+        if is_deferred:
+            self._note_deferred(record, milliseconds, is_new=is_new)
+        else:
+            self.nacked += 1
+            if self._trace.is_on:
+                self._trace.nack(record, milliseconds, reason)
         if self.recent.delivered:
             self.recent.pop(message_id)
         if self._table.delivered + self._table.held >= self.limiter.near:
             self.limiter.warn_if_near()
         if self.on_idle is not None:
             self.on_idle()
-        if self.durable is None or record.state is not State.HELD:
+        return None if self.durable is None else self._write_nack(self.durable, record)
+
+    def _note_deferred(self, record: MessageState, milliseconds: int, *, is_new: bool) -> None:
+        """Note that a message was deferred: it comes as the same attempt again, whatever the broker counts."""
+        self._trace.deferred(record, milliseconds)
+        if is_new:
+            record.redelivery_count -= 1
+            record.hidden_count += 1
+
+    def _write_nack(self, durable: DurableNacks, record: MessageState) -> asyncio.Future[Outcome] | None:
+        if record.state is not State.HELD:
             return None
         due_in_ms = record.due_at_ms - self.queue.clock.now_ms()
-        return self.durable.nacked(record.id, due_in_ms, record.redelivery_count)
+        return durable.nacked(record.id, due_in_ms, record.redelivery_count)
 
     async def _wait_for_room(
         self, message_id: MessageId, attempt: int | None, plan: RedeliveryPlan, payload: Delivery | None
@@ -340,7 +363,7 @@ class Settler:
         if records:
             self.dropped += len(records)
             _log.info("%d messages that waited for redelivery are dropped: %s", len(records), reason)
-        self.limiter.changed()
+        self._changed()
 
     def clear(self, trace_reason: str, dead_letter_reason: str) -> None:
         """Forget all messages: the subscription was moved or deleted."""
@@ -350,6 +373,11 @@ class Settler:
         self._table.clear()
         if self.letters is not None:
             self.letters.clear(dead_letter_reason)
+
+    def _changed(self) -> None:
+        self.limiter.changed()
+        if self.on_idle is not None:
+            self.on_idle()
 
     def trace_cancelled(self, reason: str) -> None:
         """Note in the trace that all holds end."""

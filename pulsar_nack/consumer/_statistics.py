@@ -22,6 +22,7 @@ class ConsumerStatistics:
     :param acked_again: duplicates of acknowledged messages that were acknowledged and not delivered
     :param nacked: negative acknowledgements
     :param deferred: messages that were postponed, which is no failure
+    :param handler_errors: exceptions of handlers under ``run``, without verbs
     :param retried: messages that are in the retry topic, and acknowledged; nacks that wait there too
     :param leases_expired: messages that were not settled within their lease
     :param drains: drains that are over
@@ -30,6 +31,8 @@ class ConsumerStatistics:
     :param requested_again: messages requested once more, because nothing had come within 30 s
     :param in_work: delivered (or ready to be) and not settled
     :param ready: of these, how many wait for a call of ``receive``
+    :param held_for_keys: of these, how many wait for earlier messages of their keys, under ``run(key_ordered=True)``
+    :param is_key_order_full: whether nothing is fetched because of that
     :param held: nacked and not due
     :param requested: requested from the broker and not yet here
     :param kept: messages whose payload is kept, and ``kept_bytes`` their memory
@@ -65,6 +68,7 @@ class ConsumerStatistics:
     acked_again: int
     nacked: int
     deferred: int
+    handler_errors: int
     retried: int
     leases_expired: int
     drains: int
@@ -73,6 +77,8 @@ class ConsumerStatistics:
     requested_again: int
     in_work: int
     ready: int
+    held_for_keys: int
+    is_key_order_full: bool
     held: int
     requested: int
     kept: int
@@ -123,6 +129,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         acked_again=0 if acks is None else acks.acked_again,
         nacked=settler.nacked,
         deferred=engine.trace.total_deferred,
+        handler_errors=settler.handler_errors,
         retried=engine.trace.total_retried,
         leases_expired=engine.trace.total_leases_expired,
         drains=engine.trace.total_drains,
@@ -131,6 +138,8 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         requested_again=queue.requested_again,
         in_work=table.delivered,
         ready=receiver.waiting(),
+        held_for_keys=0 if engine.key_order is None else len(engine.key_order),
+        is_key_order_full=engine.key_order is not None and engine.key_order.is_full,
         held=table.held,
         requested=table.requested,
         kept=len(queue.payloads.kept),

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from ..clock import Clock
 from ..ids import MessageId
-from ..nack._events import Hooks
+from ..nack import Hooks
 from ._events import (
     ConsumerConnected,
     ConsumerDisconnected,

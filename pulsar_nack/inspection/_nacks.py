@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ..consumer.durable import (
+    DEFERRED_FIRST,
     OWNER_LOG,
     RECORD_VERSION,
     DurableState,
@@ -95,7 +96,7 @@ def _report(used: tuple[str, ...], ignored: tuple[str, ...], memory: DurableStat
         unsettled=len(memory),
         first_at=min(times, default=None),
         last_at=max(times, default=None),
-        most_redeliveries=max(counts, default=0),
+        most_redeliveries=max((count for count in counts if count != DEFERRED_FIRST), default=0),
         acknowledged=sum(map(_entries_of, memory.acknowledged())),
         ledgers=tuple(
             WaitingLedger(*key, messages) for key, messages in sorted(ledgers.items(), key=lambda each: each[0][:2])

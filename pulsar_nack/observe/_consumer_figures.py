@@ -60,6 +60,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     f"{_JAVA}message.ack.timeout": _of(COUNTER, "leases_expired", "Messages that were not settled within their lease."),
     f"{_OURS}retried": _of(COUNTER, "retried", "Messages stored in the retry topic."),
     f"{_OURS}deferred": _of(COUNTER, "deferred", "Messages that were postponed."),
+    f"{_OURS}handler.errors": _of(COUNTER, "handler_errors", "Exceptions of handlers under run.", "{exception}"),
     f"{_OURS}drains": _of(COUNTER, "drains", "Drains that are over.", "{drain}"),
     f"{_OURS}redeliveries": Figure(
         COUNTER,
@@ -81,6 +82,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     f"{_OURS}requested": _of(GAUGE, "requested", "Messages requested from the broker that have not arrived."),
     f"{_OURS}in_work": _of(GAUGE, "in_work", "Messages that are being processed or ready to be received."),
     f"{_OURS}ready": _of(GAUGE, "ready", "Messages that are ready to be received."),
+    f"{_OURS}held_for_keys": _of(GAUGE, "held_for_keys", "Messages that wait for earlier ones of their keys."),
     f"{_OURS}unacked": _of(GAUGE, "unacked", "Messages that are not settled, as the broker counts them."),
     f"{_OURS}unacked.limit": _of(GAUGE, "unacked_limit", "The most unacknowledged messages, where there is a limit."),
     f"{_OURS}held_back": _of(GAUGE, "is_held_back", "Consumers to which the broker sends nothing.", "{consumer}"),
@@ -263,7 +265,7 @@ class ConsumerFigures:
 def _names_of(consumer: Consumer) -> tuple[str, str]:
     """Return the topics and the subscription of a consumer, without its retry topic; empty where they have no names."""
     topic, subscription = getattr(consumer.port, "names", ("", ""))[:2]
-    policy = consumer._engine._settings.retry_topic
+    policy = consumer._engine.settings.retry_topic
     return ", ".join(policy.topics) if policy is not None and policy.topics else topic, subscription
 
 

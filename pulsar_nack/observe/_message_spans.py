@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from .._check import check_integer
 from ..consumer import (
     ConsumerEvent,
+    Defer,
+    Ignore,
     LeaseExpired,
     Message,
     MessageAcknowledged,
@@ -48,6 +50,7 @@ _BY_STATE: Final = {
     "negatively acknowledged": "negative_acknowledge",
     "sent to the dead-letter topic": "dead_letter",
     "sent to the retry topic": "reconsume_later",
+    "deferred": "defer",
 }
 """The outcome of a message that was settled by its own verbs, if there are no events."""
 
@@ -70,7 +73,7 @@ class MessageSpans:
 
     Pass it as a hook of one consumer, so that it sees how each message is settled: the attribute
     ``messaging.pulsar.acknowledgment.type``, and the end of the span. An exception that leaves the handler is recorded,
-    and the span has the status ERROR.
+    and the span has the status ERROR; except for ``Defer`` and ``Ignore``, with which nothing failed.
 
     :param tracer: makes the spans; None: ``opentelemetry.trace.get_tracer("pulsar_nack")``
     :param subscription: the attribute ``messaging.destination.subscription.name``; empty: none
@@ -121,6 +124,8 @@ class MessageSpans:
         try:
             with self._trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield span
+        except (Defer, Ignore):
+            raise  # nothing failed
         except Exception as error:
             span.record_exception(error)
             span.set_attribute("error.type", type(error).__qualname__)

@@ -100,6 +100,11 @@ class FakePort(PortWithFaults):
         return self._traits
 
     @property
+    def names(self) -> tuple[str, str, str]:
+        """Return the names of the topic, the subscription and the consumer, for dead letters, traces and metrics."""
+        return self.topic.name, self._subscription.name, ""
+
+    @property
     def subscription(self) -> FakeSubscription:
         """Return the broker's side: acknowledgements, the backlog, reset and restart."""
         return self._subscription

@@ -28,7 +28,7 @@ class FakeLetter:
 class FakePublisher:
     """A :class:`~pulsar_nack.consumer.DelayingPublisher` that keeps what it publishes.
 
-    Pass it as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``, or to a ``RetryTopicPolicy``.
+    Pass it as ``DeadLetterPolicy(3, publisher=FakePublisher())``, or to a ``RetryTopicPolicy``.
 
     :param latency: seconds that publishing takes
     """

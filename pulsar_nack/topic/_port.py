@@ -164,14 +164,16 @@ class LocalPort:
         if not self._has_queue and not self._is_paused:
             self._subscription.release(self._number)
 
-    def pause(self, *, is_idle: bool = False) -> None:
+    def pause(self, *, is_idle: bool = False) -> int:
         """Give unreceived messages to other consumers (not on Exclusive and Failover); stop until :meth:`resume`."""
         del is_idle  # nothing is on its way
         self._check_open()
         self._is_paused = True
         self._subscription.hold(self._number)
+        before = len(self._inbox)
         if self._is_shared:
             self._subscription.give_back(self._number, self._inbox.whole())
+        return before - len(self._inbox)
 
     def resume(self) -> None:
         """Get messages again."""

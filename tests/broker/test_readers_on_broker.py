@@ -46,9 +46,11 @@ async def numbers(reader: Reader) -> list[int]:
 
 
 async def compact(admin: Admin, topic: str) -> None:
-    """Compact a topic."""
+    """Compact a topic, and wait until the broker serves the compacted one."""
     await asyncio.to_thread(admin.request, "PUT", f"{_path(topic)}/compaction")
     async with asyncio.timeout(patience(30)):
+        while (await asyncio.to_thread(admin.internal_stats, topic))["compactedLedger"]["ledgerId"] < 0:
+            await asyncio.sleep(0.05)
         while (await asyncio.to_thread(admin.request, "GET", f"{_path(topic)}/compaction"))["status"] != "SUCCESS":
             await asyncio.sleep(0.05)
 

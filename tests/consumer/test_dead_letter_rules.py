@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId
-from pulsar_nack.consumer._dead_letter_rules import DeadLetterRules, as_reason, base_name, key_of, origin_id
+from pulsar_nack.consumer._dead_letter_rules import DeadLetterRules, as_reason
+from pulsar_nack.consumer._letter_message import base_name, key_of, origin_id
 from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.for_each import for_each
@@ -51,14 +52,21 @@ def test_a_publisher_of_ones_own_makes_its_own_topics() -> None:
         DeadLetterPolicy(3, initial_subscription="first", publisher=FakePublisher())
 
 
+class NamelessPort(FakePort):
+    """A port that names no subscription."""
+
+    names = ("", "", "")
+
+
 @virtual_time
 async def test_a_port_that_cannot_publish_needs_a_publisher() -> None:
     """A consumer of what cannot publish says so, and what is missing, before anything happens."""
     port = FakePort()
     with pytest.raises(InvalidArgumentError, match="publisher"):
         Consumer(port, dead_letter=DeadLetterPolicy(3, "dead"))
+    Consumer(port, dead_letter=DeadLetterPolicy(3, publisher=FakePublisher()))
     with pytest.raises(InvalidArgumentError, match="a topic"):
-        Consumer(port, dead_letter=DeadLetterPolicy(3, publisher=FakePublisher()))
+        Consumer(NamelessPort(), dead_letter=DeadLetterPolicy(3, publisher=FakePublisher()))
     with pytest.raises(InvalidArgumentError, match="dead_letter"):
         Consumer(port, dead_letter=3)  # type: ignore[arg-type]
     await port.close()

@@ -238,13 +238,13 @@ class Reader:
 NOT_NATIVE: list[tuple[str, Any, str]] = [
     ("schema", pulsar.schema.StringSchema(), r"client\.schema"),
     ("max_total_receiver_queue_size_across_partitions", 5, "max_prefetched_bytes"),
-    ("unacked_messages_timeout_ms", 10_000, "None"),
+    ("unacked_messages_timeout_ms", 10_000, "lease"),
     ("broker_consumer_stats_cache_time_ms", 5, "statistics"),
     ("crypto_key_reader", Reader(), r"pulsar_nack\.subscribe"),
     ("crypto_failure_action", pulsar.ConsumerCryptoFailureAction.FAIL, r"pulsar_nack\.subscribe"),
     ("auto_ack_oldest_chunked_message_on_queue_full", True, "False"),
     ("start_message_id_inclusive", False, "seek"),
-    ("batch_receive_policy", Reader(), "None"),
+    ("batch_receive_policy", Reader(), r"consumer\.batch_receive"),
     ("dead_letter_policy", pulsar.ConsumerDeadLetterPolicy(3), r"dead_letter=DeadLetterPolicy"),
     ("regex_subscription_mode", pulsar.RegexSubscriptionMode.AllTopics, "PersistentOnly"),
 ]

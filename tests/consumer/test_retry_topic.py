@@ -189,3 +189,37 @@ async def test_events_and_trace(ports: Ports) -> None:
     assert "MessageAcknowledged" not in names
     retried = [event for event in events if type(event).__name__ == "MessageRetried"]
     assert [(event.topic, event.delay_ms) for event in retried] == [("again", 3_600_000), ("again", 5_000)]
+
+
+@virtual_time
+async def test_deferred_it_is_the_same_attempt(ports: Ports) -> None:
+    """U12, U45: a message that is deferred for long waits in the retry topic, and no attempt is counted for it."""
+    port = ports.port()
+    dead = DeadLetterPolicy(1, "dead", publisher=FakePublisher())
+    async with consuming(port, dead_letter=dead) as (consumer, publisher):
+        port.topic.publish(b"order")
+        await (await consumer.receive(timeout=1)).nack(1)
+        message = await consumer.receive(timeout=5)
+        assert message.attempt == 2  # the last
+        await message.defer(3600)
+        await asyncio.sleep(1)
+        assert publisher.letters[0].properties["RECONSUMETIMES"] == "1"
+        statistics = consumer.statistics()
+        assert (statistics.nacked, statistics.deferred, statistics.retried) == (1, 1, 1)
+        assert (statistics.dead_lettered, statistics.unacked) == (0, 0)
+
+
+@virtual_time
+async def test_deferred_where_it_cannot_be_published(ports: Ports) -> None:
+    """U12, U45: a long deferral that the retry topic refuses waits here, as the same attempt."""
+    port = ports.port()
+    async with consuming(port) as (consumer, publisher):
+        port.topic.publish(b"order")
+        publisher.fail_next()
+        await (await consumer.receive(timeout=1)).defer(3600)
+        began_at = asyncio.get_running_loop().time()
+        message = await consumer.receive(timeout=4000)
+        assert asyncio.get_running_loop().time() - began_at == pytest.approx(3600, abs=0.01)
+        assert message.attempt == 1
+        await message.ack()
+        assert port.subscription.backlog == 0

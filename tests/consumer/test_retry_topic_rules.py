@@ -63,7 +63,10 @@ async def test_a_port_without_names_needs_a_topic() -> None:
     """N24: a consumer over a port without names, or that cannot publish, says what is missing."""
     port = FakePort()
     with pytest.raises(InvalidArgumentError, match="retry_topic: expected a topic"):
-        Consumer(port, retry_topic=RetryTopicPolicy(publisher=FakePublisher()))
+        Consumer(
+            type("NamelessPort", (FakePort,), {"names": ("", "", "")})(),
+            retry_topic=RetryTopicPolicy(publisher=FakePublisher()),
+        )
     with pytest.raises(InvalidArgumentError, match="publisher"):
         Consumer(port, retry_topic=RetryTopicPolicy("again"))
     await port.close()

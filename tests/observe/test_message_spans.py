@@ -12,8 +12,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, NackConfig
+from pulsar_nack.consumer import ConsumerDrained, DeadLetter, Defer, Ignore, Retry
 from pulsar_nack.observe import MessageSpans
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.consumer.ten_messages import counts_of
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 OUTCOME = "messaging.pulsar.acknowledgment.type"
@@ -130,6 +132,56 @@ async def test_a_handler_that_fails() -> None:
     assert [event.name for event in failed.events] == ["exception"]
     assert cancelled.status.status_code is trace.StatusCode.UNSET
     assert OUTCOME not in cancelled.attributes
+
+
+@virtual_time
+async def test_under_run() -> None:
+    """A traced handler works under ``run``: each verb is the outcome of its attempt, and only failures are errors."""
+    exported, port, events = Exported(), FakePort(), list[Any]()
+    spans = MessageSpans(exported.tracer)
+    verbs: dict[bytes, list[Exception | None]] = {
+        b"fine": [None],
+        b"twice": [Retry(1), None],
+        b"later": [Defer(1), None],
+        b"ignored": [Ignore("known")],
+        b"bad": [DeadLetter("bad")],
+        b"broken": [KeyError("no stock"), None],
+    }
+    for payload in verbs:
+        port.topic.publish(payload)
+
+    @spans.traced
+    async def handle(message: Message) -> None:
+        if (verb := verbs[message.data].pop(0)) is not None:
+            raise verb
+
+    policy = DeadLetterPolicy(3, "dead", publisher=FakePublisher())
+    settings: dict[str, Any] = {"config": EXACT, "backoff": 1, "dead_letter": policy}
+    async with Consumer(port, hooks=[spans, events.append], **settings) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await asyncio.sleep(10)
+        await consumer.drain(1)
+        await running
+        figures = consumer.statistics()
+    assert (figures.acked, figures.nacked, figures.deferred, figures.dead_lettered, figures.drains) == (5, 2, 1, 1, 1)
+    assert counts_of(events) == {
+        "MessageReceived": 6,
+        "MessageRedelivered": 3,
+        "MessageAcknowledged": 5,
+        "MessageNacked": 2,
+        "MessageDeferred": 1,
+        "MessageDeadLettered": 1,
+    }
+    assert [event for event in events if isinstance(event, ConsumerDrained)] == [
+        ConsumerDrained(events[-1].at_ms, 0, 0)
+    ]
+    expected = ["acknowledge"] * 5 + ["dead_letter", "defer"] + ["negative_acknowledge"] * 2
+    assert sorted(exported.outcomes()) == expected
+    failed = {
+        span.attributes["error.type"] for span in exported.spans if span.status.status_code is trace.StatusCode.ERROR
+    }
+    assert failed == {"Retry", "DeadLetter", "KeyError"}
+    assert [len(span.links) for span in exported.spans].count(1) == 3
 
 
 @virtual_time

@@ -338,14 +338,18 @@ async def test_a_long_nack_waits_there() -> None:
     broker.topic(TOPIC).publish(b"order")
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=timedelta(minutes=10))) as consumer:
         began_at = now()
+        delayed = broker.topic(RETRY).subscriptions["billing"]
+        delayed.is_paused = True
         await (await consumer.receive(timeout=1)).nack(3600, reason="busy")
-        await asyncio.sleep(1)
+        await asyncio.sleep(3_598)  # as a broker, which delivers it a little early
         assert unacked(broker, TOPIC) == 0
         assert len(stored(broker)) == 1
         assert consumer.statistics().nacked == consumer.statistics().retried == 1
-        message = await consumer.receive(timeout=4000)
+        delayed.is_paused = False
+        delayed.dispatch()
+        message = await consumer.receive(timeout=10)
         assert (round(now() - began_at, 2), message.attempt, message.topic) == (3600, 2, RETRY)
-        await message.nack(600)  # not longer: it waits here
+        await message.nack(60)  # not longer: it waits here
         message = await consumer.receive(timeout=4000)
         assert (message.attempt, consumer.statistics().retried) == (3, 1)
         await message.ack()
@@ -357,16 +361,16 @@ async def test_what_cannot_be_published_waits_here(caplog: pytest.LogCaptureFixt
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"order")
     caplog.set_level(logging.WARNING, "pulsar_nack.consumer")
-    async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=600)) as consumer:
+    async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=60)) as consumer:
         began_at = now()
         broker.next("SEND", refuse("NotAllowedError"))
-        await (await consumer.receive(timeout=1)).nack(3600)
-        await asyncio.sleep(60)
+        await (await consumer.receive(timeout=1)).nack(600)
+        await asyncio.sleep(50)
         statistics = consumer.statistics()
         assert (statistics.held, statistics.retried, statistics.retry_failures) == (1, 0, 1)
         assert statistics.retries_waiting == 0
         message = await consumer.receive(timeout=4000)
-        assert (round(now() - began_at, 2), message.attempt) == (3600, 2)
+        assert (round(now() - began_at, 2), message.attempt) == (600, 2)
         await message.ack()
     assert "it waits in this consumer" in caplog.text
     assert not stored(broker)
@@ -418,22 +422,22 @@ async def test_durable_until_it_is_there(tmp_path: Path) -> None:
     """U9, U45: killed before a long nack is published, it waits here after the restart, until the same time."""
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"order")
-    about = {"retry_topic": RetryTopicPolicy(spill_after=600), "durable": tmp_path}
+    about = {"retry_topic": RetryTopicPolicy(spill_after=60), "durable": tmp_path}
     async with consuming(broker, **about) as consumer:
         began_at = now()
         broker.next("SEND", silence)
-        await (await consumer.receive(timeout=1)).nack(3600)
+        await (await consumer.receive(timeout=1)).nack(300)
         await consumer.aclose()
     async with consuming(broker, **about) as consumer:
-        message = await consumer.receive(timeout=4000)
-        assert (round(now() - began_at), message.attempt, message.topic) == (3600, 2, TOPIC)
+        message = await consumer.receive(timeout=400)
+        assert (round(now() - began_at), message.attempt, message.topic) == (300, 2, TOPIC)
         await message.reconsume_later(1)
         message = await consumer.receive(timeout=10)
         assert (message.attempt, message.topic) == (3, RETRY)
         await message.ack()
     async with consuming(broker, **about) as consumer:
         with pytest.raises(TimeoutError):
-            await consumer.receive(timeout=100)
+            await consumer.receive(timeout=20)
 
 
 @virtual_time
@@ -490,4 +494,24 @@ async def test_forged_properties() -> None:
             message = await consumer.receive(timeout=100)
             assert message.data == value.encode()
             await message.ack()
+    assert unacked(broker, RETRY) == 0
+
+
+@virtual_time
+async def test_deferred_ten_times() -> None:
+    """U12, U45: deferred for long ten times, then nacked: attempt 1 all the time, then 2, and never a dead letter."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
+    about = {"retry_topic": RetryTopicPolicy(spill_after=5), "dead_letter": DeadLetterPolicy(2)}
+    async with consuming(broker, **about) as consumer:
+        for number in range(10):
+            message = await consumer.receive(timeout=20)
+            assert (message.attempt, message.topic) == (1, RETRY if number else TOPIC)
+            await message.defer(10)
+        message = await consumer.receive(timeout=20)
+        await message.nack(1)
+        message = await consumer.receive(timeout=10)
+        assert message.attempt == 2
+        await message.ack()
+        assert consumer.statistics().dead_lettered == 0
     assert unacked(broker, RETRY) == 0

@@ -228,6 +228,29 @@ async def test_who_becomes_inactive_drops_its_holds() -> None:
 
 
 @virtual_time
+async def test_who_became_inactive_does_not_show_its_nacks() -> None:
+    """On Failover a message in work goes to the consumer that takes over; a later nack does not show it here again."""
+    broker = FakeBroker()
+    topic = broker.topic(f"{BASE}orders")
+    settings: dict[str, Any] = {"consumer_type": "failover", "config": EXACT}
+    async with (
+        connected(broker) as client,
+        connected_too(broker) as other,
+        client.subscribe("orders", "billing", consumer_name="b", **settings) as first,
+    ):
+        topic.publish(b"0")  # is not acknowledged, so the mark-delete position does not pass the other
+        topic.publish(b"1")
+        _, in_work = await take(first, 2)
+        async with other.subscribe("orders", "billing", consumer_name="a", **settings) as second:
+            _, taken_over = await take(second, 2)
+            await taken_over.ack()
+            await in_work.nack(delay=0.2)
+            assert await is_quiet(first)
+            assert first.statistics().kept == 0
+            assert await is_quiet(second)
+
+
+@virtual_time
 async def test_closed_while_it_subscribes() -> None:
     """A client that is closed while one of its consumers is being opened lets that know, and leaves nothing."""
     broker = FakeBroker()

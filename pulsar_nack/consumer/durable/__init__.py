@@ -13,10 +13,11 @@ a message, and are read back as they were written: a million in a second or two.
 from ._generations import OWNER_LOG, base_name, log_name
 from ._journal import Outcome
 from ._nacks import DurableContext, DurableHome, DurableNacks, check_home
-from ._records import RECORD_VERSION, RangeAcks, Record, UnreadableRecordError, decode_record
+from ._records import DEFERRED_FIRST, RECORD_VERSION, RangeAcks, Record, UnreadableRecordError, decode_record
 from ._state import DurableState
 
 __all__ = [
+    "DEFERRED_FIRST",
     "OWNER_LOG",
     "RECORD_VERSION",
     "DurableContext",

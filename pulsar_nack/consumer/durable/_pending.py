@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ...ids import MessageId
-from ._records import PendingPage
+from ._records import PendingPage, count_of, stored_count
 
 PAGE_BITS: Final = 8
 _MAX_IN_RECORD: Final = 1 << 16
 _MASK: Final = (1 << PAGE_BITS) - 1
 _INDEX_BITS: Final = 32
-_MAX_COUNT: Final = (1 << 32) - 1
 
 _PageKey = tuple[int, int, int]
 
@@ -50,11 +49,11 @@ class PendingMessages:
         at = bisect_left(page.keys, key)
         if at == len(page.keys) or page.keys[at] != key:
             return None
-        return PendingMessage(page.times[at], page.counts[at])
+        return PendingMessage(page.times[at], count_of(page.counts[at]))
 
     def put(self, message_id: MessageId, time_ms: int, count: int) -> None:
         """Set the time and count of a message."""
-        page_key, key, count = _page_key(message_id), _key(message_id), min(count, _MAX_COUNT)
+        page_key, key, count = _page_key(message_id), _key(message_id), stored_count(count)
         page = self._pages.get(page_key)
         if page is None:
             page = self._pages[page_key] = PendingPage(*page_key, message_id.topic, array("Q"), array("q"), array("I"))

@@ -19,7 +19,8 @@ from ...ids import MessageId
 
 RECORD_VERSION: Final = 1
 NO_ID: Final = MessageId(-1, -1)
-_MAX_COUNT: Final = (1 << 32) - 1
+DEFERRED_FIRST: Final = (1 << 32) - 1
+"""The stored count of a message that was deferred in its first attempt: -1, as its next delivery has the count 0."""
 _CHANGE: Final = struct.Struct("<BqqIqqiii")
 _PAGE: Final = struct.Struct("<BqiqII")
 _BATCH: Final = struct.Struct("<BqqqiiI")
@@ -55,7 +56,7 @@ class RecordKind(IntEnum):
 
 
 class Change(NamedTuple):
-    """An event at ``at_ms`` (epoch); ``redeliveries`` counts the deliveries before this one."""
+    """An event at ``at_ms`` (epoch); ``redeliveries`` counts the deliveries before this one; -1: deferred at first."""
 
     kind: RecordKind
     id: MessageId
@@ -111,6 +112,16 @@ class UnreadableRecordError(Exception):
         super().__init__(reason)
 
 
+def stored_count(count: int) -> int:
+    """Return a redelivery count as it is stored, in 32 bits without a sign."""
+    return DEFERRED_FIRST if count < 0 else min(count, DEFERRED_FIRST - 1)
+
+
+def count_of(stored: int) -> int:
+    """Return the redelivery count of a stored one."""
+    return -1 if stored == DEFERRED_FIRST else stored
+
+
 def encode_change(change: Change) -> bytes:
     """Return the bytes of a change."""
     kind, message_id, at_ms, time_ms, count = change
@@ -120,7 +131,7 @@ def encode_change(change: Change) -> bytes:
         RECORD_VERSION << 4 | kind,
         at_ms,
         time_ms,
-        min(count, _MAX_COUNT),
+        stored_count(count),
         ledger,
         entry,
         partition,
@@ -201,7 +212,7 @@ def _decode_change(kind: RecordKind, data: bytes) -> Change:
     _, at_ms, time_ms, count, ledger, entry, partition, batch_index, batch_size = _CHANGE.unpack_from(data)
     topic = _topic(data[_CHANGE.size :])
     message_id = MessageId(ledger, entry, partition, batch_index, batch_size=batch_size, topic=topic)
-    return Change(kind, message_id, at_ms, time_ms, count)
+    return Change(kind, message_id, at_ms, time_ms, count_of(count))
 
 
 def _decode_page(data: bytes) -> PendingPage:

@@ -262,11 +262,10 @@ class MultiTopicConsumer:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def pause(self, *, is_idle: bool) -> None:
+    def pause(self, *, is_idle: bool) -> int:
         """Return prefetched and arriving messages to the broker until :meth:`resume`; see :class:`WirePort`."""
         self._is_paused = True
-        for consumer in self:
-            self._pause(consumer, is_idle=is_idle)
+        return sum(self._pause(consumer, is_idle=is_idle) for consumer in self)
 
     def resume(self) -> None:
         """Fetch messages again."""
@@ -277,9 +276,10 @@ class MultiTopicConsumer:
             if self.inbox.is_awaited:
                 self._before_wait()
 
-    def _pause(self, consumer: TopicConsumer, *, is_idle: bool = False) -> None:
+    def _pause(self, consumer: TopicConsumer, *, is_idle: bool = False) -> int:
         queued = [] if self._options.only_one_gets_messages else self.inbox.take_out(consumer.queue)
         consumer.pause(queued, is_idle=is_idle)
+        return sum(each.messages for each in queued)
 
     def _before_wait(self) -> None:
         if self._unreadable is not None:

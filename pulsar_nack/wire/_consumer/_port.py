@@ -160,14 +160,15 @@ class WirePort:
             self._check_open()
         return self._inbox.get_nowait()
 
-    def pause(self, *, is_idle: bool) -> None:
+    def pause(self, *, is_idle: bool) -> int:
         """Return prefetched messages to the broker, for other consumers, and fetch nothing until :meth:`resume`.
 
-        Messages that still arrive are returned too. On Exclusive and Failover all of them stay.
+        The result is how many these are; messages that still arrive are returned too. On Exclusive and Failover all of
+        them stay.
 
         :param is_idle: no message is in flight; a later call may say so
         """
-        self._consumers.pause(is_idle=is_idle)
+        return self._consumers.pause(is_idle=is_idle)
 
     def resume(self) -> None:
         """Fetch messages again."""

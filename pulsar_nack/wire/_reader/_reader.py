@@ -37,7 +37,7 @@ from .._consumer._port import WirePort
 from .._consumer._selection import Selection
 from .._consumer._subscribe_options import SubscribeOptions
 from .._consumer._topic_consumer import TopicConsumer
-from ._start import LATEST, Place, is_after, place_of, starts_of
+from ._start import EARLIEST, LATEST, Place, is_after, place_of, starts_of
 
 _ACK_INTERVAL_S: Final = 1.0
 _YIELD_AFTER_S: Final = 0.005
@@ -239,7 +239,7 @@ class Reader(ClosesWhenDropped):
         if newest is None or is_after(delivery.id, newest):
             return True
         self.duplicates += 1
-        _LOG.info("%s: dropped %r, which came again after %r", delivery.topic, delivery.id, newest)
+        _LOG.debug("%s: dropped %r, which came again after %r", delivery.topic, delivery.id, newest)
         return False
 
     def _noted(self, delivery: Delivery) -> ReceivedMessage:
@@ -251,11 +251,13 @@ class Reader(ClosesWhenDropped):
 
     def _acknowledge(self) -> None:
         self._acking = None
-        for topic, message_id in self._read.items():
+        for topic, message_id in list(self._read.items()):
+            is_acked = self._acked.get(topic) is message_id
             consumer = self._consumers.by_topic.get(topic)
-            if consumer is None or not consumer.is_connected or self._acked.get(topic) is message_id:
-                continue
-            if not self._waits_for_chunks(consumer, message_id):
+            if consumer is None:  # the topic was deleted
+                for of_topics in (self._read, self._acked, self._incomplete):
+                    of_topics.pop(topic, None)
+            elif not is_acked and consumer.is_connected and not self._waits_for_chunks(consumer, message_id):
                 self._acked[topic] = message_id
                 consumer.acks.acknowledge_cumulative_soon(message_id, _note_ack)
 
@@ -295,7 +297,7 @@ class Reader(ClosesWhenDropped):
         return [
             last if last.topic is not None else last._replace(partition=consumer.partition, topic=consumer.topic)
             for consumer, last in found.items()
-            if last is not None and last.ledger >= 0
+            if last is not None and last not in {EARLIEST, LATEST}
         ]
 
     def _position_of(self, consumer: TopicConsumer) -> MessageId | None:

@@ -1,0 +1,285 @@
+"""Handles the messages of each key one after the other, in their order, also while one of them waits for its retry.
+
+A key is *busy* while a handler has one of its messages, and *waits* while that message is held for redelivery. Later
+messages of the key that come meanwhile are kept here, delivered and unacknowledged. Retries come back to this consumer,
+from memory. A message without a key is not ordered.
+
+If a key has ``max_held_per_key`` kept messages, or all together exceed the budget of bytes, nothing more is fetched for
+any key; what is redelivered from memory still comes, so that the key goes on. A retry that only the broker can
+bring (the connection broke meanwhile) lifts this until it has come.
+
+Giving the messages of a full key back to the broker was rejected: it would send them again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import insort
+from collections.abc import Awaitable, Callable
+
+from ..ids import MessageId
+from ._message import DEFERRED, NACKED, Message
+from ._message_state import SENT_AWAY, MessageState, State
+from ._message_table import WAITING
+from ._payloads import kept_bytes
+from ._port import Delivery
+from ._receiver import Receiver
+from ._settler import Settler
+
+_log = logging.getLogger("pulsar_nack.consumer")
+Key = tuple[str, str]
+"""A topic, and the ordering key or key there."""
+
+
+class _KeyState:
+    """One key that is busy or waits."""
+
+    __slots__ = ("kept", "waits_for")
+
+    def __init__(self) -> None:
+        self.waits_for: MessageId | None = None
+        self.kept: list[Message] = []
+
+
+class KeyOrder:
+    """Decides which message a handler gets next.
+
+    :param receive: waits for the next message of any key
+    :param max_held_per_key: how many messages of one key may be kept
+    :param max_bytes: most memory for all of them
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        settler: Settler,
+        receive: Callable[[], Awaitable[Message]],
+        *,
+        max_held_per_key: int,
+        max_bytes: int,
+    ) -> None:
+        self.times_full = 0
+        self._receiver = receiver
+        self._settler = settler
+        self._table = settler.queue.table
+        self._receive = receive
+        self._most = max_held_per_key
+        self._max_bytes = max_bytes
+        self._receiving = asyncio.Lock()
+        self._keys: dict[Key, _KeyState] = {}
+        self._waiting: dict[MessageId, Key] = {}
+        self._from_broker: set[MessageId] = set()
+        self._full: set[Key] = set()
+        self._count = self._bytes = 0
+        self._is_held = False
+
+    def open(self) -> None:
+        """Order what the consumer delivers from now on, and let nacked messages come back to it."""
+        self._table.on_left = self._on_left
+        self._receiver.key_order = self
+        self._receiver.on_held_back = self._on_held_back
+        self._settler.queue.router.want_all()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether nothing is fetched because too many messages are kept."""
+        return self._is_held
+
+    # --- for the workers -------------------------------------------------------------------------------------------
+
+    async def next(self) -> Message:
+        """Wait for a message whose turn it is; one caller receives at a time. Raises as ``receive``."""
+        async with self._receiving:
+            while True:
+                message = await self._receive()
+                if self._admits(message):
+                    return message
+
+    async def begin(self, message: Message) -> bool:
+        """Note durably that a handler begins with a message; return False if it was settled meanwhile."""
+        durable = self._receiver.durable
+        if durable is None:
+            return True
+        await durable.delivered(message.id, message.redelivery_count)
+        return self._receiver.is_current(message)
+
+    def done(self, message: Message) -> Message | None:
+        """Note that a handler ended, and its message is settled; return the next message of the key to be handled."""
+        key = _key_of(message._delivery)
+        state = None if key is None else self._keys.get(key)
+        if key is None or state is None:
+            return None
+        record = self._table.get(message.id)
+        if record is None or record.state in SENT_AWAY:
+            return self._next_of(key, state)
+        is_coming = record.state in WAITING or message._settled_as in {NACKED, DEFERRED}
+        if is_coming and not any(each.id == message.id for each in state.kept):  # else it is back already
+            self._wait_for(key, state, record)
+            return None
+        return self._next_of(key, state)
+
+    # --- keeping ---------------------------------------------------------------------------------------------------
+
+    def _admits(self, message: Message) -> bool:
+        """Return whether it is a message's turn; if not it is kept."""
+        key = _key_of(message._delivery)
+        if key is None:
+            return True
+        state = self._keys.get(key)
+        if state is None:
+            self._keys[key] = _KeyState()
+            return True
+        if state.waits_for == message.id:
+            self._waited(state)
+            self._update()
+            return True
+        self._receiver.delivered -= 1
+        if self._settler.leases is not None:
+            self._settler.leases.cancel(message)
+        insort(state.kept, message, key=_id_of)
+        self._count += 1
+        self._bytes += kept_bytes(message._delivery)
+        if len(state.kept) >= self._most:
+            self._full.add(key)
+        self._update()
+        return False
+
+    def _next_of(self, key: Key, state: _KeyState) -> Message | None:
+        """Take out the next message of a key; forget the key if none is left."""
+        found = None
+        while state.kept and found is None:
+            message = state.kept.pop(0)
+            self._forget(message)
+            found = message if self._is_here(message) else None
+        if len(state.kept) < self._most:
+            self._full.discard(key)
+        if found is None:
+            del self._keys[key]
+        else:
+            self._receiver.delivered += 1
+            if self._settler.leases is not None:
+                self._settler.leases.begin(found)
+        self._update()
+        return found
+
+    def _is_here(self, message: Message) -> bool:
+        """Return whether a kept message is still this consumer's; else the broker sends it again, here or elsewhere."""
+        record = self._table.get(message.id)
+        is_doubtful = record is not None and record.is_doubtful
+        if is_doubtful and self._receiver.is_current(message):
+            self._table.give_back(message.id)
+        return not is_doubtful and self._receiver.is_current(message)
+
+    def _forget(self, message: Message) -> None:
+        self._count -= 1
+        self._bytes -= kept_bytes(message._delivery)
+
+    def _update(self) -> None:
+        """Stop or go on fetching."""
+        is_held = bool(self._full or self._bytes >= self._max_bytes > 0) and not self._from_broker
+        if is_held is self._is_held:
+            return
+        self._is_held = is_held
+        self.times_full += is_held
+        if self.times_full == 1 and is_held:
+            _log.warning(
+                "%d messages (%d bytes) wait for earlier ones of their keys; nothing is fetched until there is room",
+                self._count,
+                self._bytes,
+            )
+        self._receiver.hold_port(is_held=is_held)
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    def _wait_for(self, key: Key, state: _KeyState, record: MessageState) -> None:
+        state.waits_for = record.id
+        self._waiting[record.id] = key
+        self._note_origin(record)
+
+    def _note_origin(self, record: MessageState) -> None:
+        is_local = record.state is State.DELIVERED or (record.is_local and not record.is_doubtful)
+        if not is_local:
+            self._from_broker.add(record.id)
+        self._update()
+
+    def _waited(self, state: _KeyState) -> None:
+        if state.waits_for is not None:
+            self._waiting.pop(state.waits_for, None)
+            self._from_broker.discard(state.waits_for)
+            state.waits_for = None
+
+    def _on_held_back(self, delivery: Delivery) -> None:
+        """Let a key wait for a message that was nacked or deferred before a restart."""
+        key, record = _key_of(delivery), self._table.get(delivery.id)
+        if key is not None and record is not None and key not in self._keys:
+            state = self._keys[key] = _KeyState()
+            self._wait_for(key, state, record)
+
+    def _on_left(self, record: MessageState) -> None:
+        if record.id in self._waiting:
+            asyncio.get_running_loop().call_soon(self._look, record.id)
+
+    def _look(self, message_id: MessageId) -> None:
+        """Let a key go on if the message that it waits for does not come any more."""
+        key = self._waiting.get(message_id)
+        if key is None:
+            return
+        record = self._table.get(message_id)
+        if record is not None:
+            self._note_origin(record)
+            return
+        state = self._keys[key]
+        self._waited(state)
+        message = self._next_of(key, state)
+        record = None if message is None else self._table.get(message.id)
+        if message is not None and record is not None:
+            self._wait_for(key, state, record)  # for the next call of receive
+            self._receiver.take_back(message)
+        elif message is not None:  # it was forgotten here, as one of too many
+            del self._keys[key]
+            self._receiver.take_back(message)
+
+    # --- ending ----------------------------------------------------------------------------------------------------
+
+    def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
+        """Drop some kept messages, and return them: the broker sends them again, here or elsewhere."""
+        gone: list[Message] = []
+        for key, state in self._keys.items():
+            gone += (its := [message for message in state.kept if is_gone(message)])
+            if its:
+                state.kept = [message for message in state.kept if not is_gone(message)]
+                self._full.discard(key)
+        for message in gone:
+            self._forget(message)
+        self._update()
+        return gone
+
+    def clear(self) -> None:
+        """Drop the kept messages, and wait for none: the subscription was moved."""
+        self.drop(lambda _: True)
+        self.check_waiting()
+
+    def check_waiting(self) -> None:
+        """Check soon what became of the messages that keys wait for: they are forgotten, or others may have them."""
+        for message_id in list(self._waiting):
+            asyncio.get_running_loop().call_soon(self._look, message_id)
+
+    def close(self) -> None:
+        """Let the consumer deliver without order again."""
+        self._table.on_left = None
+        self._receiver.key_order = self._receiver.on_held_back = None
+        if self._is_held:
+            self._receiver.hold_port(is_held=False)
+
+
+def _key_of(delivery: Delivery) -> Key | None:
+    key = delivery.ordering_key or delivery.key
+    return (delivery.topic, key) if key else None
+
+
+def _id_of(message: Message) -> MessageId:
+    return message.id

@@ -1,0 +1,131 @@
+"""How a consumer is opened, drained and closed; the user's :class:`Consumer` delegates to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from .._delays import Delay, delay_ms
+from .._lifetime import check_loop
+from ..errors import ClosedError, InvalidArgumentError
+from ._drain import Drain, DrainReport
+from ._engine import ConsumerEngine
+from ._runner import Runner
+
+_log = logging.getLogger("pulsar_nack.consumer")
+
+
+class Lifecycle:
+    """Opens and ends one consumer, whatever task calls; another task serves it meanwhile."""
+
+    def __init__(self, engine: ConsumerEngine) -> None:
+        self._engine = engine
+        self._settler = engine.settler
+        self._server: asyncio.Task[None] | None = None
+        self._opened: asyncio.Future[None] | None = None
+        self._drain: Drain | None = None
+        self._runner: Runner | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop of an open consumer; None before it is opened and after it is closed."""
+        is_open = not self._settler.is_closed and self._server is not None and not self._server.done()
+        return self._settler.loop if is_open else None
+
+    async def open(self, serve: Callable[[asyncio.Future[None]], Coroutine[Any, Any, None]]) -> None:
+        """Start ``serve`` unless it runs, and return once it has set its future; raises as :meth:`Consumer.open`."""
+        settler = self._settler
+        if settler.is_closed:
+            raise ClosedError("the consumer")
+        is_first = self._server is None or self._opened is None
+        if self._server is None or self._opened is None:
+            settler.loop = asyncio.get_running_loop()
+            self._opened = settler.loop.create_future()
+            self._server = asyncio.create_task(serve(self._opened), name="pulsar_nack.Consumer")
+            self._server.add_done_callback(self._engine.on_end)
+        check_loop(settler.loop, "the consumer")
+        if not self._opened.done():
+            try:
+                await asyncio.wait({self._opened, self._server}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                if is_first:
+                    await self.close()
+                raise
+        if self._server.done():
+            if not self._server.cancelled():
+                await self._server
+            raise ClosedError("the consumer")
+
+    # --- draining ----------------------------------------------------------------------------------------------------
+
+    async def run(self, runner: Runner) -> DrainReport:
+        """Run a handler until the consumer ends."""
+        if self._drain is not None:
+            raise ClosedError("the consumer")
+        if self._runner is not None:
+            raise InvalidArgumentError("handler", runner.handler, "the only one: this consumer runs another")
+        self._runner = runner
+        try:
+            return await runner.run(self.begin_drain)
+        finally:
+            self._runner = None
+
+    async def drain(self, timeout: Delay | None) -> DrainReport:
+        """Drain, or wait for the drain that is under way."""
+        seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
+        if self._drain is None and self._settler.is_closed:
+            return DrainReport()
+        if self._runner is not None and asyncio.current_task() in self._runner.tasks.workers:
+            raise InvalidArgumentError("timeout", timeout, "a call from outside: a handler would wait for itself")
+        drain = self.begin_drain(seconds)
+        await asyncio.wait([drain.task])
+        return drain.task.result()
+
+    def begin_drain(self, timeout_s: float | None) -> Drain:
+        """Return the drain of this consumer, begun if it is the first call."""
+        if self._drain is None:
+            if not self._settler.is_closed:
+                self._settler.check_open()
+            assert self._server is not None
+            handlers = None if self._runner is None else self._runner.tasks
+            self._drain = Drain(self._engine, handlers, self._server, self.close, timeout_s)
+        return self._drain
+
+    # --- closing -----------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Close the consumer: after a drain if a handler runs, unless that handler calls."""
+        runner, drain = self._runner, self._drain
+        if runner is not None and self.loop is not None and asyncio.current_task() not in runner.tasks.workers:
+            check_loop(self._settler.loop, "the consumer")
+            drain = self.begin_drain(runner.drain_timeout_s)
+        else:
+            await self.close()
+        if drain is not None and drain.task is not asyncio.current_task():
+            await asyncio.wait([drain.task])
+            drain.task.result()
+
+    async def close(self) -> None:
+        """Close the consumer now."""
+        if not self._settler.is_closed or self._server is None or not self._server.done():
+            check_loop(self._settler.loop, "the consumer")
+            self.begin_close()
+        if self._server is None:
+            if self._engine.letters is not None:
+                await self._engine.letters.aclose()
+            await self._engine.port.close()
+            return
+        if not self._server.done():
+            await asyncio.wait([self._server])
+        if not self._server.cancelled():
+            self._server.result()
+
+    def begin_close(self) -> None:
+        """Begin to close, without waiting for the end."""
+        self._engine.receiver.unreadable = None
+        self._engine.end_calls(ClosedError("the consumer"))
+        self._engine.stop()
+        if self._server is not None and self._opened is not None and not self._opened.done():
+            self._server.cancel()

@@ -1,0 +1,245 @@
+"""Runs a handler for each message: a bounded number at once, each exception settled and logged, and an orderly end.
+
+There is one worker for each handler that may run at once; it receives a message, handles and settles it. A worker
+receives when it is free, so what was fetched ahead stays at the port, which can give it back. A task for each message
+was rejected: making one costs more than all else that is done here.
+
+A drain ends calls of ``receive``, and thereby each worker once its handler has ended. After the timeout it cancels the
+workers that are left, which nack their messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+from .._check import check_callable, check_flag, check_integer
+from .._delays import Delay, delay_ms
+from ..backoff import Exponential
+from ..errors import AlreadySettledError, BrokerError, ClosedError, InvalidArgumentError, MissingExtraError
+from ._drain import Drain, DrainReport, HandlerTasks
+from ._engine import ConsumerEngine
+from ._key_order import KeyOrder
+from ._message import Message
+from ._outcomes import ErrorRules, OnError, Verb, settle_failed
+
+Handler = Callable[[Message], Awaitable[object]]
+"""Handles a message; it is acknowledged when the handler returns, unless the handler has settled it."""
+
+_log = logging.getLogger("pulsar_nack.consumer")
+_PAUSES: Final = Exponential(0.1, 5.0)
+_NACK_TIMEOUT_S: Final = 5.0
+_CANCELLED: Final = "its handler did not end in time when the consumer drained"
+
+
+class RunOptions(NamedTuple):
+    """The arguments of :meth:`Consumer.run`."""
+
+    concurrency: int
+    key_ordered: bool
+    max_held_per_key: int
+    on_error: OnError | None
+    drain_timeout: Delay | None
+    stop_on_signals: bool
+
+
+class Runner:
+    """Runs a handler on the messages of one consumer.
+
+    :param receive: as :meth:`Consumer.receive`
+    :raises InvalidArgumentError: names the argument
+    """
+
+    def __init__(
+        self,
+        engine: ConsumerEngine,
+        receive: Callable[[], Awaitable[Message]],
+        handler: Handler,
+        options: RunOptions,
+    ) -> None:
+        check_callable("handler", handler, "a coroutine function that takes a message")
+        check_integer("concurrency", options.concurrency, 1)
+        check_flag("key_ordered", options.key_ordered)
+        check_integer("max_held_per_key", options.max_held_per_key, 1)
+        check_flag("stop_on_signals", options.stop_on_signals)
+        timeout, has_dead_letters = (
+            options.drain_timeout,
+            engine.letters is not None and engine.letters.rules is not None,
+        )
+        self.drain_timeout_s = None if timeout is None else delay_ms(timeout, "drain_timeout") / 1000
+        self._rules = ErrorRules(options.on_error, has_dead_letters=has_dead_letters)
+        self._options = options
+        self.tasks = HandlerTasks()
+        self._engine = engine
+        self._receiver = engine.receiver
+        self._settler = engine.settler
+        self.handler = handler
+        self._drain: Callable[[float | None], Drain]
+        self._failures = 0
+        self._is_signalled = False
+        self._receive = receive
+        self._order: KeyOrder | None = None
+        if options.key_ordered:
+            most, most_bytes = options.max_held_per_key, engine.settings.max_local_bytes
+            self._order = KeyOrder(
+                engine.receiver, engine.settler, receive, max_held_per_key=most, max_bytes=most_bytes
+            )
+            self._receive = self._order.next
+
+    async def run(self, drain_within: Callable[[float | None], Drain]) -> DrainReport:
+        """Run until the consumer ends; a cancelled call drains before it ends, and a second time hurries.
+
+        :param drain_within: drains within a time in seconds, or returns the drain that is under way
+        """
+        self._drain = drain_within
+        cancelled: asyncio.CancelledError | None = None
+        with _signals(self._on_signal) if self._options.stop_on_signals else nullcontext():
+            if self._order is not None:
+                self._order.open()
+                self._engine.key_order = self._order
+            self.tasks.workers = [
+                asyncio.create_task(self._work(), name=f"pulsar_nack.Consumer worker {number}")
+                for number in range(self._options.concurrency)
+            ]
+            try:
+                await asyncio.wait(self.tasks.workers, return_when=asyncio.FIRST_EXCEPTION)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            drain = self._drain(self.drain_timeout_s)
+            while not drain.task.done():
+                try:
+                    await asyncio.wait([drain.task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    drain.hurry()
+        if self._order is not None:
+            self._order.close()
+            self._engine.key_order = None
+        faults = [fault for worker in self.tasks.workers if not worker.cancelled() and (fault := worker.exception())]
+        if cancelled is not None:
+            for fault in faults:
+                _log.error("a worker failed: %r", fault)
+            raise cancelled
+        if faults:
+            raise faults[0]
+        return drain.task.result()
+
+    def _on_signal(self, name: str) -> None:
+        _log.info("%s: the consumer %s", name, "drains at once" if self._is_signalled else "drains")
+        drain = self._drain(self.drain_timeout_s)
+        if self._is_signalled:
+            drain.hurry()
+        self._is_signalled = True
+
+    # --- the workers -------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        receive, handler, order = self._receive, self.handler, self._order
+        message: Message | None = None
+        while True:
+            if message is None:
+                try:
+                    message = await receive()
+                except Exception as error:  # noqa: BLE001 - raised, or logged and tried again
+                    if await self._may_receive_again(error):
+                        continue
+                    return
+            if self.tasks.is_stopping.is_set():
+                self._receiver.take_back(message)
+                return
+            try:
+                if order is None or await order.begin(message):
+                    await handler(message)
+            except Exception as error:  # noqa: BLE001 - settled, logged and counted
+                await self._failed(message, error)
+            except asyncio.CancelledError:
+                await self._was_cancelled(message)
+            else:
+                if not message.is_settled:
+                    await self._acknowledge(message)
+            message = None if order is None else order.done(message)
+
+    async def _may_receive_again(self, error: Exception) -> bool:
+        """Wait a little after an error of the transport; return False if the consumer is closed, or raise."""
+        if isinstance(error, ClosedError) and error.__cause__ is None:
+            return False
+        if isinstance(error, MissingExtraError) or not isinstance(error, BrokerError):
+            raise error
+        self._failures += 1
+        if self._failures == 1:
+            _log.warning("nothing can be received, which is tried again: %s", error)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(float(_PAUSES(min(self._failures // self._options.concurrency, 10)))):
+                await self.tasks.is_stopping.wait()
+        return True
+
+    async def _acknowledge(self, message: Message) -> None:
+        try:
+            await message.ack()
+        except (AlreadySettledError, ClosedError) as error:
+            _log.warning("%r was handled, but is not acknowledged: %s", message.id, error)
+        except Exception as error:  # noqa: BLE001 - logged, and the message is handled again
+            _log.warning("%r was handled, but could not be acknowledged, and is redelivered: %s", message.id, error)
+            await self._nack(message, f"not acknowledged: {error}")
+        else:
+            self._failures = 0
+
+    async def _failed(self, message: Message, error: Exception) -> None:
+        """Settle a message whose handler raised; log and count the exception."""
+        is_verb = isinstance(error, Verb)
+        self._settler.handler_errors += not is_verb
+        try:
+            verb = await settle_failed(message, error, self._rules)
+        except Exception as fault:  # noqa: BLE001 - logged: what could be done is done
+            _log.error("%r failed, and could not be settled as asked: %r", message, fault, exc_info=error)
+        else:
+            if verb is None:
+                _log.error("%r failed, and is redelivered: %r", message, error, exc_info=error)
+
+    async def _was_cancelled(self, message: Message) -> None:
+        """Nack a message whose handler was cancelled: at the end of the drain, or because of what it awaited."""
+        if self.tasks.is_ending:
+            self.tasks.cancelled += 1
+            if not message.is_settled:
+                await self._nack(message, _CANCELLED)
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # by the loop, which ends
+        self._settler.handler_errors += 1
+        _log.error("%r failed, and is redelivered: its handler awaited something that was cancelled", message)
+        if not message.is_settled:
+            await self._nack(message, "CancelledError")
+
+    async def _nack(self, message: Message, reason: str) -> None:
+        try:
+            async with asyncio.timeout(_NACK_TIMEOUT_S):
+                await message.nack(reason=reason)
+        except Exception as error:  # noqa: BLE001 - it stays unacknowledged, so it comes again after the close
+            _log.warning("%r could not be nacked: %r", message.id, error)
+
+
+@contextmanager
+def _signals(call: Callable[[str], None]) -> Iterator[None]:
+    """Call a function with the name of SIGTERM or SIGINT when it comes; restore the handlers in the end."""
+    loop, before = asyncio.get_running_loop(), {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handler = signal.getsignal(number)
+            try:
+                loop.add_signal_handler(number, partial(call, number.name))
+            except (NotImplementedError, RuntimeError, ValueError) as error:
+                expected = "False: signals need the main thread, and an event loop that handles them"
+                raise InvalidArgumentError("stop_on_signals", "True", expected) from error
+            before[number] = handler
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:
+                signal.signal(number, handler)

@@ -1,0 +1,358 @@
+"""Messages of one key are handled in their order, one at a time, also while one of them waits for its retry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from pulsar_nack import Consumer, DeadLetterPolicy, Message, NackConfig
+from pulsar_nack.consumer import DeadLetter, Defer, Retry, SupportsPause
+from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from pulsar_nack.testing._fake_delivery import FakeMessage
+from tests.tiers import size
+
+from .durable import Machine
+from .ports import Ports
+from .test_running import now, running, until
+
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+TYPES = ("shared", "exclusive", "failover")
+
+
+class Handled:
+    """What a handler saw: for each key the numbers in the order in which they were done, and when."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, list[int]] = defaultdict(list)
+        self.at: dict[str, list[float]] = defaultdict(list)
+        self.busy: set[str] = set()
+        self.most_held = 0
+
+    def end(self, message: Message, consumer: Consumer) -> None:
+        """Note a message that is done."""
+        key = message.key or ""
+        self.done[key].append(int(message.data))
+        self.at[key].append(now())
+        order = consumer._engine.key_order
+        assert order is not None
+        self.most_held = max(self.most_held, *(len(state.kept) for state in order._keys.values()))
+
+
+@pytest.mark.each_kind
+@pytest.mark.parametrize("kind", TYPES)
+@virtual_time
+async def test_a_key_waits_for_its_retry(ports: Ports, kind: str) -> None:
+    """U16: 0 is nacked, and the handler sees 0, 1, 2, 3, 4 all the same."""
+    port = ports.port(subscription_type=kind)
+    for number in range(5):
+        port.topic.publish(b"%d" % number, key="k")
+    seen = list[tuple[bytes, int]]()
+
+    async def handler(message: Message) -> None:
+        seen.append((message.data, message.attempt))
+        if message.data == b"0" and message.attempt < 3:
+            await message.nack(1)
+
+    async with Consumer(port, config=EXACT) as consumer:
+        async with running(consumer, handler, key_ordered=True):
+            await until(lambda: port.subscription.backlog == 0)
+        assert seen == [(b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1), (b"2", 1), (b"3", 1), (b"4", 1)]
+
+
+@pytest.mark.each_kind
+@pytest.mark.parametrize(("kind", "most"), [("shared", 1_000), ("shared", 5), ("exclusive", 1_000), ("exclusive", 5)])
+@virtual_time
+async def test_other_keys_are_not_delayed(ports: Ports, kind: str, most: int) -> None:
+    """U39: order holds within each of four keys; three go on meanwhile; a small bound is kept, and stops all."""
+    port = ports.port(subscription_type=kind)
+    for number in range(25):
+        for key in ("k0", "k1", "k2", "k3"):
+            port.topic.publish(b"%d" % number, key=key)
+    handled = Handled()
+
+    async def handler(message: Message) -> None:
+        key = message.key or ""
+        assert key not in handled.busy
+        handled.busy.add(key)
+        await asyncio.sleep(0.001)
+        handled.busy.remove(key)
+        if (key, message.data, message.attempt) == ("k1", b"2", 1):
+            raise Retry(delay=0.5)
+        handled.end(message, consumer)
+
+    async with Consumer(port, config=EXACT) as consumer:
+        async with running(consumer, handler, concurrency=8, key_ordered=True, max_held_per_key=most):
+            began = now()
+            await until(lambda: port.subscription.backlog == 0)
+        assert handled.done == {f"k{key}": list(range(25)) for key in range(4)}
+        assert handled.most_held <= most
+        if most == 1_000:
+            assert all(handled.at[key][-1] - began < 0.3 for key in ("k0", "k2", "k3"))
+            assert handled.most_held >= 22
+        statistics = consumer.statistics()
+        assert (statistics.held_for_keys, statistics.is_key_order_full, statistics.in_work) == (0, False, 0)
+
+
+@virtual_time
+async def test_the_bound_of_a_key(caplog: pytest.LogCaptureFixture) -> None:
+    """U39: with 5 held of one key nothing more is fetched, which is told, until its retry; memory bounds it as well."""
+    for options, settings, most in (
+        ({"max_held_per_key": 5}, {}, 5),
+        ({}, {"max_local_bytes": 10_000}, 10),
+    ):
+        port = FakePort(receiver_queue_size=50)
+        for number in range(30):
+            port.topic.publish(b"%d" % number, key="k")
+        done = list[int]()
+        caplog.clear()
+
+        async def handler(message: Message) -> None:
+            if message.data == b"0" and message.attempt == 1:
+                raise Retry(delay=10)
+            done.append(int(message.data))  # noqa: B023
+
+        async with Consumer(port, config=EXACT, **settings) as consumer:  # type: ignore[arg-type]
+            async with running(consumer, handler, key_ordered=True, **options):
+                await asyncio.sleep(5)
+                statistics = consumer.statistics()
+                assert (statistics.held_for_keys, statistics.is_key_order_full) == (most, True)
+                assert statistics.received == most + 1
+                await until(lambda: len(done) == 30)  # noqa: B023
+            assert done == list(range(30))
+        assert sum("nothing is fetched until" in record.message for record in caplog.records) == 1
+
+
+@virtual_time
+async def test_batches_and_messages_without_a_key() -> None:
+    """U16: members of batches are ordered by their keys; what has no key waits for nothing."""
+    for kind in TYPES:
+        port = FakePort(subscription_type=kind)  # type: ignore[arg-type]
+        port.topic.publish_batch([FakeMessage(b"%d" % at, key="k" if at % 2 else None) for at in range(8)])
+        port.topic.publish(b"9", key="x", ordering_key="k")
+        done = list[int]()
+
+        async def handler(message: Message) -> None:
+            if message.data in {b"1", b"0"} and message.attempt == 1:
+                raise Retry(delay=1)
+            done.append(int(message.data))  # noqa: B023
+
+        async with Consumer(port, config=EXACT) as consumer:
+            async with running(consumer, handler, key_ordered=True):
+                await until(lambda: port.subscription.backlog == 0)  # noqa: B023
+            assert done[:3] == [2, 4, 6]
+            assert [number for number in done if number % 2] == [1, 3, 5, 7, 9]
+
+
+@pytest.mark.each_kind
+@virtual_time
+async def test_a_drain_gives_held_messages_back(ports: Ports) -> None:
+    """U18, U39: what waits for its key goes to the other consumer at once, without a drain that waits for it."""
+    port = ports.port()
+    topic = port.topic
+    for number in range(10):
+        topic.publish(b"%d" % number, key="k")
+
+    async def handler(message: Message) -> None:
+        raise Retry(delay=60)
+
+    async with Consumer(port, config=EXACT) as consumer:
+        task = asyncio.create_task(consumer.run(handler, key_ordered=True))
+        await until(lambda: consumer.statistics().held_for_keys == 9)
+        second = ports.port(topic)
+        async with Consumer(second, config=EXACT) as other:
+            began = now()
+            report = await consumer.drain()
+            assert report.given_back == (9 if isinstance(port, SupportsPause) else 0)
+            got = sorted([(await other.receive(timeout=1)).data for _ in range(10)])
+            assert now() - began < 0.5
+            assert got == [b"%d" % number for number in range(10)]
+        assert await task == report
+
+
+@virtual_time
+async def test_a_message_that_comes_no_more_holds_nobody() -> None:
+    """A key goes on when the message that it waits for is settled by its id, dead-lettered, or the topic is moved."""
+    dead = FakePublisher()
+    port = FakePort()
+    ids = [port.topic.publish(b"%d" % number, key="k") for number in range(6)]
+    done = list[int]()
+    failing = {b"0": Retry(100), b"2": DeadLetter("bad"), b"3": Defer(1)}
+
+    async def handler(message: Message) -> None:
+        if (verb := failing.pop(message.data, None)) is not None:
+            raise verb
+        done.append(int(message.data))
+
+    policy = DeadLetterPolicy(1, "dead", publisher=dead)
+    async with Consumer(port, config=EXACT, dead_letter=policy) as consumer:  # noqa: SIM117
+        async with running(consumer, handler, key_ordered=True):
+            await asyncio.sleep(1)
+            assert done == []
+            await consumer.acknowledge(ids[0])
+            await until(lambda: done == [1, 3, 4, 5])
+            assert [letter.data for letter in dead.letters] == [b"2"]
+
+            failing |= {b"0": Retry(100)}
+            done.clear()
+            await consumer.seek(0)
+            await asyncio.sleep(1)
+            assert done == []
+            await consumer.seek(0)
+            await until(lambda: done == [0, 1, 2, 3, 4, 5])
+            await until(lambda: port.subscription.backlog == 0)
+
+
+@virtual_time
+async def test_a_nack_that_waits_for_room_is_admitted() -> None:
+    """A consumer at its limit of unacknowledged messages, all of one key, is not stuck."""
+    port = FakePort(receiver_queue_size=1)
+    for number in range(20):
+        port.topic.publish(b"%d" % number, key="k")
+    done = list[int]()
+
+    async def handler(message: Message) -> None:
+        if message.attempt == 1:
+            await asyncio.sleep(1)
+            raise Retry(0.1)
+        done.append(int(message.data))
+
+    async with Consumer(port, config=EXACT, unacked_limit=6) as consumer:
+        async with running(consumer, handler, key_ordered=True):
+            await until(lambda: port.subscription.backlog == 0)
+        assert done == list(range(20))
+
+
+@pytest.mark.each_kind
+@pytest.mark.not_on("fake", "nowait", "local")
+@virtual_time
+async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
+    """U39: the order holds over a new session on Exclusive, though the bound of the key is reached."""
+    port = ports.port(subscription_type="exclusive")
+    for number in range(12):
+        port.topic.publish(b"%d" % number, key="k")
+    done = list[int]()
+
+    async def handler(message: Message) -> None:
+        if message.data == b"0" and message.attempt == 1:
+            raise Retry(delay=2)
+        done.append(int(message.data))
+
+    async with Consumer(port, config=EXACT) as consumer:
+        async with running(consumer, handler, key_ordered=True, max_held_per_key=4):
+            await until(lambda: consumer.statistics().is_key_order_full)
+            port.subscription.restart()
+            await until(lambda: port.subscription.backlog == 0)
+        assert [number for at, number in enumerate(done) if number not in done[:at]] == list(range(12))
+
+
+@virtual_time
+async def test_messages_that_only_waited_count_no_attempt() -> None:
+    """U16: durable, drained or killed again and again: order holds, and what only waited is at its first attempt."""
+    machine, dead = Machine(), FakePublisher()
+    for number in range(10):
+        machine.topic.publish(b"%d" % number, key="k")
+    attempts: dict[bytes, int] = {}
+
+    async def handler(message: Message) -> None:
+        attempts[message.data] = message.attempt
+        await asyncio.sleep(0 if turns == 6 else 60)
+
+    policy = DeadLetterPolicy(9, "dead", publisher=dead)
+    for turns in range(6):
+        async with machine.consuming(killed=turns % 2 == 0, dead_letter=policy, backoff=[3]) as consumer:
+            task = asyncio.create_task(consumer.run(handler, key_ordered=True, drain_timeout=1))
+            await asyncio.sleep(5)
+            assert consumer.statistics().held_for_keys == 9
+            if turns % 2:
+                await consumer.drain(1)
+            task.cancel()
+            await asyncio.wait([task])
+    turns = 6
+    async with machine.consuming(dead_letter=policy) as consumer, running(consumer, handler, key_ordered=True):
+        await until(lambda: len(attempts) == 10)
+    assert list(attempts.items()) == [(b"%d" % number, 1 if number else 7) for number in range(10)]
+    assert dead.letters == []
+
+
+@pytest.mark.each_kind
+@pytest.mark.not_on("fake", "nowait", "local")
+@virtual_time
+async def test_kept_messages_of_an_ended_session(ports: Ports) -> None:
+    """After a new session on Shared, a kept message that another consumer got is not handled here as well."""
+    port = ports.port()
+    topic = port.topic
+    for number in range(6):
+        topic.publish(b"%d" % number, key="k")
+    handled = list[bytes]()
+
+    async def handler(message: Message) -> None:
+        await asyncio.sleep(2)
+        handled.append(message.data)
+
+    async with Consumer(port, config=EXACT) as consumer, running(consumer, handler, key_ordered=True):
+        await until(lambda: consumer.statistics().held_for_keys == 5)
+        async with Consumer(ports.port(topic), config=EXACT) as other:
+            port.subscription.restart()
+            got = list[bytes]()
+            with suppress(TimeoutError):
+                while True:
+                    message = await other.receive(timeout=1)
+                    got.append(message.data)
+                    await message.ack()
+        await until(lambda: port.subscription.backlog == 0)
+    assert len(got) > 0
+    assert not set(got) & set(handled) - {b"0"}  # the first one was being handled
+    assert set(got) | set(handled) == {b"%d" % number for number in range(6)}
+
+
+@virtual_time
+async def test_random_lives() -> None:
+    """U16, U39: keys, nacks, deferrals, bounds and types at random: order holds, nothing is lost."""
+    random = Random(11)
+    for turn in range(size(30, fast=6)):
+        port = FakePort(subscription_type=random.choice(TYPES), receiver_queue_size=random.choice([1, 10, 1_000]))  # type: ignore[arg-type]
+        count = 0
+        published: dict[str | None, list[int]] = defaultdict(list)
+        while count < 80:
+            members = random.choice([1, 1, 4])
+            keys = [random.choice(["a", "b", "c", None]) for _ in range(members)]
+            messages = [FakeMessage(b"%d" % (count + at), key=key) for at, key in enumerate(keys)]
+            for at, key in enumerate(keys):
+                published[key].append(count + at)
+            count += members
+            if members == 1:
+                port.topic.publish(messages[0].data, key=keys[0])
+            else:
+                port.topic.publish_batch(messages)
+        done: dict[str | None, list[int]] = defaultdict(list)
+
+        async def handler(message: Message) -> None:
+            await asyncio.sleep(random.choice([0, 0, 0.01]))
+            match random.randrange(8):
+                case 0:
+                    raise Retry(random.choice([0, 0.05, 1]))
+                case 1:
+                    raise Defer(random.choice([0, 0.05, 1]))
+                case 2:
+                    await message.nack(random.choice([0, 0.1]))
+                    await asyncio.sleep(random.choice([0, 0.2]))
+                case _:
+                    done[message.key].append(int(message.data))  # noqa: B023
+
+        async with Consumer(port, config=EXACT) as consumer:
+            most = random.choice([1, 3, 1_000])
+            async with running(
+                consumer, handler, key_ordered=True, concurrency=random.choice([1, 3, 20]), max_held_per_key=most
+            ):
+                await until(lambda: sum(map(len, done.values())) == count)  # noqa: B023
+                await until(lambda: port.subscription.backlog == 0)  # noqa: B023
+            order = consumer._engine.key_order
+            assert order is None
+        assert {key: numbers for key, numbers in done.items() if key} == {
+            key: numbers for key, numbers in published.items() if key
+        }, turn
+        assert sorted(done[None]) == published[None]
