@@ -800,3 +800,67 @@ async def test_random_lives(ports: Ports, kind: Any, seed: int) -> None:
         figures = consumer.statistics()
         assert (figures.acked, figures.in_work, figures.held, figures.nack.pending) == (80, 0, 0, 0)
         assert figures.leases_expired >= life.refused > 0
+
+
+# --- run and batch_receive --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("takes_s", [1.2, 1.8])
+@virtual_time
+async def test_a_handler_of_run_that_is_late(ports: Ports, takes_s: float) -> None:
+    """U44: its message is acknowledged while it is held, for 0.5 s, and handled again after that."""
+    async with consuming(ports.port(), lease=1, backoff=0.5) as (port, consumer):
+        port.topic.publish(b"x")
+        attempts: list[int] = []
+
+        async def handle(message: Message) -> None:
+            attempts.append(message.attempt)
+            await asyncio.sleep(takes_s if message.attempt == 1 else 0.1)
+
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await asyncio.sleep(10)
+        assert attempts == ([1] if takes_s < 1.5 else [1, 2])
+        figures = consumer.statistics()
+        assert (figures.acked, figures.leases_expired, figures.in_work) == (1, 1, 0)
+        assert port.subscription.backlog == 0
+        await consumer.drain()
+        await running
+
+
+@virtual_time
+async def test_a_hung_handler_does_not_let_its_key_overtake(ports: Ports) -> None:
+    """U16, U44: key order and a lease that ends: the next message of the key waits for the end of the retry."""
+    async with consuming(ports.port(), lease=1, backoff=0.5) as (port, consumer):
+        for number in range(3):
+            port.topic.publish(b"%d" % number, key="k")
+        done: list[tuple[bytes, int]] = []
+
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(4 if (message.data, message.attempt) == (b"0", 1) else 0.1)
+            done.append((message.data, message.attempt))
+
+        running = asyncio.create_task(consumer.run(handle, concurrency=4, key_ordered=True))
+        await asyncio.sleep(20)
+        order = [data for data, attempt in done if (data, attempt) != (b"0", 1)]
+        assert order == [b"0", b"1", b"2"]
+        assert consumer.statistics().acked == 3
+        await consumer.drain()
+        await running
+
+
+@virtual_time
+async def test_messages_of_a_cancelled_batch_have_no_lease(ports: Ports) -> None:
+    """U43, U44: a cancelled batch_receive gives its messages back to this consumer, where no lease runs."""
+    async with consuming(ports.port(), lease=1) as (port, consumer):
+        for number in range(3):
+            port.topic.publish(b"%d" % number)
+        batch = asyncio.create_task(consumer.batch_receive(10, timeout=None))
+        await asyncio.sleep(0.5)
+        batch.cancel()
+        await asyncio.sleep(5)
+        assert [(message.data, message.attempt) for message in await take(consumer, 3)] == [
+            (b"0", 1),
+            (b"1", 1),
+            (b"2", 1),
+        ]
+        assert consumer.statistics().leases_expired == 0
