@@ -3,6 +3,7 @@
 from ._consumer import Consumer
 from ._dead_letter_rules import DeadLetterPolicy
 from ._dialect import KeyShared
+from ._drain import DrainReport
 from ._events import (
     ConsumerConnected,
     ConsumerDisconnected,
@@ -19,7 +20,6 @@ from ._events import (
     MessageRedelivered,
     MessageRetried,
 )
-from ._lifecycle import DrainReport
 from ._message import Message
 from ._outcomes import DeadLetter, Defer, ErrorRule, Ignore, OnError, Retry, Verb
 from ._port import (

@@ -12,12 +12,12 @@ from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, running_loop
 from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
+from ._drain import DrainReport
 from ._engine import ConsumerEngine
-from ._lifecycle import DrainReport, Lifecycle
-from ._message import Message, acknowledge_all
+from ._lifecycle import Lifecycle
+from ._message import Message, acknowledge_all, receive_batch
 from ._outcomes import OnError
 from ._port import ConsumerPort
-from ._receiver import receive_batch
 from ._runner import Handler, Runner, RunOptions
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._settler import YIELD_AFTER_MS
@@ -131,7 +131,7 @@ class Consumer(ClosesWhenDropped):
     async def batch_receive(
         self, max_messages: int = 100, max_bytes: int = 10 * 1024 * 1024, timeout: Delay | None = 0.1
     ) -> list[Message]:
-        """Wait for several messages: so many, so many bytes of payload, or what has come within ``timeout``.
+        """Wait for several messages: until one of the bounds is reached, or ``timeout`` is over.
 
         The list may be empty. A message larger than ``max_bytes`` comes alone. A call that is cancelled, or raises,
         loses nothing: the next call gets what had come. Raises as :meth:`receive`.
@@ -139,7 +139,7 @@ class Consumer(ClosesWhenDropped):
         :param timeout: seconds or a timedelta; None: wait until one of the bounds is reached
         :raises InvalidArgumentError: a bound is below 1
         """
-        return await receive_batch(self, self._receiver, max_messages, max_bytes, timeout)
+        return await receive_batch(self.receive, self._receiver.take_back, max_messages, max_bytes, timeout)
 
     def __aiter__(self) -> Self:
         return self
@@ -169,7 +169,7 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed
         """
         self._settler.check_open()
-        self._receiver.pausing.pause(self)
+        self._engine.pausing.pause(self)
 
     def resume(self) -> None:
         """Deliver messages again after :meth:`pause`.
@@ -177,7 +177,7 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed
         """
         self._settler.check_open()
-        self._receiver.pausing.resume()
+        self._engine.pausing.resume()
 
     # --- running a handler, draining -------------------------------------------------------------------------------
 
@@ -216,12 +216,12 @@ class Consumer(ClosesWhenDropped):
         return await self._lifecycle.run(Runner(self._engine, self.receive, handler, options))
 
     async def drain(self, timeout: Delay | None = None) -> DrainReport:
-        """Receive nothing more, give back what was fetched ahead, let messages in work be settled, then close.
+        """Receive nothing more, give back what was fetched ahead, let delivered messages be settled, then close.
 
         Calls of :meth:`receive` raise :class:`~pulsar_nack.ClosedError`, and loops over the consumer end. Cancelling
         the call does not stop the drain; a second call waits for the same one, and :meth:`aclose` ends it.
 
-        :param timeout: how long messages in work may take; then handlers of :meth:`run` are cancelled and their
+        :param timeout: how long delivered messages may take; then handlers of :meth:`run` are cancelled and their
             messages nacked by the backoff, and others go back unsettled. None: as long as they need
         :raises InvalidArgumentError: the timeout; or a handler of :meth:`run` calls this, which would wait for itself
         """

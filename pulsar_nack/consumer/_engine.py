@@ -18,10 +18,12 @@ from ..config import NackConfig
 from ..errors import ClosedError
 from ._acks import Acks
 from ._gate_queue import DurableGateQueue
+from ._key_order import KeyOrder
 from ._letters import Letters
 from ._mark_delete import MarkDeleteWatch, ignore_wait
 from ._message_state import MessageState, State
 from ._message_table import WAITING, MessageTable
+from ._pausing import Pausing
 from ._payloads import LruPayloads, PayloadCache
 from ._port import ConsumerPort, SessionEvent, SupportsConnectionState, SupportsHeldBack, SupportsSessions
 from ._receiver import Receiver
@@ -79,7 +81,9 @@ class ConsumerEngine:
             trace=trace,
         )
         self.settler = Settler(self.queue, LruPayloads(most), self.limiter, self.letters, settings)
-        self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None, stop=self.stop)
+        self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None)
+        self.pausing = Pausing(self.receiver, port, self.settler, self.stop)
+        self.key_order: KeyOrder | None = None
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
         self._ends_at = math.inf
@@ -155,7 +159,7 @@ class ConsumerEngine:
     def end_calls(self, error: Exception) -> None:
         """Raise an error in all calls that wait, and refuse later ones."""
         self.settler.is_closed = True
-        self.receiver.inbox.close(self.receiver.pausing.unreadable or error)
+        self.receiver.inbox.close(self.receiver.unreadable or error)
         self.limiter.close(error)
 
     @property
@@ -244,8 +248,8 @@ class ConsumerEngine:
             if table.requests.bring_all:
                 self.receiver.drop_waiting(place)
             self.queue.doubt(table.select(set(State), place))
-            if self.receiver.key_order is not None:
-                self.receiver.key_order.check_waiting()
+            if self.key_order is not None:
+                self.key_order.check_waiting()
 
     def _on_passed(self, records: Sequence[MessageState]) -> None:
         """Drop messages before the mark-delete position: skipped, cleared, expired, or settled by other consumers."""
@@ -264,5 +268,5 @@ class ConsumerEngine:
     def _must_admit(self) -> bool:
         """Return whether a nack must not wait: a message is ready, or nothing but nacks that wait is unacknowledged."""
         table, inbox = self.table, self.receiver.inbox
-        kept = 0 if self.receiver.key_order is None else len(self.receiver.key_order)  # behind those that wait
+        kept = 0 if self.key_order is None else len(self.key_order)  # behind those that wait
         return len(inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + kept + 1)

@@ -5,9 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
+
+
+class SetAside(Protocol[Item]):
+    """Messages that wait outside of the inbox, from which they came and to which they return."""
+
+    def __len__(self) -> int: ...
+
+    def drop(self, is_gone: Callable[[Item], bool], /) -> list[Item]:
+        """Drop some of the messages, and return them."""
+        ...
+
+    def clear(self) -> None:
+        """Drop the messages: the subscription was moved."""
+        ...
 
 
 class Inbox(Generic[Item]):

@@ -5,7 +5,7 @@ messages of the key that come meanwhile are kept here, delivered and unacknowled
 from memory. A message without a key is not ordered.
 
 If a key has ``max_held_per_key`` kept messages, or all together exceed the budget of bytes, nothing more is fetched for
-any key; what is redelivered from memory comes all the same, so that the key goes on. A retry that only the broker can
+any key; what is redelivered from memory still comes, so that the key goes on. A retry that only the broker can
 bring (the connection broke meanwhile) lifts this until it has come.
 
 Giving the messages of a full key back to the broker was rejected: it would send them again at once.
@@ -17,17 +17,15 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from ..ids import MessageId
 from ._message import DEFERRED, NACKED, Message
 from ._message_state import SENT_AWAY, MessageState, State
 from ._message_table import WAITING
 from ._payloads import kept_bytes
-
-if TYPE_CHECKING:
-    from ._receiver import Receiver
-    from ._settler import Settler
+from ._port import Delivery
+from ._receiver import Receiver
+from ._settler import Settler
 
 _log = logging.getLogger("pulsar_nack.consumer")
 Key = tuple[str, str]
@@ -80,6 +78,7 @@ class KeyOrder:
         """Order what the consumer delivers from now on, and let nacked messages come back to it."""
         self._table.on_left = self._on_left
         self._receiver.key_order = self
+        self._receiver.on_held_back = self._on_held_back
         self._settler.queue.router.want_all()
 
     def __len__(self) -> int:
@@ -100,9 +99,17 @@ class KeyOrder:
                 if self._admits(message):
                     return message
 
+    async def begin(self, message: Message) -> bool:
+        """Note durably that a handler begins with a message; return False if it was settled meanwhile."""
+        durable = self._receiver.durable
+        if durable is None:
+            return True
+        await durable.delivered(message.id, message.redelivery_count)
+        return self._receiver.is_current(message)
+
     def done(self, message: Message) -> Message | None:
         """Note that a handler ended, and its message is settled; return the next message of the key to be handled."""
-        key = _key_of(message)
+        key = _key_of(message._delivery)
         state = None if key is None else self._keys.get(key)
         if key is None or state is None:
             return None
@@ -119,7 +126,7 @@ class KeyOrder:
 
     def _admits(self, message: Message) -> bool:
         """Return whether it is a message's turn; if not it is kept."""
-        key = _key_of(message)
+        key = _key_of(message._delivery)
         if key is None:
             return True
         state = self._keys.get(key)
@@ -147,7 +154,7 @@ class KeyOrder:
         while state.kept and found is None:
             message = state.kept.pop(0)
             self._forget(message)
-            found = message if self._receiver.is_current(message) else None
+            found = message if self._is_here(message) else None
         if len(state.kept) < self._most:
             self._full.discard(key)
         if found is None:
@@ -158,6 +165,14 @@ class KeyOrder:
                 self._settler.leases.begin(found)
         self._update()
         return found
+
+    def _is_here(self, message: Message) -> bool:
+        """Return whether a kept message is still this consumer's; else the broker sends it again, here or elsewhere."""
+        record = self._table.get(message.id)
+        is_doubtful = record is not None and record.is_doubtful
+        if is_doubtful and self._receiver.is_current(message):
+            self._table.give_back(message.id)
+        return not is_doubtful and self._receiver.is_current(message)
 
     def _forget(self, message: Message) -> None:
         self._count -= 1
@@ -196,6 +211,13 @@ class KeyOrder:
             self._waiting.pop(state.waits_for, None)
             self._from_broker.discard(state.waits_for)
             state.waits_for = None
+
+    def _on_held_back(self, delivery: Delivery) -> None:
+        """Let a key wait for a message that was nacked or deferred before a restart."""
+        key, record = _key_of(delivery), self._table.get(delivery.id)
+        if key is not None and record is not None and key not in self._keys:
+            state = self._keys[key] = _KeyState()
+            self._wait_for(key, state, record)
 
     def _on_left(self, record: MessageState) -> None:
         if record.id in self._waiting:
@@ -236,10 +258,6 @@ class KeyOrder:
         self._update()
         return gone
 
-    def take_all(self) -> list[Message]:
-        """Take all kept messages out: the consumer drains."""
-        return self.drop(lambda _: True)
-
     def clear(self) -> None:
         """Drop the kept messages, and wait for none: the subscription was moved."""
         self.drop(lambda _: True)
@@ -253,13 +271,12 @@ class KeyOrder:
     def close(self) -> None:
         """Let the consumer deliver without order again."""
         self._table.on_left = None
-        self._receiver.key_order = None
+        self._receiver.key_order = self._receiver.on_held_back = None
         if self._is_held:
             self._receiver.hold_port(is_held=False)
 
 
-def _key_of(message: Message) -> Key | None:
-    delivery = message._delivery
+def _key_of(delivery: Delivery) -> Key | None:
     key = delivery.ordering_key or delivery.key
     return (delivery.topic, key) if key else None
 

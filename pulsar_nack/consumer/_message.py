@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from .._check import check_integer
 from .._delays import Delay, delay_ms
 from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
@@ -56,7 +57,7 @@ class Message(ReceivedMessage):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether this attempt was acknowledged, nacked, deferred or sent away, or a call is about to do so."""
+        """Return whether this attempt was acknowledged, nacked, deferred or sent away, or a call is about to."""
         if self._settled_as is not None or self._lease is None or not self._lease.has_ended:
             return self._settled_as is not None or not self._settler.is_in_work(self._delivery.id)
         return False  # its handler may still settle it
@@ -282,7 +283,7 @@ class Message(ReceivedMessage):
         ``on_error`` names.
 
         :param on_error: verbs by exception type; the most derived type that matches counts
-        :raises InvalidArgumentError: names the rule that is none
+        :raises InvalidArgumentError: names the rule that is wrong
 
         ::
 
@@ -359,3 +360,34 @@ def _begin_one(
         each._settled_as = before
         raise
     begun[each] = before
+
+
+async def receive_batch(
+    receive: Callable[[], Awaitable[Message]],
+    take_back: Callable[[Message], None],
+    max_messages: int,
+    max_bytes: int,
+    timeout: Delay | None,
+) -> list[Message]:
+    """Receive several messages, and take back what is too much; see :meth:`Consumer.batch_receive`."""
+    check_integer("max_messages", max_messages, 1)
+    check_integer("max_bytes", max_bytes, 1)
+    seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
+    found: list[Message] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            while len(found) < max_messages and size < max_bytes:
+                message = await receive()
+                size += len(message._delivery.data)
+                if found and size > max_bytes:
+                    take_back(message)
+                else:
+                    found.append(message)
+    except BaseException as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            return found
+        for message in reversed(found):
+            take_back(message)
+        raise
+    return found

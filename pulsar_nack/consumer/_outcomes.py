@@ -9,14 +9,14 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
 
 from .._delays import Delay, delay_ms
 from ..errors import InvalidArgumentError
 from ._dead_letter_rules import as_reason
 
-if TYPE_CHECKING:
-    from ._message import Message
+Message: TypeAlias = Any
+"""Stands for :class:`~pulsar_nack.Message`, which is built on this."""
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _VERBS: Final = "Retry, Defer, DeadLetter, Ignore, or a callable that takes the exception and the message"
@@ -28,7 +28,7 @@ class Verb(Exception):  # noqa: N818 - an instruction, not an error
     reason: str = ""
 
     async def settle(self, message: Message, cause: str) -> None:
-        """Settle a message; ``cause`` is the reason unless the verb has one of its own."""
+        """Settle a message; ``cause`` is the reason, unless the verb has a reason."""
         raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ class Ignore(Verb):
         await message.ack()
 
 
-ErrorRule = Verb | type[Verb] | Callable[[Exception, "Message"], "Verb | type[Verb] | None"]
+ErrorRule = Verb | type[Verb] | Callable[[Exception, Message], "Verb | type[Verb] | None"]
 """A verb, its class if it needs no argument, or a callable that chooses one; None: nack by the backoff."""
 OnError = Mapping[type[Exception], ErrorRule]
 """What happens to a message whose handler raises, by the type of the exception."""

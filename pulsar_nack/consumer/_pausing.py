@@ -10,15 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from ..errors import ClosedError, MissingExtraError
+from ..errors import ClosedError
 from ._message import Message
 from ._port import ConsumerPort, SupportsPause
-
-if TYPE_CHECKING:
-    from ._receiver import Receiver
-    from ._settler import Settler
+from ._receiver import Receiver
+from ._settler import Settler
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _UNWANTED_AFTER_S: Final = 0.1
@@ -33,8 +31,7 @@ class Pausing:
 
     def __init__(self, receiver: Receiver, port: ConsumerPort, settler: Settler, stop: Callable[[], None]) -> None:
         self.drained: asyncio.Event | None = None
-        """Set once a draining consumer has nothing in work; None: it does not drain."""
-        self.unreadable: MissingExtraError | None = None
+        """Set once a draining consumer has settled all delivered messages; None: it does not drain."""
         self.port = port if isinstance(port, SupportsPause) else None
         self._receiver = receiver
         self._port = port
@@ -42,6 +39,9 @@ class Pausing:
         self._table = settler.queue.table
         self._stop = stop
         self._has_warned = False
+        receiver.on_unreadable = self._end_unreadable
+        if self.port is not None and not port.traits.receiver_queue_size:
+            receiver.inbox.kept = self._give_back_unwanted
 
     def pause(self, name: object) -> None:
         """Deliver nothing until :meth:`resume`; give messages back to the broker if the port can.
@@ -67,7 +67,7 @@ class Pausing:
         """Deliver messages again."""
         inbox = self._receiver.inbox
         if inbox.is_paused and self.drained is None:
-            self._settler.on_idle = None if self.unreadable is None else self._on_idle
+            self._settler.on_idle = None if self._receiver.unreadable is None else self._on_idle
             if self.port is not None:
                 self.port.resume()
             inbox.resume()
@@ -83,9 +83,10 @@ class Pausing:
         if self._settler.is_closed:
             self.drained.set()
             return 0
+        receiver.is_draining = True
         receiver.use_nowait()
         if receiver.key_order is not None:
-            inbox.ready.extend(receiver.key_order.take_all())
+            inbox.ready.extend(receiver.key_order.drop(lambda _: True))
         inbox.drop_outdated()
         inbox.refuse(error)
         with suppress(ClosedError):  # the port is closed already
@@ -97,9 +98,9 @@ class Pausing:
         self._on_idle()
         return given
 
-    def end_unreadable(self, error: MissingExtraError) -> None:
-        """Close the consumer once no message is in work, because this process cannot read one."""
-        self.unreadable, self._settler.on_idle = error, self._on_idle
+    def _end_unreadable(self) -> None:
+        """Close the consumer once every delivered message is settled, because this process cannot read one."""
+        self._settler.on_idle = self._on_idle
         self._on_idle()
 
     def _on_idle(self) -> None:
@@ -108,7 +109,7 @@ class Pausing:
         if self.drained is not None:
             if not self._receiver.in_work():
                 self.drained.set()
-        elif self.unreadable is not None and not self._receiver.in_work():
+        elif self._receiver.unreadable is not None and not self._receiver.in_work():
             self._stop()
         elif inbox.is_paused and self.port is not None and not limiter.count():
             self._settler.on_idle = None
@@ -129,7 +130,7 @@ class Pausing:
         self.port.give_back([each.id for each in given])
         return len(given)
 
-    def give_back_unwanted(self, message: Message) -> None:
+    def _give_back_unwanted(self, message: Message) -> None:
         """Give a message back after a moment if no call of ``receive`` takes it; for consumers without a queue."""
         asyncio.get_running_loop().call_later(_UNWANTED_AFTER_S, self._give_back_if_ready, message)
 

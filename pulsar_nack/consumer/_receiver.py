@@ -12,25 +12,20 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from .._check import check_integer
-from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
 from ._gate_queue import DurableGateQueue
-from ._inbox import Inbox
-from ._key_order import KeyOrder
+from ._inbox import Inbox, SetAside
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
-from ._pausing import Pausing
-from ._port import ConsumerPort, Delivery, SupportsNowait
+from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
 from ._retry_topic import RetryTopic
 from ._sessions import Place, place_of
 from ._settler import Settler
 
 if TYPE_CHECKING:
-    from ._consumer import Consumer
     from .durable import DurableNacks
 
 _log = logging.getLogger("pulsar_nack.consumer")
@@ -43,14 +38,20 @@ class Receiver:
     """The receiving half of one consumer.
 
     :param is_durable: :attr:`durable` will be set before anything is received
-    :param stop: called to close the consumer after a message that this process cannot read
     """
 
-    def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool, stop: Callable[[], None]) -> None:
+    def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool) -> None:
         self.received = self.delivered = self.duplicates = self.replayed = 0
         self.durable: DurableNacks | None = None
         self.gate_queue: DurableGateQueue | None = None
-        self.key_order: KeyOrder | None = None
+        self.key_order: SetAside[Message] | None = None
+        """The messages that wait for earlier ones of their keys, which no call receives."""
+        self.on_held_back: Callable[[Delivery], None] | None = None
+        """Called with a message that came before its time, after a restart."""
+        self.unreadable: MissingExtraError | None = None
+        self.on_unreadable: Callable[[], None]
+        """Called after :attr:`unreadable` is set; itself set by what closes the consumer then."""
+        self.is_draining = False
         self.turn = settler.turn
         self._port = port
         self._settler = settler
@@ -64,10 +65,9 @@ class Receiver:
         self._limiter = settler.limiter
         self._letters = settler.letters
         self._retry_topic = None if settler.letters is None else settler.letters.retry_topic
-        self.pausing = Pausing(self, port, settler, stop)
         self._prefetched = port.traits.receiver_queue_size
-        has_queue = self._prefetched > 0 or self.pausing.port is None
-        self.inbox: Inbox[Message] = Inbox(self.is_current, None if has_queue else self.pausing.give_back_unwanted)
+        self._can_pause = isinstance(port, SupportsPause)
+        self.inbox: Inbox[Message] = Inbox(self.is_current)
         queue.redeliver = self._redeliver
         self._is_plain = not (is_durable or queue.trace.is_on or queue.router.may_keep_all)
         self._nowait = port.receive_nowait if not is_durable and isinstance(port, SupportsNowait) else None
@@ -98,7 +98,9 @@ class Receiver:
     async def wait_noted(self) -> Message:
         """Wait for a message of a durable consumer, until it may be delivered and that is noted."""
         assert self.durable is not None
-        return await self._until_noted(await self._next_admitted(), self.durable)
+        message = await self._next_admitted()
+        is_noted_later = self.key_order is not None  # when it is its turn
+        return message if is_noted_later else await self._until_noted(message, self.durable)
 
     async def _next_admitted(self) -> Message:
         while True:
@@ -145,8 +147,8 @@ class Receiver:
 
     def check_readable(self) -> None:
         """Raise the error of a message that this process cannot read, if there was one."""
-        if self.pausing.unreadable is not None:
-            raise copy.copy(self.pausing.unreadable)
+        if self.unreadable is not None:
+            raise copy.copy(self.unreadable)
 
     # --- the pump --------------------------------------------------------------------------------------------------
 
@@ -167,7 +169,8 @@ class Receiver:
                 return
             except MissingExtraError as error:
                 self.inbox.fail(error)
-                self.pausing.end_unreadable(error)
+                self.unreadable = error
+                self.on_unreadable()
             except Exception as error:  # noqa: BLE001 - handed to the calls that wait
                 self.inbox.fail(error)
             else:
@@ -202,7 +205,7 @@ class Receiver:
 
     def use_nowait(self) -> None:
         """Take messages from the port without waiting, unless nothing is to be taken."""
-        is_stopped = self.inbox.is_paused or self.pausing.drained is not None or not self._may_fetch.is_set()
+        is_stopped = self.inbox.is_paused or self.is_draining or not self._may_fetch.is_set()
         self.receive_nowait = None if is_stopped else self._nowait
 
     def may_be_at_port(self, record: MessageState) -> bool:
@@ -214,7 +217,7 @@ class Receiver:
             return False
         if record.received_before is None:
             record.received_before = self.received
-        is_unknown = not self._prefetched and self.pausing.port is None
+        is_unknown = not self._prefetched and not self._can_pause
         most = _USUAL_QUEUE if is_unknown else self._prefetched
         return self.received - record.received_before <= most
 
@@ -266,6 +269,8 @@ class Receiver:
                 self._acks.ack_duplicate(message_id)
                 return None
             if self.durable.holds_back(delivery, now_ms):
+                if self.on_held_back is not None:
+                    self.on_held_back(delivery)
                 self._trace.hold(message_id, delivery.redelivery_count, "not due")
                 self._limiter.warn_if_near()
                 return None
@@ -368,30 +373,3 @@ class Receiver:
             and record.state is State.DELIVERED
             and record.redelivery_count == message.redelivery_count
         ]
-
-
-async def receive_batch(
-    consumer: Consumer, receiver: Receiver, max_messages: int, max_bytes: int, timeout: Delay | None
-) -> list[Message]:
-    """Receive several messages; see :meth:`Consumer.batch_receive`."""
-    check_integer("max_messages", max_messages, 1)
-    check_integer("max_bytes", max_bytes, 1)
-    seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-    found: list[Message] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            while len(found) < max_messages and size < max_bytes:
-                message = await consumer.receive()
-                size += len(message._delivery.data)
-                if found and size > max_bytes:
-                    receiver.take_back(message)
-                else:
-                    found.append(message)
-    except BaseException as error:
-        if isinstance(error, TimeoutError) and limit.expired():
-            return found
-        for message in reversed(found):
-            receiver.take_back(message)
-        raise
-    return found

@@ -1,6 +1,6 @@
-"""Runs a handler for each message: so many at once, each exception settled and logged, and an orderly end.
+"""Runs a handler for each message: a bounded number at once, each exception settled and logged, and an orderly end.
 
-There are as many workers as handlers may run at once; each receives a message, handles and settles it. A worker
+There is one worker for each handler that may run at once; it receives a message, handles and settles it. A worker
 receives when it is free, so what was fetched ahead stays at the port, which can give it back. A task for each message
 was rejected: making one costs more than all else that is done here.
 
@@ -16,19 +16,17 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from .._check import check_callable, check_flag, check_integer
 from .._delays import Delay, delay_ms
 from ..backoff import Exponential
 from ..errors import AlreadySettledError, BrokerError, ClosedError, InvalidArgumentError, MissingExtraError
+from ._drain import Drain, DrainReport, HandlerTasks
+from ._engine import ConsumerEngine
 from ._key_order import KeyOrder
 from ._message import Message
 from ._outcomes import ErrorRules, OnError, Verb, settle_failed
-
-if TYPE_CHECKING:
-    from ._engine import ConsumerEngine
-    from ._lifecycle import Drain, DrainReport
 
 Handler = Callable[[Message], Awaitable[object]]
 """Handles a message; it is acknowledged when the handler returns, unless the handler has settled it."""
@@ -76,14 +74,14 @@ class Runner:
         self.drain_timeout_s = None if timeout is None else delay_ms(timeout, "drain_timeout") / 1000
         self._rules = ErrorRules(options.on_error, has_dead_letters=has_dead_letters)
         self._options = options
-        self.is_stopping = asyncio.Event()
-        self.workers: list[asyncio.Task[None]] = []
+        self.tasks = HandlerTasks()
+        self._engine = engine
         self._receiver = engine.receiver
         self._settler = engine.settler
         self.handler = handler
         self._drain: Callable[[float | None], Drain]
-        self._cancelled = self._failures = 0
-        self._is_ending = self._is_signalled = False
+        self._failures = 0
+        self._is_signalled = False
         self._receive = receive
         self._order: KeyOrder | None = None
         if options.key_ordered:
@@ -96,19 +94,20 @@ class Runner:
     async def run(self, drain_within: Callable[[float | None], Drain]) -> DrainReport:
         """Run until the consumer ends; a cancelled call drains before it ends, and a second time hurries.
 
-        :param drain_within: drains within so many seconds, or returns the drain that is under way
+        :param drain_within: drains within a time in seconds, or returns the drain that is under way
         """
         self._drain = drain_within
         cancelled: asyncio.CancelledError | None = None
         with _signals(self._on_signal) if self._options.stop_on_signals else nullcontext():
             if self._order is not None:
                 self._order.open()
-            self.workers = [
+                self._engine.key_order = self._order
+            self.tasks.workers = [
                 asyncio.create_task(self._work(), name=f"pulsar_nack.Consumer worker {number}")
                 for number in range(self._options.concurrency)
             ]
             try:
-                await asyncio.wait(self.workers, return_when=asyncio.FIRST_EXCEPTION)
+                await asyncio.wait(self.tasks.workers, return_when=asyncio.FIRST_EXCEPTION)
             except asyncio.CancelledError as error:
                 cancelled = error
             drain = self._drain(self.drain_timeout_s)
@@ -120,7 +119,8 @@ class Runner:
                     drain.hurry()
         if self._order is not None:
             self._order.close()
-        faults = [fault for worker in self.workers if not worker.cancelled() and (fault := worker.exception())]
+            self._engine.key_order = None
+        faults = [fault for worker in self.tasks.workers if not worker.cancelled() and (fault := worker.exception())]
         if cancelled is not None:
             for fault in faults:
                 _log.error("a worker failed: %r", fault)
@@ -149,11 +149,12 @@ class Runner:
                     if await self._may_receive_again(error):
                         continue
                     return
-            if self.is_stopping.is_set():
+            if self.tasks.is_stopping.is_set():
                 self._receiver.take_back(message)
                 return
             try:
-                await handler(message)
+                if order is None or await order.begin(message):
+                    await handler(message)
             except Exception as error:  # noqa: BLE001 - settled, logged and counted
                 await self._failed(message, error)
             except asyncio.CancelledError:
@@ -174,7 +175,7 @@ class Runner:
             _log.warning("nothing can be received, which is tried again: %s", error)
         with suppress(TimeoutError):
             async with asyncio.timeout(float(_PAUSES(min(self._failures // self._options.concurrency, 10)))):
-                await self.is_stopping.wait()
+                await self.tasks.is_stopping.wait()
         return True
 
     async def _acknowledge(self, message: Message) -> None:
@@ -201,9 +202,9 @@ class Runner:
                 _log.error("%r failed, and is redelivered: %r", message, error, exc_info=error)
 
     async def _was_cancelled(self, message: Message) -> None:
-        """Nack a message whose handler was cancelled: at the end of the drain, or by itself."""
-        if self._is_ending:
-            self._cancelled += 1
+        """Nack a message whose handler was cancelled: at the end of the drain, or because of what it awaited."""
+        if self.tasks.is_ending:
+            self.tasks.cancelled += 1
             if not message.is_settled:
                 await self._nack(message, _CANCELLED)
             raise asyncio.CancelledError
@@ -221,26 +222,6 @@ class Runner:
                 await message.nack(reason=reason)
         except Exception as error:  # noqa: BLE001 - it stays unacknowledged, so it comes again after the close
             _log.warning("%r could not be nacked: %r", message.id, error)
-
-    # --- the end -----------------------------------------------------------------------------------------------------
-
-    async def until_ended(self) -> None:
-        """Wait until all workers have ended."""
-        if self.workers:
-            await asyncio.wait(self.workers)
-
-    async def end(self) -> int:
-        """Cancel the handlers that still run, and wait until they have ended; return how many."""
-        self._is_ending = True
-        late = [worker for worker in self.workers if not worker.done()]
-        for worker in late:
-            worker.cancel()
-        if late:
-            _, late_still = await asyncio.wait(late, timeout=_NACK_TIMEOUT_S + 1)
-            if late_still:
-                _log.error("%d handlers were cancelled and do not end; waiting for them", len(late_still))
-                await asyncio.wait(late_still)
-        return self._cancelled
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._fake_delivery import FakeMessage
 from tests.tiers import size
 
+from .durable import Machine
 from .ports import Ports
 from .test_running import now, running, until
 
@@ -35,7 +37,7 @@ class Handled:
         key = message.key or ""
         self.done[key].append(int(message.data))
         self.at[key].append(now())
-        order = consumer._engine.receiver.key_order
+        order = consumer._engine.key_order
         assert order is not None
         self.most_held = max(self.most_held, *(len(state.kept) for state in order._keys.values()))
 
@@ -248,6 +250,66 @@ async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
 
 
 @virtual_time
+async def test_messages_that_only_waited_count_no_attempt() -> None:
+    """U16: durable, drained or killed again and again: order holds, and what only waited is at its first attempt."""
+    machine, dead = Machine(), FakePublisher()
+    for number in range(10):
+        machine.topic.publish(b"%d" % number, key="k")
+    attempts: dict[bytes, int] = {}
+
+    async def handler(message: Message) -> None:
+        attempts[message.data] = message.attempt
+        await asyncio.sleep(0 if turns == 6 else 60)
+
+    policy = DeadLetterPolicy(9, "dead", publisher=dead)
+    for turns in range(6):
+        async with machine.consuming(killed=turns % 2 == 0, dead_letter=policy, backoff=[3]) as consumer:
+            task = asyncio.create_task(consumer.run(handler, key_ordered=True, drain_timeout=1))
+            await asyncio.sleep(5)
+            assert consumer.statistics().held_for_keys == 9
+            if turns % 2:
+                await consumer.drain(1)
+            task.cancel()
+            await asyncio.wait([task])
+    turns = 6
+    async with machine.consuming(dead_letter=policy) as consumer, running(consumer, handler, key_ordered=True):
+        await until(lambda: len(attempts) == 10)
+    assert list(attempts.items()) == [(b"%d" % number, 1 if number else 7) for number in range(10)]
+    assert dead.letters == []
+
+
+@pytest.mark.each_kind
+@pytest.mark.not_on("fake", "nowait", "local")
+@virtual_time
+async def test_kept_messages_of_an_ended_session(ports: Ports) -> None:
+    """After a new session on Shared, a kept message that another consumer got is not handled here as well."""
+    port = ports.port()
+    topic = port.topic
+    for number in range(6):
+        topic.publish(b"%d" % number, key="k")
+    handled = list[bytes]()
+
+    async def handler(message: Message) -> None:
+        await asyncio.sleep(2)
+        handled.append(message.data)
+
+    async with Consumer(port, config=EXACT) as consumer, running(consumer, handler, key_ordered=True):
+        await until(lambda: consumer.statistics().held_for_keys == 5)
+        async with Consumer(ports.port(topic), config=EXACT) as other:
+            port.subscription.restart()
+            got = list[bytes]()
+            with suppress(TimeoutError):
+                while True:
+                    message = await other.receive(timeout=1)
+                    got.append(message.data)
+                    await message.ack()
+        await until(lambda: port.subscription.backlog == 0)
+    assert len(got) > 0
+    assert not set(got) & set(handled) - {b"0"}  # the first one was being handled
+    assert set(got) | set(handled) == {b"%d" % number for number in range(6)}
+
+
+@virtual_time
 async def test_random_lives() -> None:
     """U16, U39: keys, nacks, deferrals, bounds and types at random: order holds, nothing is lost."""
     random = Random(11)
@@ -288,7 +350,7 @@ async def test_random_lives() -> None:
             ):
                 await until(lambda: sum(map(len, done.values())) == count)  # noqa: B023
                 await until(lambda: port.subscription.backlog == 0)  # noqa: B023
-            order = consumer._engine.receiver.key_order
+            order = consumer._engine.key_order
             assert order is None
         assert {key: numbers for key, numbers in done.items() if key} == {
             key: numbers for key, numbers in published.items() if key

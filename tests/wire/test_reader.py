@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, MessageId
+from pulsar_nack.consumer import ReceivedMessage
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, Reader
 from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
@@ -20,7 +21,7 @@ from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._reader._start import is_after, start_of, starts_of
 from tests.for_each import for_each
 from tests.tiers import seeds, size
-from tests.wire.fake_broker import Call, FakeBroker, as_usual, later, refuse, silence
+from tests.wire.fake_broker import Call, FakeBroker, as_usual, cut, in_turn, later, refuse, silence
 from tests.wire.fake_topics import FakeTopic, metadata_of
 from tests.wire.frames import message_rest
 
@@ -363,8 +364,12 @@ async def test_a_quiet_topic_keeps_its_place(start: Any) -> None:
 @pytest.mark.parametrize("seed", seeds(range(20), fast=2))
 @virtual_time
 async def test_at_random(seed: int) -> None:
-    """Reading, looking, reading to the end, unloads and cuts, with publishing in between: all is read, in order."""
+    """Reading, looking, reading to the end, unloads and cuts, with publishing in between: all is read, in order.
+
+    Every other run seeks; the others have chunked messages, which a seek to a place between their chunks misses.
+    """
     choose = random.Random(seed)
+    extra = "seek" if seed % 2 else "chunk"
     async with cluster() as (broker, _, client):
         count = choose.choice([1, 3])
         broker.partitions[TOPIC] = count if count > 1 else 0
@@ -372,13 +377,19 @@ async def test_at_random(seed: int) -> None:
         topics = list(map(broker.topic, names))
         sent: dict[str, list[bytes]] = {topic.name: [] for topic in topics}
         seen: dict[str, list[bytes]] = {topic.name: [] for topic in topics}
+        ids: dict[str, list[MessageId]] = {topic.name: [] for topic in topics}
         halves: dict[str, bytes] = {}
         chunked = 0
+
+        def note(message: ReceivedMessage) -> None:
+            seen[message.topic].append(message.data)
+            ids[message.topic].append(message.id)
+
         async with client.reader("t", receiver_queue_size=choose.choice([1, 3, 100])) as reader:
             for _ in range(size(400, fast=150)):
                 unread = sum(map(len, sent.values())) - sum(map(len, seen.values()))
                 action = choose.choice(
-                    ["publish", "publish", "chunk", "read", "read", "look", "end", "cut", "unload", "wait"]
+                    ["publish", "publish", extra, "read", "read", "look", "end", "cut", "unload", "wait"]
                 )
                 if action == "publish":
                     topic = choose.choice(topics)
@@ -395,16 +406,26 @@ async def test_at_random(seed: int) -> None:
                         halves[topic.name] = payload
                     else:
                         sent[topic.name].append(whole)
+                elif action == "seek":
+                    broker.next("SEEK", choose.choice([as_usual, as_usual, in_turn(as_usual, cut), cut]))
+                    name, known = choose.choice(list(ids.items()))
+                    if known and choose.random() < 0.8:
+                        index = choose.randrange(len(known))
+                        await reader.seek(known[index])
+                        del seen[name][index:], known[index:]
+                    else:
+                        await reader.seek("earliest")
+                        seen, ids = {each: [] for each in seen}, {each: [] for each in seen}
+                    broker.normally("SEEK")
                 elif action == "read" and unread:
-                    message = await reader.read(timeout=60)
-                    seen[message.topic].append(message.data)
+                    note(await reader.read(timeout=60))
                 elif action == "look":
                     assert await reader.has_message_available() in {unread > 0, unread > 0 or bool(halves)}
                 elif action == "end":
                     most = choose.choice([1, 3, 1000])
                     wanted = {name: list(each) for name, each in sent.items()}
                     async for message in reader.read_to_end():
-                        seen[message.topic].append(message.data)
+                        note(message)
                         topic = choose.choice(topics)
                         topic.publish(b"%d" % len(sent[topic.name]))
                         sent[topic.name].append(b"%d" % len(sent[topic.name]))
