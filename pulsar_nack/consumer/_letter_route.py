@@ -6,7 +6,8 @@ import logging
 from typing import Any
 
 from ..errors import InvalidArgumentError
-from ._dead_letter_rules import DeadLetterPolicy, LetterMessage
+from ._dead_letter_rules import DeadLetterPolicy
+from ._letter_message import LetterMessage
 from ._message_state import State
 from ._port import ConsumerPort, OwnPublisher, Publisher, SupportsPublishing
 from ._retry_topic import RetryTopicPolicy, check_delays

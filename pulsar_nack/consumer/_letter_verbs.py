@@ -4,21 +4,58 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._delays import Delay, delay_ms
+from ..clock import Clock
 from ..errors import InvalidArgumentError, NoDeadLetterError
 from ..ids import MessageId
 from ._dead_letter_rules import as_reason
 from ._letters import Letters
 from ._message_state import MessageState, State
 from ._port import Delivery
+from ._redelivery_queue import RedeliveryQueue
+from ._redelivery_router import RedeliveryPlan
 from ._retry_topic import Wait, check_properties
 from ._tracing import DEAD_LETTER, RETRY_TOPIC
+from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
-    from ._settler import Settler
-    from .durable import Outcome
+    from .durable import DurableNacks, Outcome
+
+
+class SettlesMessages(Protocol):
+    """What the verbs need of a settler."""
+
+    nacked: int
+    durable: DurableNacks | None
+    limiter: UnackedLimiter
+    queue: RedeliveryQueue
+    wall_clock: Clock
+
+    def check_open(self) -> object:
+        """Raise unless the consumer is open."""
+        ...
+
+    def check_not_sent_away(self, message_id: MessageId, to: State | None = None) -> None:
+        """Raise if the message is on its way to another topic, except ``to``."""
+        ...
+
+    def check_unsettled(self, message_id: MessageId, count: int | None) -> MessageState | None:
+        """Raise if the message is settled."""
+        ...
+
+    def default_delay_ms(self, record: MessageState | None) -> int:
+        """Return the delay of a nack that names none."""
+        ...
+
+    def must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
+        """Return whether a nack has to wait for room."""
+        ...
+
+    def forget(self, message_id: MessageId) -> None:
+        """End the hold of a message."""
+        ...
 
 
 class LetterVerbs:
@@ -27,7 +64,7 @@ class LetterVerbs:
     :param letters: None: the consumer has neither a dead-letter topic nor a retry topic
     """
 
-    def __init__(self, settler: Settler, letters: Letters | None) -> None:
+    def __init__(self, settler: SettlesMessages, letters: Letters | None) -> None:
         self._settler = settler
         self._letters = letters
         if letters is not None:

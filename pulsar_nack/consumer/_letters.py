@@ -16,7 +16,8 @@ from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._acks import Acks
-from ._dead_letter_rules import DeadLetterRules, LetterMessage, as_reason, attempts_failed
+from ._dead_letter_rules import DeadLetterRules, as_reason, attempts_failed
+from ._letter_message import LetterMessage
 from ._letter_route import LetterRoute
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from .._check import check_name, check_strings
 from .._delays import MAX_DELAY_MS, Delay, delay_ms
 from ..errors import InvalidArgumentError
-from ._dead_letter_rules import DELIVER_AT, REAL_TOPIC, LetterMessage, base_name, letter_of, with_origin
+from ._letter_message import DELIVER_AT, REAL_TOPIC, LetterMessage, base_name, letter_of, with_origin
 from ._port import DelayingPublisher, Delivery
 
 RECONSUME_TIMES: Final = "RECONSUMETIMES"
@@ -130,7 +130,7 @@ class RetryTopic:
 
         :param unacked: how many messages are unacknowledged here
         :param near: from how many on room is short
-        :param limit: from how many on there is none; None: there is always room
+        :param limit: from how many on a nack has to wait; None: there is always room
         """
         most_ms = self._spill_after_ms
         if most_ms is None or delay_ms > most_ms:
@@ -145,7 +145,10 @@ class RetryTopic:
         return self._spill_after_ms is not None
 
     def message(self, delivery: Delivery, attempts: int, wait: Wait) -> LetterMessage:
-        """Return what is published of a message after so many failed attempts."""
+        """Return what is published of a message.
+
+        :param attempts: how many failed
+        """
         properties = {**self.properties(delivery, attempts, wait), DELIVER_AT: str(wait.until_ms)}
         deliver_at_ms = max(wait.until_ms - self._lead_ms, 0) if wait.delay_ms else None
         return letter_of(delivery, self.name, properties, deliver_at_ms)

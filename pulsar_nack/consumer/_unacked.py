@@ -48,6 +48,7 @@ class UnackedLimiter:
         self._table = table
         self._must_admit = must_admit
         self._has_warned = False
+        self._has_warned_of_waiting = False
         self._closed_by: Exception | None = None
 
     def count(self) -> int:
@@ -72,6 +73,7 @@ class UnackedLimiter:
         while not self._may_pass(fits):
             if self._closed_by is not None:
                 raise self._closed_by
+            self._warn_that_one_waits()
             if await self.waiters.wait(self._pass_on):
                 return
 
@@ -101,6 +103,16 @@ class UnackedLimiter:
                 " handlers would help",
                 self.count(),
                 self.limit,
+            )
+
+    def _warn_that_one_waits(self) -> None:
+        """Warn, once, that a nack waits although the limit is not reached, of which :meth:`warn_if_near` warns."""
+        if self.is_free and not self._has_warned_of_waiting:
+            self._has_warned_of_waiting = True
+            _log.warning(
+                "a call of nack waits for room, with %d messages held: max_held or max_local_bytes is reached; "
+                "shorter delays or higher limits would help",
+                self._table.held,
             )
 
     def close(self, error: Exception) -> None:

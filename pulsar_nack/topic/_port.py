@@ -28,10 +28,13 @@ MAX_IDS: Final = 100_000
 class NoPort:
     """Stands for a local port that is not opened yet, while a consumer's settings are checked."""
 
-    def __init__(self, topic: str, subscription: str, kind: SubscriptionType) -> None:
+    def __init__(self, topic: str, subscription: str, kind: SubscriptionType, receiver_queue_size: int) -> None:
         self.names = topic, subscription, ""
         self.traits = PortTraits(
-            honours_ids=kind.is_shared, receiver_queue_size=1_000, max_ids_per_request=MAX_IDS, batch_index_ack=True
+            honours_ids=kind.is_shared,
+            receiver_queue_size=receiver_queue_size,
+            max_ids_per_request=MAX_IDS,
+            batch_index_ack=True,
         )
 
     async def receive(self) -> Delivery:

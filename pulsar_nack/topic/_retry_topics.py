@@ -17,10 +17,9 @@ from ._joined_port import FIRST_RETRY_LEDGER, JoinedPort
 if TYPE_CHECKING:
     from ._port import LocalPort
     from ._publisher import LocalPublisher
-    from ._topic import LocalTopic
 
-OpenTopic = Callable[[str, str, int], Awaitable["LocalTopic"]]
-"""Opens the retry topic of a subscription, by its name, with ledgers from an id on."""
+OpenTopic = Callable[[str, str, int], Awaitable[Any]]
+"""Opens the retry topic of a subscription, a LocalTopic, by its name, with ledgers from an id on."""
 
 
 class RetryTopics:
@@ -29,14 +28,14 @@ class RetryTopics:
     def __init__(self) -> None:
         self.opener: OpenTopic | None = None
         """None: the topic is in a store, with no place beside it."""
-        self._opened: dict[str, LocalTopic] = {}
+        self._opened: dict[str, Any] = {}
         self._opening = asyncio.Lock()
 
-    def open_in_folders(self, home: Any, opening: Callable[..., Awaitable[LocalTopic]]) -> None:
+    def open_in_folders(self, home: Any, opening: Callable[..., Awaitable[Any]]) -> None:
         """Open each retry topic in a folder beside that of the topic, with the settings of the topic."""
         folder = Path(home).absolute()
 
-        def open_topic(subscription: str, name: str, first_ledger: int) -> Awaitable[LocalTopic]:
+        def open_topic(subscription: str, name: str, first_ledger: int) -> Awaitable[Any]:
             return opening(f"{folder}-{quote(subscription, safe='')}-RETRY", name=name, first_ledger=first_ledger)
 
         self.opener = open_topic

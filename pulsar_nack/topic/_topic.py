@@ -336,7 +336,8 @@ class LocalTopic(ClosesOnExit, LoopBound):
         check_flag("batch_index_ack", batch_index_ack)
         as_bucket_config(delayed)
         checked = self.retry_topics.checked(settings, receiver_queue_size, self.publisher())
-        Consumer(NoPort(self.name, name, joining.kind), **checked)  # checks the settings, and begins nothing
+        unopened = NoPort(self.name, name, joining.kind, receiver_queue_size)
+        Consumer(unopened, **checked)  # checks the settings, and begins nothing
 
         async def make() -> Consumer:
             port = await self.subscribe(

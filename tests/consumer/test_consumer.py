@@ -773,16 +773,21 @@ async def test_a_large_payload_that_waits_does_not_hold_up_a_small_one(ports: Po
 
 
 @virtual_time
-async def test_max_held(ports: Ports) -> None:
-    """N22: at max_held a nack waits for room and nothing is dropped."""
+async def test_max_held(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
+    """N22, U17: at max_held a nack waits for room, a warning tells it once, and nothing is dropped."""
     async with consuming(ports.port(), config=NackConfig(max_held=2)) as (port, consumer):
-        for number in range(3):
+        for number in range(4):
             port.topic.publish(bytes([number]))
-        messages = await take(consumer, 3)
+        *messages, last = await take(consumer, 4)
         start = now()
-        for message in messages:
+        for message in messages[:2]:
             await message.nack(delay=5)
+        assert not caplog.records
+        await messages[2].nack(delay=5)
         assert now() - start > 4
+        await last.ack()
+        (warning,) = caplog.records
+        assert warning.message.startswith("a call of nack waits for room, with 2 messages held: max_held or")
         assert len({message.data for message in await take_within(consumer, 3, 20)}) == 3
 
 

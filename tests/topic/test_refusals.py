@@ -82,6 +82,7 @@ async def test_folder_of_something_else(make: Any, tmp_path: Path) -> None:
         ("unacked_limit", {"unacked_limit": 0}),
         ("durable", {"durable": 7}),
         ("max_local_bytes", {"max_local_bytes": -1}),
+        ("unacked_limit", {"unacked_limit": 10, "receiver_queue_size": 10}),
     ],
 )
 async def test_consumer_is_checked_at_the_call(field: str, arguments: dict[str, Any], tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ async def test_consumer_is_checked_at_the_call(field: str, arguments: dict[str, 
         with pytest.raises(InvalidArgumentError, match="no_such"):
             topic.consumer("s", no_such=1)
         assert topic.subscriptions == []
-        subscribing = topic.consumer("s", ack_memory=0)
+        subscribing = topic.consumer("s", ack_memory=0, receiver_queue_size=9, unacked_limit=10)
         assert topic.subscriptions == []
         gc.collect()
         async with subscribing:
