@@ -216,7 +216,7 @@ class PulsarBroker(AsyncBroker):
                 self._consumer = None
 
     def _early_ms(self, message: Message) -> int:
-        """Return how long the task has to wait, 0 if it may run; at most a year at once, whoever wrote the time."""
+        """Return how long the task has to wait, 0 if it may run; at most a year at once, whatever time was written."""
         written = message.properties.get(DELIVER_AT, "")
         if not (written.isascii() and written.isdigit() and len(written) <= 19):
             return 0
