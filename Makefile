@@ -3,6 +3,7 @@
 #
 #   make test ARGS="-k bucket -x"     passes arguments on
 #   make test WORKERS=4               chooses how many processes run tests; as many as there are processors otherwise
+#   make soak SOAK_SECONDS=60         runs it for a minute; on PULSAR_SERVICE_URL, or else on an embedded broker
 #   make test-broker PULSAR=4.0.7     runs them on that version of Apache Pulsar; on 3.0.7 otherwise
 #   make demo LOCAL=1                 plays on a local topic, without a broker, as pulsar-nack demo --local does
 #   make demo PYTHON=python3.12       chooses the Python that .venv is made with
@@ -25,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-broker lint docs bench proto clean distclean
+.PHONY: help demo test test-all test-broker soak lint docs bench proto clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +42,9 @@ test-all: $(VENV)/.with-test ## run all tests that need no real broker, each in 
 
 test-broker: $(VENV)/.with-test ## run the tests on a real Apache Pulsar, started for them (Java 17, Maven)
 	PULSAR_VERSION=$(PULSAR) $(BIN)/python -m tests.broker.standalone run -- $(PYTEST) -m broker tests/broker $(ARGS)
+
+soak: $(VENV)/.with-test ## kill and drain workers for SOAK_SECONDS (1800), and check that nothing is lost
+	$(BIN)/python -W error -m tests.soak $(ARGS)
 
 lint: $(VENV)/.with-test ## check format, style and types
 	$(BIN)/ruff format --check

@@ -1,13 +1,15 @@
-"""The proposals' own structure in Java (``java/``): built if Maven is found, run in a fresh JVM for each stream."""
+"""Peers in Java (``java/``), each in a fresh JVM: the proposals' own structure, and a listener of the Java client."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 _SOURCE = Path(__file__).parent / "java"
+_ROOT = Path(__file__).parent.parent
 _BUILT = Path(__file__).parent.parent / ".cache" / "benchmarks-java"
 _MEMORY = "3g"
 _LONGEST_S = 900
@@ -51,3 +53,25 @@ def figure(stream: str, count: int, bits: int, repeats: int, name: str) -> float
     """Return one figure of the peer, or None if it is missing."""
     said = run(stream, count, bits, repeats).get(name)
     return None if said is None else float(said)
+
+
+# --- the Java client --------------------------------------------------------------------------------------------------
+
+
+@cache
+def client_jars() -> str | None:
+    """Return the folder of the Java client's jars, which the tests fetch with Maven; None if it cannot be had."""
+    if shutil.which("java") is None:
+        return None
+    code = "from tests.broker._java_client import jars; print(jars())"
+    said = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=False)
+    return said.stdout.strip() if said.returncode == 0 else None
+
+
+def listener(url: str, topic: str, subscription: str, count: int) -> dict[str, float]:
+    """Let a listener of the Java client acknowledge all messages; return the figures without those of the start."""
+    program, words = str(_SOURCE / "Listener.java"), [url, topic, subscription, str(count)]
+    command = ["java", "-Xmx512m", "-cp", f"{client_jars()}/*", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_S, check=True)
+    rate, cpu_us = done.stdout.split()[-2:]
+    return {"rate": float(rate), "cpu_us": float(cpu_us)}

@@ -42,10 +42,16 @@ QUIET_S = 2.0
 
 
 class Bench:
-    """Runs cases on one broker, and compares figures with targets."""
+    """Runs cases on one broker, and compares figures with targets.
 
-    def __init__(self, url: str, report: Report, sides: Sequence[str], *, is_quick: bool) -> None:
+    :param program: the module that runs one case
+    """
+
+    def __init__(
+        self, url: str, report: Report, sides: Sequence[str], *, is_quick: bool, program: Any = _wire_side
+    ) -> None:
         self.url = url
+        self._program = program
         self.report = report
         self.is_quick = is_quick
         self.sides = sides
@@ -76,10 +82,10 @@ class Bench:
     def run(self, case: str, **options: Any) -> dict[str, Any]:
         """Run a case in a separate process, or in a fork with --quick; return its figures."""
         if self.is_quick:
-            quick: dict[str, Any] = in_fresh_process(_wire_side.work, case, {"url": self.url, **options})
+            quick: dict[str, Any] = in_fresh_process(self._program.work, case, {"url": self.url, **options})
             return quick
         arguments = json.dumps({"case": case, "url": self.url, **options})
-        command = [sys.executable, str(HERE / "_wire_side.py"), arguments]
+        command = [sys.executable, self._program.__file__, arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
         if done.returncode:
             raise SystemExit(f"{case} {options}: {done.stderr[-2_000:]}")
@@ -136,7 +142,15 @@ def decoding(bench: Bench) -> None:
 
 
 def in_turns(
-    bench: Bench, case: str, sides: Sequence[str], count: int, *, rounds: int = 3, batch: int = 0, **options: Any
+    bench: Bench,
+    case: str,
+    sides: Sequence[str],
+    count: int,
+    *,
+    rounds: int = 3,
+    size: int = 32,
+    batch: int = 0,
+    **options: Any,
 ) -> dict[str, list[dict[str, float]]]:
     """Run a case on one topic, the sides in turn, each with a separate subscription; return all rounds.
 
@@ -144,7 +158,7 @@ def in_turns(
     """
     numbers = range(bench.rounds(rounds))
     names = [f"{sides[(turn + number) % len(sides)]}-{number}" for number in numbers for turn in range(len(sides))]
-    topic = bench.filled(names, count, batch=batch)
+    topic = bench.filled(names, count, size=size, batch=batch)
     found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for name in names:
         side = name.partition("-")[0]
@@ -328,12 +342,12 @@ CASES = {
 }
 
 
-def beside_a_broker() -> int:
-    """Run this program again, with a broker that is started for it."""
+def beside_a_broker(program: str = __file__) -> int:
+    """Run a program of this folder again, with a broker that is started for it."""
     if shutil.which("java") is None or shutil.which("mvn") is None:
         print("no broker: set PULSAR_SERVICE_URL and PULSAR_ADMIN_URL, or install Java 17 and Maven")
         return 0
-    command = [sys.executable, "-m", "tests.broker.standalone", "run", "--", sys.executable, __file__, *sys.argv[1:]]
+    command = [sys.executable, "-m", "tests.broker.standalone", "run", "--", sys.executable, program, *sys.argv[1:]]
     return subprocess.run(command, cwd=HERE.parent, check=False).returncode
 
 

@@ -117,6 +117,26 @@ async def test_a_long_nack_waits_there(clients: tuple[Any, Any], way: str, topic
         await message.ack()
 
 
+async def test_at_the_limit_nacks_wait_there(clients: tuple[Any, Any], way: str, topic: str) -> None:
+    """U17, U33: with 10 messages unacknowledged, the most that may be, further nacks wait in the retry topic."""
+    settings = {"retry_topic": RetryTopicPolicy(spill_after=60), "receiver_queue_size": 100, "unacked_limit": 110}
+    async with retrying(clients, way, topic, redelivery="broker", **settings) as consumer:
+        await Wire(clients[1]).produce(topic, [Out(b"%d" % number) for number in range(30)])
+        for message in await take(consumer, 30, patience(5)):
+            async with asyncio.timeout(patience(1)):
+                await message.nack(3)
+        while consumer.statistics().retries_waiting:
+            await asyncio.sleep(0.05)
+        statistics = consumer.statistics()
+        assert statistics.retried >= 20
+        assert (statistics.held + statistics.retried, statistics.waiting_nacks) == (30, 0)
+        found = await take(consumer, 30, patience(10))
+        assert {message.data for message in found} == {b"%d" % number for number in range(30)}
+        for message in found:
+            assert message.attempt == 2
+            await message.ack()
+
+
 @pytest.mark.parametrize("consumer_type", ["exclusive", "failover"])
 async def test_where_nothing_can_be_delayed(clients: tuple[Any, Any], way: str, topic: str, consumer_type: str) -> None:
     """U14: on Exclusive and Failover subscribing is refused, and no topic is made."""

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 from tests.consumer.test_consumer import EXACT, consuming, is_quiet, now, take
 from tests.for_each import for_each
+from tests.tiers import seeds
 
 BOTH_WAYS = pytest.mark.parametrize("redelivery", ["auto", "broker"])
 KINDS = pytest.mark.parametrize("kind", ["shared", "exclusive", "failover"])
@@ -725,3 +727,140 @@ async def test_nacked_while_a_long_call_redelivers(ports: Ports) -> None:
         assert len(set(due)) == 2_999
         await asyncio.sleep(40)
         assert last.id in due
+
+
+class Life:
+    """Handlers that do one of seven things at random, and when each message has to be shown next."""
+
+    def __init__(self, consumer: Consumer, seed: int) -> None:
+        self.due_at: dict[bytes, float | None] = {}
+        """When each message is shown next, None: never again."""
+        self.refused = 0
+        self._consumer = consumer
+        self._random = Random(seed)
+
+    async def run(self) -> None:
+        """Handle each message in a task of its own, until nothing comes for a long time."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    message = await self._consumer.receive(timeout=20)
+                except TimeoutError:
+                    return
+                due_at = self.due_at.pop(message.data, now())
+                assert due_at is not None, f"{message!r} is settled"
+                if message.attempt > 1:
+                    assert now() == pytest.approx(due_at, abs=0.004)
+                tasks.create_task(self._handle(message))
+
+    async def _handle(self, message: Message) -> None:
+        """A lease of 1 s and a backoff of 0.5 s: left alone, the message is shown again after 1.5 s."""
+        rng, began, data = self._random, now(), message.data
+        self.due_at[data] = began + 1.5
+        what = rng.choice(["ack", "extend", "nack", "late ack", "late nack", "back", "hang"])
+        if what == "hang":
+            await asyncio.sleep(rng.uniform(1.6, 4))
+            with pytest.raises(LeaseExpiredError):
+                await rng.choice([message.ack, message.nack, message.in_progress])()
+            self.refused += 1
+            return
+        if what == "extend":
+            for _ in range(rng.randrange(1, 4)):
+                await asyncio.sleep(rng.uniform(0.1, 0.9))
+                await message.in_progress(1)
+                self.due_at[data] = now() + 1.5
+        is_late = what in {"late ack", "late nack", "back"}
+        await asyncio.sleep(rng.uniform(1.02, 1.45) if is_late else rng.uniform(0, 0.95))
+        if what == "back":
+            await message.in_progress(2)
+            self.due_at[data] = now() + 2.5
+            await asyncio.sleep(rng.uniform(0, 1.9))
+        if what in {"nack", "late nack"}:
+            delay = rng.uniform(0.05, 3)
+            await message.nack(delay)
+            self.due_at[data] = min(now() + delay, began + 1.5) if is_late else now() + delay
+        else:
+            self.due_at[data] = None
+            await message.ack()
+
+
+@pytest.mark.parametrize("seed", seeds(range(8)))
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@virtual_time
+async def test_random_lives(ports: Ports, kind: Any, seed: int) -> None:
+    """U11, U44: whatever handlers do, each message is shown exactly at its time, until it is acknowledged."""
+    async with consuming(ports.port(subscription_type=kind), lease=1, backoff=0.5) as (port, consumer):
+        for number in range(20):
+            port.topic.publish(b"%d" % number)
+            port.topic.publish_batch([b"%d %d" % (number, index) for index in range(3)])
+        life = Life(consumer, seed)
+        await life.run()
+        assert set(life.due_at.values()) == {None}
+        assert port.subscription.backlog == 0
+        figures = consumer.statistics()
+        assert (figures.acked, figures.in_work, figures.held, figures.nack.pending) == (80, 0, 0, 0)
+        assert figures.leases_expired >= life.refused > 0
+
+
+# --- run and batch_receive --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("takes_s", [1.2, 1.8])
+@virtual_time
+async def test_a_handler_of_run_that_is_late(ports: Ports, takes_s: float) -> None:
+    """U44: its message is acknowledged while it is held, for 0.5 s, and handled again after that."""
+    async with consuming(ports.port(), lease=1, backoff=0.5) as (port, consumer):
+        port.topic.publish(b"x")
+        attempts: list[int] = []
+
+        async def handle(message: Message) -> None:
+            attempts.append(message.attempt)
+            await asyncio.sleep(takes_s if message.attempt == 1 else 0.1)
+
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await asyncio.sleep(10)
+        assert attempts == ([1] if takes_s < 1.5 else [1, 2])
+        figures = consumer.statistics()
+        assert (figures.acked, figures.leases_expired, figures.in_work) == (1, 1, 0)
+        assert port.subscription.backlog == 0
+        await consumer.drain()
+        await running
+
+
+@virtual_time
+async def test_a_hung_handler_does_not_let_its_key_overtake(ports: Ports) -> None:
+    """U16, U44: key order and a lease that ends: the next message of the key waits for the end of the retry."""
+    async with consuming(ports.port(), lease=1, backoff=0.5) as (port, consumer):
+        for number in range(3):
+            port.topic.publish(b"%d" % number, key="k")
+        done: list[tuple[bytes, int]] = []
+
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(4 if (message.data, message.attempt) == (b"0", 1) else 0.1)
+            done.append((message.data, message.attempt))
+
+        running = asyncio.create_task(consumer.run(handle, concurrency=4, key_ordered=True))
+        await asyncio.sleep(20)
+        order = [data for data, attempt in done if (data, attempt) != (b"0", 1)]
+        assert order == [b"0", b"1", b"2"]
+        assert consumer.statistics().acked == 3
+        await consumer.drain()
+        await running
+
+
+@virtual_time
+async def test_messages_of_a_cancelled_batch_have_no_lease(ports: Ports) -> None:
+    """U43, U44: a cancelled batch_receive gives its messages back to this consumer, where no lease runs."""
+    async with consuming(ports.port(), lease=1) as (port, consumer):
+        for number in range(3):
+            port.topic.publish(b"%d" % number)
+        batch = asyncio.create_task(consumer.batch_receive(10, timeout=None))
+        await asyncio.sleep(0.5)
+        batch.cancel()
+        await asyncio.sleep(5)
+        assert [(message.data, message.attempt) for message in await take(consumer, 3)] == [
+            (b"0", 1),
+            (b"1", 1),
+            (b"2", 1),
+        ]
+        assert consumer.statistics().leases_expired == 0

@@ -1,0 +1,107 @@
+"""What the workers of a soak told, and what is wrong with it. Pure.
+
+A message that is handled again after its acknowledgement was reported is wrong, unless the acknowledgement came while
+another worker could have the message already: after the end of the lease, or if a connection broke since a worker had
+the message first. Then the other worker may begin with it for some seconds more, as with any queue. Brokers also send a
+few redelivered messages twice, to two consumers in the same instant: so few may be handled by both.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+GRACE_S: Final = 20.0
+"""How long a second worker may take to begin with a message that it had before the first acknowledged it."""
+_MOST_TWINS: Final = 0.002
+_MARGIN_S: Final = 0.5
+_MOST_GROWTH: Final = 24 * 1024 * 1024
+"""Bytes by which a worker may grow: caches fill, and its memory is in pieces."""
+
+
+class Judge:
+    """Follows each message, and collects what is wrong in :attr:`wrong`."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self.counts = Counter[str]()
+        self.acked: dict[int, tuple[float, str]] = {}
+        """When each message was acknowledged first, and who could have it then besides: nobody, a twin, anybody."""
+        self.repeated: dict[int, str] = {}
+        """Messages that were begun after their acknowledgement, and who could have them."""
+        self.memory: dict[int, list[tuple[float, int]]] = {}
+        self._begun: dict[int, float] = {}
+        """When each message was begun last."""
+        self._first_begun: dict[int, float] = {}
+        self._tried: set[int] = set()
+        self._disturbed_at: list[float] = []
+
+    def disturb(self, what: str, at: float) -> None:
+        """Note that connections break, or that the broker hands the topic over."""
+        self.counts[what] += 1
+        self._disturbed_at.append(at)
+
+    def hear(self, slot: int, line: str) -> None:
+        """Note what a worker told."""
+        word, *numbers = line.split()
+        self.counts[word] += 1
+        if word == "begin":
+            number, at = int(numbers[0]), float(numbers[2])
+            self._begun[number] = max(at, self._begun.get(number, at))
+            self._first_begun[number] = min(at, self._first_begun.get(number, at))
+            self._compare(number)
+        elif word == "try":
+            self._tried.add(int(numbers[0]))
+        elif word == "acked":
+            number, began, at = int(numbers[0]), float(numbers[1]), float(numbers[2])
+            began = min(began, self._first_begun.get(number, began))
+            is_cut = any(began - _MARGIN_S < each < at for each in self._disturbed_at[-50:])
+            who = "anybody" if is_cut or numbers[3] != "1" else "nobody" if began == float(numbers[1]) else "a twin"
+            self.acked.setdefault(number, (at, who))
+            self._compare(number)
+        elif word == "memory":
+            self.memory.setdefault(slot, []).append((float(numbers[0]), int(numbers[1])))
+        elif word == "leases":
+            self.counts["leases"] += int(numbers[0]) - 1
+        elif word == "tasks" and numbers[0] != "0":
+            self.wrong.append(f"worker {slot} left {numbers[0]} tasks")
+
+    def _compare(self, number: int) -> None:
+        if number not in self.acked or number not in self._begun or number in self.repeated:
+            return
+        acked_at, who = self.acked[number]
+        late_s = self._begun[number] - acked_at
+        if late_s <= 0:
+            return
+        if who != "nobody" and late_s <= GRACE_S:
+            self.repeated[number] = who
+        elif (text := f"{number} was handled {late_s:.3f} s after its acknowledgement was reported") not in self.wrong:
+            self.wrong.append(text)
+
+    def is_settled(self, sent: Collection[int]) -> bool:
+        """Return whether all messages were acknowledged, as far as that was reported."""
+        return len(self.acked) >= len(sent)
+
+    def end(self, sent: Collection[int], left: Collection[int]) -> None:
+        """Judge the end: ``left`` are the messages that another consumer still gets."""
+        for number in sorted(left):
+            state = "was acknowledged and is there again" if number in self.acked else "was never settled"
+            self.wrong.append(f"{number} {state}")
+        twins = [number for number, who in self.repeated.items() if who == "a twin"]
+        if len(twins) > max(_MOST_TWINS * len(self.acked), 3):
+            self.wrong.append(f"{len(twins)} were handled again after redeliveries: {twins[:10]}")
+        lost = [number for number in sent if number not in self.acked and number not in self._tried]
+        self.wrong += [f"{number} is lost" for number in lost if number not in left]
+
+    def judge_memory(self, slot: int) -> tuple[int, int]:
+        """Compare the memory of a worker that ran all the time, early and late; return both, in bytes."""
+        samples = [size for _, size in self.memory.get(slot, [])]
+        third = len(samples) // 3
+        if not third:
+            return 0, 0
+        early, late = int(statistics.median(samples[third // 2 : third + 1])), int(statistics.median(samples[-third:]))
+        if late - early > _MOST_GROWTH:
+            self.wrong.append(f"worker {slot} grew from {early / 1e6:.1f} to {late / 1e6:.1f} MB")
+        return early, late
