@@ -104,6 +104,7 @@ ALIASES = {
     ("LocalTopic.open", "home"): "path",
     ("LocalTopic.unsubscribe", "name"): "subscription",
     ("LocalLog.read", "last"): "first",  # of an empty log no number is good
+    ("Consumer.defer", "delay"): None,  # no message is given, which is said first
     ("Message.dead_letter", "reason"): None,  # there is no dead-letter topic, which is said first
     **dict.fromkeys((("Consumer.reconsume_later", name) for name in ("delay", "properties", "reason")), None),
 }

@@ -50,14 +50,21 @@ def get(url: str, data: bytes | None = None) -> Any:
 
 def test_every_example_is_run_here() -> None:
     """A new example has to come with a test: in this file, or beside those of its part."""
-    elsewhere = {"acknowledgements.py", "delayed.py", "delayed_buckets.py", "local_topic.py"}
+    elsewhere = {
+        "acknowledgements.py",
+        "delayed.py",
+        "delayed_buckets.py",
+        "local_topic.py",
+    }
     here = {
         "durable.py",
+        "key_order.py",
         "lease.py",
         "rate_limited_api.py",
         "reader.py",
         "retry_topic.py",
         "taskiq_worker.py",
+        "testing_a_handler.py",
         "web_service.py",
         "worker.py",
     }
@@ -78,6 +85,22 @@ def test_worker(*, is_given: bool) -> None:
     assert "call the slow partner: done at attempt 3" in told
     assert "parse the broken file: given up after 4 attempts" in told
     assert "6 failures came back" in told
+
+
+@pytest.mark.slow
+def test_key_order() -> None:
+    """Each account's steps are booked in their order; those of Bert wait for his deposit, the others do not."""
+    told = run("key_order.py")
+    booked = re.findall(r"(anna|bert|cleo): (\w+)$", told, re.MULTILINE)
+    for account in ("anna", "bert", "cleo"):
+        assert [step for name, step in booked if name == account] == ["open", "deposit", "withdraw", "close"]
+    assert booked[-1] == ("bert", "close")
+    assert "cancelled=0, left=0" in told
+
+
+def test_testing_a_handler() -> None:
+    """The tests of the handler pass, without a broker."""
+    assert run("testing_a_handler.py") == "both pass\n"
 
 
 @pytest.mark.slow

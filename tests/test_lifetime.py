@@ -451,6 +451,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "create_bucket_snapshot": (b"x", [b"y"], "k", "t", "c"),
     "create_subscription": ("s",),
     "dead_letter": ("why",),
+    "defer": (1,),
     "delete": (),
     "delete_bucket_snapshot": (1,),
     "forget": (),
@@ -493,6 +494,8 @@ OF: dict[tuple[str, str], tuple[Any, ...]] = {
     ("Cursor", "unacked"): (1, 0, 1),
     ("Consumer", "acknowledge"): (MessageId(1, 1),),
     ("Consumer", "acknowledge_cumulative"): (MessageId(1, 1),),
+    ("Consumer", "defer"): (MessageId(1, 1), 1),
+    ("Consumer", "run"): (print,),
     ("Consumer", "reconsume_later"): (MessageId(1, 1),),  # no message, which is said after what else is wrong
     ("Consumer", "unsubscribe"): (),
     ("LocalLogStore", "delete"): ("x",),

@@ -136,7 +136,6 @@ class Consumer(ClosesWhenDropped):
         The list may be empty. A message larger than ``max_bytes`` comes alone. A call that is cancelled, or raises,
         loses nothing: the next call gets what had come. Raises as :meth:`receive`.
 
-        :param timeout: seconds or a timedelta; None: wait until one of the bounds is reached
         :raises InvalidArgumentError: a bound is below 1
         """
         return await receive_batch(self.receive, self._receiver.take_back, max_messages, max_bytes, timeout)
@@ -206,10 +205,8 @@ class Consumer(ClosesWhenDropped):
         :param on_error: verbs by exception type, as :meth:`Message.process` takes them
         :param drain_timeout: how long handlers may run on when this ends; None: as long as they need
         :param stop_on_signals: drain on SIGTERM and SIGINT, a second signal at once; their handlers are restored
-        :return: how it ended
         :raises InvalidArgumentError: names the argument; nothing was received
-        :raises ClosedError: the consumer is closed, or failed
-        :raises MissingExtraError: as :meth:`receive`
+        :raises ClosedError: the consumer is closed, or failed; also what :meth:`receive` raises at last
         """
         self._settler.check_open()
         options = RunOptions(concurrency, key_ordered, max_held_per_key, on_error, drain_timeout, stop_on_signals)
@@ -275,7 +272,7 @@ class Consumer(ClosesWhenDropped):
 
     async def defer(self, message: Message, delay: Delay) -> None:
         """Postpone a message, as :meth:`Message.defer`."""
-        await message.defer(delay)
+        await self._own(message).defer(delay)
 
     async def reconsume_later(
         self,
@@ -286,10 +283,13 @@ class Consumer(ClosesWhenDropped):
         reason: str = "",
     ) -> None:
         """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
+        await self._own(message).reconsume_later(delay, properties=properties, reason=reason)
+
+    def _own(self, message: object) -> Message:
         self._settler.check_open()
         if not isinstance(message, Message):
             raise InvalidArgumentError("message", message, "a Message")
-        await message.reconsume_later(delay, properties=properties, reason=reason)
+        return message
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.

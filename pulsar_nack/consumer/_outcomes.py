@@ -27,7 +27,7 @@ class Verb(Exception):  # noqa: N818 - an instruction, not an error
 
     reason: str = ""
 
-    async def settle(self, message: Message, cause: str) -> None:
+    async def _settle(self, message: Message, cause: str) -> None:
         """Settle a message; ``cause`` is the reason, unless the verb has a reason."""
         raise NotImplementedError
 
@@ -46,7 +46,7 @@ class Retry(Verb):
         self.reason = as_reason(reason)
         super().__init__(delay, reason)
 
-    async def settle(self, message: Message, cause: str) -> None:
+    async def _settle(self, message: Message, cause: str) -> None:
         """Nack the message."""
         await message.nack(self.delay, reason=self.reason or cause)
 
@@ -62,7 +62,7 @@ class Defer(Verb):
         self.delay = delay
         super().__init__(delay)
 
-    async def settle(self, message: Message, cause: str) -> None:  # noqa: ARG002 - nothing failed
+    async def _settle(self, message: Message, cause: str) -> None:  # noqa: ARG002 - nothing failed
         """Defer the message."""
         await message.defer(self.delay)
 
@@ -77,7 +77,7 @@ class DeadLetter(Verb):
         self.reason = as_reason(reason)
         super().__init__(reason)
 
-    async def settle(self, message: Message, cause: str) -> None:
+    async def _settle(self, message: Message, cause: str) -> None:
         """Send the message to the dead-letter topic."""
         await message.dead_letter(self.reason or cause)
 
@@ -92,7 +92,7 @@ class Ignore(Verb):
         self.reason = as_reason(reason)
         super().__init__(reason)
 
-    async def settle(self, message: Message, cause: str) -> None:  # noqa: ARG002 - it is logged
+    async def _settle(self, message: Message, cause: str) -> None:  # noqa: ARG002 - it is logged
         """Acknowledge the message."""
         await message.ack()
 
@@ -157,7 +157,7 @@ async def settle_failed(message: Message, error: Exception, rules: ErrorRules) -
         if message.is_settled:
             return verb
         if verb is not None:
-            await verb.settle(message, cause)
+            await verb._settle(message, cause)
     except Exception as fault:
         if not message.is_settled:
             await message.nack(reason=cause or f"{error!r}, and then {fault!r}")
