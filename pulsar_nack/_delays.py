@@ -56,6 +56,14 @@ def delay_ms(value: object, field: str = "delay") -> int:
     return whole + (milliseconds - whole > milliseconds * _FLOAT_ERROR)
 
 
+def positive_delay_ms(value: object, field: str = "delay") -> int:
+    """Return ``value`` in whole ms, like :func:`delay_ms`; 0 is refused too."""
+    milliseconds = delay_ms(value, field)
+    if not milliseconds:
+        raise InvalidArgumentError(field, value, "more than 0 seconds, or None")
+    return milliseconds
+
+
 def delay_seconds(value: object, field: str = "delay") -> float:
     """Return ``value`` in seconds, not rounded; at most a year, otherwise like :func:`delay_ms`."""
     delay_ms(value, field)

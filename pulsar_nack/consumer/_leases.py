@@ -12,18 +12,22 @@ calls of the late handler raise :class:`~pulsar_nack.errors.LeaseExpiredError`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
-from .._delays import Delay, delay_ms
-from ..errors import AlreadySettledError, InvalidArgumentError, LeaseExpiredError
+from .._delays import Delay, positive_delay_ms
+from ..config import NackConfig
+from ..errors import AlreadySettledError, LeaseExpiredError
 from ..ids import MessageId
+from ._letters import Letters
 from ._message_state import Lease, MessageState, State
+from ._payloads import LruPayloads
+from ._port import Delivery
+from ._redelivery_queue import RedeliveryQueue
 from ._tracing import LEASE_EXPIRED
 
 if TYPE_CHECKING:
-    from ._message import Message
-    from ._settler import Settler
+    from .durable import DurableNacks
 
 _log = logging.getLogger("pulsar_nack.consumer")
 PAST_LEASE: Final = "past its lease"
@@ -31,22 +35,36 @@ _UNSEEN: Final = (State.HELD, State.REQUESTED, State.ACKING)
 """States after the end of a lease in which nobody else has the message here."""
 
 
-def lease_ms(value: Delay, field: str = "lease") -> int:
-    """Return a lease in whole ms.
+class _Handled(Protocol):
+    """What the leases use of a :class:`~pulsar_nack.Message`."""
 
-    :raises InvalidArgumentError: names ``field``: it is not a delay, or not above 0
-    """
-    milliseconds = delay_ms(value, field)
-    if not milliseconds:
-        raise InvalidArgumentError(field, value, "more than 0 seconds, or None")
-    return milliseconds
+    _delivery: Delivery
+    _redelivery_count: int
+    _lease: Lease | None
+
+    @property
+    def id(self) -> MessageId: ...
+
+
+class _Settler(Protocol):
+    """What the leases use of the settler."""
+
+    queue: RedeliveryQueue
+    recent: LruPayloads
+    letters: Letters | None
+    durable: DurableNacks | None
+    config: NackConfig
+    is_closed: bool
+    on_idle: Callable[[], None] | None
+
+    def default_delay_ms(self, record: MessageState | None) -> int: ...
 
 
 class Leases:
     """The leases of the messages of one consumer; it exists only if the consumer has a ``lease``."""
 
-    def __init__(self, settler: Settler, lease: Delay) -> None:
-        self._lease_ms = lease_ms(lease)
+    def __init__(self, settler: _Settler, lease: Delay) -> None:
+        self._lease_ms = positive_delay_ms(lease, "lease")
         self._settler = settler
         self._recent = settler.recent
         self._queue = queue = settler.queue
@@ -55,7 +73,7 @@ class Leases:
         self._late_ms = 1 if queue.tracker.lead_time else 0
         queue.end_leases = self._end_due
 
-    def begin(self, message: Message) -> None:
+    def begin(self, message: _Handled) -> None:
         """Begin the lease of a message that a call of ``receive`` returns."""
         delivery = message._delivery
         record = self._table.get(delivery.id)
@@ -66,7 +84,7 @@ class Leases:
         if self._recent.get(delivery.id) is None:
             self._recent.add(delivery)
 
-    def cancel(self, message: Message) -> None:
+    def cancel(self, message: _Handled) -> None:
         """End the lease of a message that nobody handles yet: it is taken back, or waits for others of its key."""
         lease, message._lease = message._lease, None
         if lease is not None and lease.record.lease is lease:
@@ -75,7 +93,7 @@ class Leases:
 
     # --- what a handler does ------------------------------------------------------------------------------------------
 
-    def check(self, message: Message) -> None:
+    def check(self, message: _Handled) -> None:
         """Raise if the lease of a message ended and it was delivered again, or given up, since."""
         lease = message._lease
         if lease is None or not lease.has_ended:
@@ -83,13 +101,13 @@ class Leases:
         if not self._is_latest(message, lease.record) or lease.record.state not in _UNSEEN:
             raise LeaseExpiredError(message.id, PAST_LEASE)
 
-    def extend(self, message: Message, delay: Delay | None) -> None:
+    def extend(self, message: _Handled, delay: Delay | None) -> None:
         """Let the lease of a message end ``delay`` from now; if it ended and the message is held, it begins again.
 
         :raises LeaseExpiredError: it ended, and the message is requested, delivered again or given up
         :raises AlreadySettledError: the message was settled
         """
-        milliseconds = self._lease_ms if delay is None else lease_ms(delay, "delay")
+        milliseconds = self._lease_ms if delay is None else positive_delay_ms(delay)
         lease = message._lease
         if lease is None:
             return
@@ -109,7 +127,7 @@ class Leases:
             self._queue.arm(record.id, milliseconds)
         lease.ends_at_ms = ends_at_ms
 
-    def _take_back(self, message: Message, lease: Lease) -> None:
+    def _take_back(self, message: _Handled, lease: Lease) -> None:
         """Let a handler go on with a message that is held because its lease ended: the same attempt, no new one."""
         record, delivery = lease.record, message._delivery
         self._queue.drop(record.id)
@@ -121,7 +139,7 @@ class Leases:
         if self._settler.durable is not None:
             self._settler.durable.delivered(record.id, record.redelivery_count)
 
-    def _is_latest(self, message: Message, record: MessageState) -> bool:
+    def _is_latest(self, message: _Handled, record: MessageState) -> bool:
         is_known = self._table.get(record.id) is record
         return is_known and record.redelivery_count == message._redelivery_count
 

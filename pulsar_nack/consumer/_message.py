@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 from .._check import check_integer
-from .._delays import Delay, delay_ms
+from .._delays import Delay, delay_ms, positive_delay_ms
 from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
-from ._leases import lease_ms
 from ._message_state import Lease
 from ._outcomes import NO_RULES, ErrorRules, OnError, Processing
 from ._port import Delivery
@@ -202,7 +201,7 @@ class Message(ReceivedMessage):
         if self._settler.leases is not None:
             self._settler.leases.extend(self, delay)
         elif delay is not None:
-            lease_ms(delay, "delay")
+            positive_delay_ms(delay)
 
     async def dead_letter(self, reason: str = "") -> None:
         """Send the message to the dead-letter topic now, whatever attempt this is; a nack of it is cancelled.

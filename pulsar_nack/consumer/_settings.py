@@ -9,14 +9,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
 from .._check import check_callable, check_clock, check_config, check_integer, check_list, suggest_name
-from .._delays import Delay, delay_ms
+from .._delays import Delay, delay_ms, positive_delay_ms
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
 from ._dead_letter_rules import DeadLetterPolicy
 from ._events import ConsumerHook
-from ._leases import lease_ms
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
 from ._retry_topic import RetryTopicPolicy
@@ -140,7 +139,7 @@ class ConsumerSettings:
             raise InvalidArgumentError("unacked_limit", limit, f"an integer above receiver_queue_size ({prefetched})")
         delay_ms(self.ack_memory, "ack_memory")
         if self.lease is not None:
-            lease_ms(self.lease)
+            positive_delay_ms(self.lease, "lease")
         delay_ms(self.durable_ttl, "durable_ttl")
         most = self.max_ack_state_bytes
         if type(most) is not int or 1 <= most < _MIN_ACK_STATE_BYTES:

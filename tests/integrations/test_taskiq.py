@@ -346,7 +346,7 @@ async def test_bad_delays_are_refused(delay: Any) -> None:
 @for_each("written", ["", "soon", "-5", "1e9", "٣", "9" * 400, "1.5", "0"])
 @virtual_time
 async def test_a_bad_time_in_the_property_is_ignored(written: str) -> None:
-    """Whoever writes nonsense into the property delays nothing, and stops no worker."""
+    """Nonsense in the property delays nothing, and stops no worker."""
     broker = OnFake(FakeBroker())
     runs = Runs(broker, 0)
     async with working(broker):
