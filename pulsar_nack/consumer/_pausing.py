@@ -91,8 +91,8 @@ class Pausing:
         inbox.refuse(error)
         with suppress(ClosedError):  # the port is closed already
             given = self._give_back(list(inbox.ready))
-            if isinstance(self.port, SupportsDrain):
-                given += self.port.drain()
+            if isinstance(self._port, SupportsDrain):
+                given += self._port.drain()
             elif self.port is not None:
                 given += self.port.pause(is_idle=False) or 0
         inbox.kept = self._give_back_soon
