@@ -211,7 +211,7 @@ class Runner:
         else:
             self._failures = 0
 
-    def _checked(self, handling: Awaitable[object], message: Message) -> Awaitable[object]:
+    def _checked(self, handling: object, message: Message) -> Awaitable[object]:
         """Return what a handler returned; if it cannot be awaited, take the message back and raise."""
         if not isawaitable(handling):
             self._receiver.take_back(message)
