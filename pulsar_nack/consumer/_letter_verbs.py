@@ -122,7 +122,7 @@ class LetterVerbs:
         if letters.rules is not None and letters.rules.is_last(count) and not is_deferred:
             return self._nack(letters, payload, count, attempt, None, reason)
         is_new = record is None or record.state is State.DELIVERED  # else the earlier of both deadlines counts
-        may_spill = letters.may_spill and not self._settler.queue.router.wants_all
+        may_spill = letters.may_spill and not letters.is_full and not self._settler.queue.router.wants_all
         if is_new and may_spill and self._spills(letters, payload, milliseconds):
             wait = self._wait(milliseconds)._replace(is_deferred=is_deferred)
             return self._nack(letters, payload, count, attempt, wait, reason)

@@ -119,7 +119,8 @@ async def test_a_long_nack_waits_there(clients: tuple[Any, Any], way: str, topic
 
 async def test_at_the_limit_nacks_wait_there(clients: tuple[Any, Any], way: str, topic: str) -> None:
     """U17, U33: with 10 messages unacknowledged, the most that may be, further nacks wait in the retry topic."""
-    settings = {"retry_topic": RetryTopicPolicy(spill_after=60), "receiver_queue_size": 100, "unacked_limit": 110}
+    settings: dict[str, Any] = {"receiver_queue_size": 100, "unacked_limit": 110}
+    settings["retry_topic"] = RetryTopicPolicy(spill_after=60)
     async with retrying(clients, way, topic, redelivery="broker", **settings) as consumer:
         await Wire(clients[1]).produce(topic, [Out(b"%d" % number) for number in range(30)])
         for message in await take(consumer, 30, patience(5)):

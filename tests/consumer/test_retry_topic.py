@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import AlreadySettledError, ClosedError, Consumer, DeadLetterPolicy, NackConfig
-from pulsar_nack.consumer import RetryTopicPolicy
+from pulsar_nack.consumer import RetryTopicPolicy, _letters
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.consumer.ports import Ports
 
@@ -156,6 +156,26 @@ async def test_a_lease_does_not_end_it(ports: Ports, verb: str) -> None:
         statistics = consumer.statistics()
         assert (statistics.retried, statistics.leases_expired, statistics.unacked) == (1, 0, 0)
         assert publisher.letters[0].properties["RECONSUMETIMES"] == "1"
+
+
+@virtual_time
+async def test_full_long_nacks_wait_here(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U17, U45: while as many are on their way as may be, a long nack is held here instead of waiting for its turn."""
+    monkeypatch.setattr(_letters, "_MOST", 1)
+    port = ports.port()
+    async with consuming(port) as (consumer, publisher):
+        for _ in range(2):
+            port.topic.publish(b"order")
+        first, second = [await consumer.receive(timeout=1) for _ in range(2)]
+        publisher.hold()
+        call = asyncio.create_task(first.reconsume_later(5))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(0.1):
+            await second.nack(3600)
+        assert (consumer.statistics().held, consumer.statistics().retries_waiting) == (1, 1)
+        publisher.release()
+        await call
+        assert (await consumer.receive(timeout=4000)).attempt == 2
 
 
 @virtual_time

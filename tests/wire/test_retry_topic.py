@@ -515,3 +515,20 @@ async def test_deferred_ten_times() -> None:
         await message.ack()
         assert consumer.statistics().dead_lettered == 0
     assert unacked(broker, RETRY) == 0
+
+
+@virtual_time
+async def test_deferred_durably_until_it_is_there(tmp_path: Path) -> None:
+    """U9, U12, U45: killed before a long deferral is published, it waits after the restart, as the same attempt."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
+    about = {"retry_topic": RetryTopicPolicy(spill_after=60), "durable": tmp_path}
+    async with consuming(broker, **about) as consumer:
+        began_at = now()
+        broker.next("SEND", silence)
+        await (await consumer.receive(timeout=1)).defer(300)
+        await consumer.aclose()
+    async with consuming(broker, **about) as consumer:
+        message = await consumer.receive(timeout=400)
+        assert (round(now() - began_at), message.attempt, message.topic) == (300, 1, TOPIC)
+        await message.ack()
