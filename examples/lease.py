@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pulsar_nack
 from pulsar_nack.errors import LeaseExpiredError
@@ -40,21 +40,24 @@ async def work(message: pulsar_nack.Message) -> None:
         await asyncio.sleep(3 * LEASE)
 
 
-async def handle(message: pulsar_nack.Message) -> bool:
-    """Try a job; return whether it is done."""
-    job = message.data.decode()
-    await work(message)
-    try:
-        await message.ack()
-    except LeaseExpiredError:
-        log(f"{job}: attempt {message.attempt} is too late, another one has the job")
-        return False
-    log(f"{job}: done at attempt {message.attempt}")
-    return True
-
-
 async def main(*, once: bool) -> None:
-    """Send the sample jobs, then handle messages at the same time."""
+    """Send the sample jobs, then run a handler of them; with ``once``, until all have ended."""
+    ended = 0
+
+    async def handle(message: pulsar_nack.Message) -> None:
+        nonlocal ended
+        job = message.data.decode()
+        await work(message)
+        try:
+            await message.ack()
+            log(f"{job}: done at attempt {message.attempt}")
+        except LeaseExpiredError:
+            log(f"{job}: attempt {message.attempt} is too late, another one has the job")
+        ended += 1
+        if once and ended > len(SAMPLE_JOBS):
+            draining.append(asyncio.create_task(consumer.drain()))
+
+    draining: list[asyncio.Task[object]] = []
     async with (
         broker() as url,
         pulsar_nack.connect(url) as client,
@@ -63,12 +66,7 @@ async def main(*, once: bool) -> None:
     ):
         for job in SAMPLE_JOBS:
             await producer.send(job.encode())
-        handlers: list[asyncio.Task[bool]] = []
-        async with asyncio.TaskGroup() as tasks:
-            async for message in consumer:
-                handlers.append(tasks.create_task(handle(message)))
-                if once and len(handlers) > len(SAMPLE_JOBS):
-                    break
+        await consumer.run(handle, stop_on_signals=True)
         log(f"{consumer.statistics().leases_expired} lease ended")
 
 
@@ -93,5 +91,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--once", action="store_true", help="end when the sample jobs are done")
     logging.basicConfig(stream=sys.stdout, format="          %(message)s")
-    with suppress(KeyboardInterrupt):
-        asyncio.run(main(once=parser.parse_args().once))
+    asyncio.run(main(once=parser.parse_args().once))

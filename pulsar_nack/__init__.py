@@ -116,6 +116,7 @@ _HOMES = {
     "Subscribing": "consumer",
     "SupportsConnectionState": "consumer",
     "SupportsCumulativeAck": "consumer",
+    "SupportsDrain": "consumer",
     "SupportsForgetting": "delayed",
     "SupportsHeldBack": "consumer",
     "SupportsLastMessageId": "consumer",

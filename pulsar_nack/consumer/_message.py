@@ -15,7 +15,7 @@ from ._message_state import Lease
 from ._outcomes import NO_RULES, ErrorRules, OnError, Processing
 from ._port import Delivery
 from ._received_message import ReceivedMessage
-from ._settler import Settler
+from ._settler import YIELD_AFTER_MS, Settler
 
 ACKED = "acknowledged"
 NACKED = "negatively acknowledged"
@@ -176,7 +176,7 @@ class Message(ReceivedMessage):
             self._settled_as = before = settled_as
             if written is not None:
                 await settler.until_durable(delivery.id, written)
-            elif settler.turn.is_long():
+            elif settler.turn.now_ms - settler.turn.yielded_at_ms >= YIELD_AFTER_MS and settler.turn.is_long():
                 await asyncio.sleep(0)
         except BaseException:
             self._settled_as = before

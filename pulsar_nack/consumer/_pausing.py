@@ -14,7 +14,7 @@ from typing import Final
 
 from ..errors import ClosedError
 from ._message import Message
-from ._port import ConsumerPort, SupportsPause
+from ._port import ConsumerPort, SupportsDrain, SupportsPause
 from ._receiver import Receiver
 from ._settler import Settler
 
@@ -91,7 +91,9 @@ class Pausing:
         inbox.refuse(error)
         with suppress(ClosedError):  # the port is closed already
             given = self._give_back(list(inbox.ready))
-            if self.port is not None:
+            if isinstance(self._port, SupportsDrain):
+                given += self._port.drain()
+            elif self.port is not None:
                 given += self.port.pause(is_idle=False) or 0
         inbox.kept = self._give_back_soon
         self._settler.on_idle = self._on_idle
@@ -121,6 +123,8 @@ class Pausing:
             return 0
         receiver, trace = self._receiver, self._settler.queue.trace
         given = [each for each in messages if each.id.batch_index < 0 and receiver.is_current(each)]
+        if self.drained is not None:  # the broker counts each return; the others follow with the close
+            given = [each for each in given if not each.redelivery_count]
         for each in given:
             receiver.inbox.ready.remove(each)
             self._table.give_back(each.id)

@@ -272,6 +272,19 @@ class SupportsPause(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsDrain(Protocol):
+    """A port that gives prefetched messages back for good, as the consumer is closed next."""
+
+    def drain(self) -> int:
+        """Give messages back as ``pause`` does, those that were redelivered before only with ``close``.
+
+        The broker counts each return as a redelivery, and consumers that are drained in turn would use up the attempts.
+        Return how many messages went back.
+        """
+        ...
+
+
 class Publisher(Protocol):
     """Publishes dead letters."""
 

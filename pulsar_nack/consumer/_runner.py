@@ -16,6 +16,8 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from inspect import isawaitable
+from types import CoroutineType
 from typing import Final, NamedTuple
 
 from .._check import check_callable, check_flag, check_integer
@@ -35,6 +37,10 @@ _log = logging.getLogger("pulsar_nack.consumer")
 _PAUSES: Final = Exponential(0.1, 5.0)
 _NACK_TIMEOUT_S: Final = 5.0
 _CANCELLED: Final = "its handler did not end in time when the consumer drained"
+
+
+class _NotAwaitableError(InvalidArgumentError):
+    """The handler is no coroutine function, which shows when it is called."""
 
 
 class RunOptions(NamedTuple):
@@ -102,12 +108,11 @@ class Runner:
             if self._order is not None:
                 self._order.open()
                 self._engine.key_order = self._order
-            self.tasks.workers = [
-                asyncio.create_task(self._work(), name=f"pulsar_nack.Consumer worker {number}")
-                for number in range(self._options.concurrency)
-            ]
+            self.tasks.workers = [self._worker(number) for number in range(self._options.concurrency)]
             try:
-                await asyncio.wait(self.tasks.workers, return_when=asyncio.FIRST_EXCEPTION)
+                while not self._faults() and (busy := [each for each in self.tasks.workers if not each.done()]):
+                    await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+                    self._replace_cancelled()
             except asyncio.CancelledError as error:
                 cancelled = error
             drain = self._drain(self.drain_timeout_s)
@@ -120,7 +125,7 @@ class Runner:
         if self._order is not None:
             self._order.close()
             self._engine.key_order = None
-        faults = [fault for worker in self.tasks.workers if not worker.cancelled() and (fault := worker.exception())]
+        faults = self._faults()
         if cancelled is not None:
             for fault in faults:
                 _log.error("a worker failed: %r", fault)
@@ -128,6 +133,20 @@ class Runner:
         if faults:
             raise faults[0]
         return drain.task.result()
+
+    def _worker(self, number: int) -> asyncio.Task[None]:
+        return asyncio.create_task(self._work(), name=f"pulsar_nack.Consumer worker {number}")
+
+    def _faults(self) -> list[BaseException]:
+        ended = [worker for worker in self.tasks.workers if worker.done() and not worker.cancelled()]
+        return [fault for worker in ended if (fault := worker.exception()) is not None]
+
+    def _replace_cancelled(self) -> None:
+        """Start other workers for those that something else has cancelled, such as a handler itself."""
+        for number, worker in enumerate(self.tasks.workers):
+            if worker.done() and worker.cancelled() and not self.tasks.is_stopping.is_set():
+                _log.error("%s was cancelled, and not by a drain; another one goes on", worker.get_name())
+                self.tasks.workers[number] = self._worker(number)
 
     def _on_signal(self, name: str) -> None:
         _log.info("%s: the consumer %s", name, "drains at once" if self._is_signalled else "drains")
@@ -154,7 +173,10 @@ class Runner:
                 return
             try:
                 if order is None or await order.begin(message):
-                    await handler(message)
+                    handling = handler(message)
+                    await (handling if type(handling) is CoroutineType else self._checked(handling, message))
+            except _NotAwaitableError:
+                raise
             except Exception as error:  # noqa: BLE001 - settled, logged and counted
                 await self._failed(message, error)
             except asyncio.CancelledError:
@@ -189,6 +211,15 @@ class Runner:
         else:
             self._failures = 0
 
+    def _checked(self, handling: object, message: Message) -> Awaitable[object]:
+        """Return what a handler returned; if it cannot be awaited, take the message back and raise."""
+        if not isawaitable(handling):
+            self._receiver.take_back(message)
+            raise _NotAwaitableError(
+                "handler", self.handler, "a coroutine function: what it returned cannot be awaited"
+            )
+        return handling
+
     async def _failed(self, message: Message, error: Exception) -> None:
         """Settle a message whose handler raised; log and count the exception."""
         is_verb = isinstance(error, Verb)
@@ -209,10 +240,10 @@ class Runner:
                 await self._nack(message, _CANCELLED)
             raise asyncio.CancelledError
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # by the loop, which ends
+        while task is not None and task.cancelling():
+            task.uncancel()
         self._settler.handler_errors += 1
-        _log.error("%r failed, and is redelivered: its handler awaited something that was cancelled", message)
+        _log.error("%r failed, and is redelivered: its handler, or something that it awaited, was cancelled", message)
         if not message.is_settled:
             await self._nack(message, "CancelledError")
 

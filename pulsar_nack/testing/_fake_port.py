@@ -144,6 +144,11 @@ class FakePort(PortWithFaults):
         ids = [position] if isinstance(position, MessageId) else []
         await self._call("seek", ids, lambda _: self._carry_out_seek(position))
 
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of the topic, or of each partition; entry -1 if it is empty."""
+        self._check_open()
+        return self.topic.last_message_ids()
+
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Request redelivery; ids that this port does not hold are ignored.
 

@@ -124,6 +124,16 @@ class FakeTopic:
         """Return all entries in the order of publishing."""
         return self._entries.values()
 
+    def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of the topic, or of each partition; entry -1 if it is empty."""
+        wanted = range(self.partitions) if self.partitions else range(-1, 0)
+        last: dict[int, MessageId] = {}
+        for entry in reversed(self._entries.values()):
+            last.setdefault(entry.partition, entry.message_id(len(entry.messages) - 1))
+            if len(last) == len(wanted):
+                break
+        return [last.get(each) or MessageId(-1, -1, each, topic=self._topic_name(each)) for each in wanted]
+
     def entry_of(self, message_id: MessageId) -> FakeEntry | None:
         """Return the entry that contains a message, or None."""
         return self._entries.get((message_id.partition, message_id.ledger, message_id.entry))
@@ -136,12 +146,11 @@ class FakeTopic:
                 raise InvalidArgumentError("data", message.data, "bytes, or None for a message without a value")
         where = self._partition_for(messages[0], partition)
         positions = tuple(self._next_position(where) for _ in range(max(chunks, 1)))
-        topic = self.name if where == -1 else f"{self.name}-partition-{where}"
         entry = FakeEntry(
             number=len(self._entries),
             position=positions[-1],
             partition=where,
-            topic=topic,
+            topic=self._topic_name(where),
             messages=tuple(messages),
             is_batch=is_batch,
             published_ms=loop_ms(),
@@ -151,6 +160,9 @@ class FakeTopic:
         for subscription in self._subscriptions.values():
             subscription._add(entry)
         return entry
+
+    def _topic_name(self, partition: int) -> str:
+        return self.name if partition == -1 else f"{self.name}-partition-{partition}"
 
     def _next_position(self, partition: int) -> Position:
         count = self._written.get(partition, 0)

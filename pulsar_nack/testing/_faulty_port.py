@@ -14,6 +14,7 @@ from ..consumer import (
     SessionEvent,
     SupportsConnectionState,
     SupportsCumulativeAck,
+    SupportsLastMessageId,
     SupportsSeek,
     SupportsSessions,
 )
@@ -163,6 +164,19 @@ class FaultyPort(PortWithFaults):
             raise NotImplementedError(f"{type(port).__name__} cannot seek")
         ids = [position] if isinstance(position, MessageId) else []
         await self._call("seek", ids, lambda: port.seek(position))
+
+    async def last_message_ids(self) -> Sequence[MessageId]:
+        """Return the id of the last message of each topic or partition.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: there is no connection
+        """
+        port = self._port
+        if not isinstance(port, SupportsLastMessageId):
+            raise NotImplementedError(f"{type(port).__name__} cannot ask for the last message")
+        if not self._connected.is_set():
+            raise BrokerError("last_message_ids: there is no connection")
+        return await port.last_message_ids()
 
     def watch_sessions(self, listener: Callable[[SessionEvent, str, int], None]) -> None:
         """Call ``listener`` with the port's events, and when the connection is lost or restored."""

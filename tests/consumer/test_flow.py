@@ -19,7 +19,7 @@ from pulsar_nack import (
     NackConfig,
 )
 from pulsar_nack.errors import AcknowledgeError, AlreadySettledError, NotOpenError
-from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, FaultyPort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
 
 from .ports import Ports
@@ -367,10 +367,57 @@ async def test_redelivering_before_and_after(ports: Ports) -> None:
 # --- the end of a topic ----------------------------------------------------------------------------------------------
 
 
+class EndlessPort(FakePort):
+    """A port that cannot ask for the last message."""
+
+    last_message_ids = None  # type: ignore[assignment]
+
+
 @virtual_time
 async def test_a_port_that_does_not_know_the_end() -> None:
-    """It is said so, by the name of the port."""
-    async with Consumer(FakePort()) as consumer:
-        for call in (consumer.last_message_ids, consumer.get_last_message_id, consumer.has_message_available):
-            with pytest.raises(NotImplementedError, match="FakePort cannot ask for the last message"):
-                await call()
+    """It is said so, by the name of the port, also of one inside a FaultyPort."""
+    for port, name in ((EndlessPort(), "EndlessPort"), (FaultyPort(EndlessPort()), "EndlessPort")):
+        async with Consumer(port) as consumer:
+            for call in (consumer.last_message_ids, consumer.get_last_message_id, consumer.has_message_available):
+                with pytest.raises(NotImplementedError, match=f"^{name} cannot ask for the last message"):
+                    await call()
+
+
+@virtual_time
+async def test_the_end_of_a_fake_topic() -> None:
+    """What is available is known before, at and after the end, in batches and without a connection too."""
+    ports = [FakePort()]
+
+    async def connect() -> FakePort:
+        ports.append(FakePort(ports[0].topic))
+        return ports[-1]
+
+    port = FaultyPort(ports[0], connect)
+    async with Consumer(port) as consumer:
+        assert (await consumer.get_last_message_id()).entry == -1
+        assert not await consumer.has_message_available()
+        ports[0].topic.publish(b"a")
+        last = ports[0].topic.publish_batch([b"b", b"c"])[-1]
+        assert await consumer.last_message_ids() == [last]
+        for _ in range(3):
+            assert await consumer.has_message_available()
+            await (await consumer.receive()).ack()
+        assert not await consumer.has_message_available()
+        await port.disconnect()
+        with pytest.raises(BrokerError, match="there is no connection"):
+            await consumer.has_message_available()
+        await port.reconnect()
+        assert not await consumer.has_message_available()
+
+
+@virtual_time
+async def test_the_ends_of_fake_partitions() -> None:
+    """Each partition has its own last message; an empty one has none."""
+    port = FakePort(FakeTopic("orders", partitions=3))
+    sent = [port.topic.publish(b"%d" % number, partition=number % 2) for number in range(5)]
+    async with Consumer(port) as consumer:
+        assert await consumer.last_message_ids() == [
+            sent[4],
+            sent[3],
+            MessageId(-1, -1, 2, topic="orders-partition-2"),
+        ]

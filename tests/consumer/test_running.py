@@ -488,3 +488,50 @@ async def test_random_cancellations_lose_nothing() -> None:
     assert first.subscription.backlog == 0
     assert set(done) == {b"%d" % number for number in range(300)}
     assert sum(done.values()) <= 300 + 4 * 60  # a handler may have ended just when it was cancelled
+
+
+@virtual_time
+async def test_a_handler_that_cancels_its_own_task() -> None:
+    """It failed, whatever it was about to do: its message is nacked, and the only worker goes on."""
+    port = FakePort()
+    for payload in (b"at once", b"later", b"fine"):
+        port.topic.publish(payload)
+    done = list[bytes]()
+
+    async def handler(message: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if message.attempt == 1 and message.data != b"fine":
+            task.cancel()  # arrives at the next await: in here, or when the message is acknowledged
+            if message.data == b"at once":
+                await asyncio.sleep(1)
+        done.append(message.data)
+
+    async with Consumer(port, config=EXACT, backoff=[1]) as consumer:
+        async with running(consumer, handler, concurrency=1):
+            await until(lambda: port.subscription.backlog == 0)
+        assert sorted(done) == [b"at once", b"fine", b"later"]
+        assert consumer.statistics().nacked == 1
+
+
+@virtual_time
+async def test_a_handler_that_is_a_plain_function() -> None:
+    """It is refused by name at its first message, which goes back without an attempt; nothing else is handled."""
+    port = FakePort()
+    for payload in (b"a", b"b"):
+        port.topic.publish(payload)
+    calls = list[bytes]()
+
+    def handler(message: Message) -> None:
+        calls.append(message.data)
+
+    async with Consumer(port) as consumer:
+        with pytest.raises(InvalidArgumentError, match="a coroutine function"):
+            await consumer.run(handler, concurrency=1)  # type: ignore[arg-type]
+        assert consumer.statistics().nacked == 0
+    assert calls == [b"a"]
+    async with (
+        Consumer(FakePort(port.topic)) as consumer,
+        running(consumer, lambda message: asyncio.sleep(0)),  # a function that returns an awaitable is one
+    ):
+        await until(lambda: port.subscription.backlog == 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,7 +28,7 @@ from taskiq.brokers.inmemory_broker import InmemoryResultBackend
 from taskiq.receiver import Receiver
 
 from pulsar_nack import DeadLetterPolicy, InvalidArgumentError, NackConfig
-from pulsar_nack.errors import NotOpenError
+from pulsar_nack.errors import MissingExtraError, NotOpenError
 from pulsar_nack.integrations.taskiq import DELIVER_AT, NackRetryMiddleware, PulsarBroker
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
@@ -569,3 +571,11 @@ def test_its_defaults_can_be_changed() -> None:
     broker = PulsarBroker("pulsar://localhost:6650", config=config, receiver_queue_size=3, initial_position="latest")
     assert broker._settings["config"] is config
     assert (broker._settings["receiver_queue_size"], broker._settings["initial_position"]) == (3, "latest")
+
+
+def test_without_taskiq(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where taskiq is not installed, the import names the extra."""
+    monkeypatch.setitem(sys.modules, "taskiq", None)
+    monkeypatch.delitem(sys.modules, "pulsar_nack.integrations.taskiq")
+    with pytest.raises(MissingExtraError, match=r"pulsar-nack\[taskiq\]"):
+        importlib.import_module("pulsar_nack.integrations.taskiq")

@@ -262,10 +262,10 @@ class MultiTopicConsumer:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def pause(self, *, is_idle: bool) -> int:
+    def pause(self, *, is_idle: bool, is_last: bool = False) -> int:
         """Return prefetched and arriving messages to the broker until :meth:`resume`; see :class:`WirePort`."""
         self._is_paused = True
-        return sum(self._pause(consumer, is_idle=is_idle) for consumer in self)
+        return sum(self._pause(consumer, is_idle=is_idle, is_last=is_last) for consumer in self)
 
     def resume(self) -> None:
         """Fetch messages again."""
@@ -276,10 +276,9 @@ class MultiTopicConsumer:
             if self.inbox.is_awaited:
                 self._before_wait()
 
-    def _pause(self, consumer: TopicConsumer, *, is_idle: bool = False) -> int:
+    def _pause(self, consumer: TopicConsumer, *, is_idle: bool = False, is_last: bool = False) -> int:
         queued = [] if self._options.only_one_gets_messages else self.inbox.take_out(consumer.queue)
-        consumer.pause(queued, is_idle=is_idle)
-        return sum(each.messages for each in queued)
+        return consumer.pause(queued, is_idle=is_idle, is_last=is_last)
 
     def _before_wait(self) -> None:
         if self._unreadable is not None:

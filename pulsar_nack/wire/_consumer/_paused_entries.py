@@ -27,6 +27,8 @@ class PausedEntries:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, give_back: Callable[[Sequence[Place]], None]) -> None:
         self.is_paused = False
+        self.is_last = False
+        """Whether the consumer is closed next."""
         self.is_in_use = False
         """Whether arrivals must be reported here: the consumer is paused, or has returned entries."""
         self._loop = loop
@@ -35,9 +37,9 @@ class PausedEntries:
         self._due: dict[Place, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def pause(self) -> None:
+    def pause(self, *, is_last: bool = False) -> None:
         """Return entries that arrive from now on."""
-        self.is_paused = True
+        self.is_paused, self.is_last = True, is_last
         self._update()
 
     def resume(self) -> None:

@@ -170,6 +170,10 @@ class WirePort:
         """
         return self._consumers.pause(is_idle=is_idle)
 
+    def drain(self) -> int:
+        """Return prefetched messages to the broker; :meth:`close` returns those that were redelivered before."""
+        return self._consumers.pause(is_idle=False, is_last=True)
+
     def resume(self) -> None:
         """Fetch messages again."""
         self._consumers.resume()

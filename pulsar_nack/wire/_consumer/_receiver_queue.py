@@ -213,8 +213,8 @@ class ReceiverQueue:
     def _return_arrived(self, command: MessageCommand, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
         """Return an entry to the broker, with all incomplete chunked messages, as nothing is delivered now."""
         self._free(permits)
-        if self._only_one_gets_messages:
-            return  # no other consumer would get it
+        if self._only_one_gets_messages or (self._paused.is_last and command.redelivery_count):
+            return  # no other consumer would get it, or the close returns it
         ids = () if found is None or isinstance(found, tuple) else (found.id,)
         places = {(command.ledger, command.entry), *places_of(ids), *self._chunks.positions()}
         self._chunks.clear()
@@ -306,22 +306,26 @@ class ReceiverQueue:
 
     # --- pausing, giving back, redelivery -----------------------------------------------------------------------------
 
-    def pause(self, queued: Sequence[QueuedEntry]) -> None:
-        """Return what arrived and was not taken, and fetch nothing until :meth:`resume`.
+    def pause(self, queued: Sequence[QueuedEntry], *, is_last: bool = False) -> int:
+        """Return what arrived and was not taken, and fetch nothing until :meth:`resume`; return how many messages.
 
         On Exclusive and Failover no other consumer would get it: it stays.
 
         :param queued: messages of the present epoch that the inbox drops; none on Exclusive and Failover
+        :param is_last: the consumer is closed next, so that entries which were redelivered before are left to that: the
+            broker counts each return, and consumers that are drained in turn would use up their attempts
         """
         self.permits.is_held = True
-        self._paused.pause()
+        self._paused.pause(is_last=is_last)
         messages = sum(each.messages for each in queued)
         self._count(-messages, -sum(each.bytes for each in queued))
         self._free(messages)
+        returned = [each for each in queued if not (is_last and each.redelivery_count)]
         if not self._only_one_gets_messages:
-            places = dict.fromkeys((*places_of(each.id for each in queued), *self._chunks.positions()))
+            places = dict.fromkeys((*places_of(each.id for each in returned), *self._chunks.positions()))
             self._chunks.clear()
             self._paused.give_back(list(places))
+        return sum(each.messages for each in returned)
 
     def resume(self) -> None:
         """Fetch messages again."""

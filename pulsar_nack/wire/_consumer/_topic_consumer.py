@@ -159,18 +159,22 @@ class TopicConsumer:
         else:
             self.queue.request_redelivery(ids)
 
-    def pause(self, queued: Sequence[QueuedEntry], *, is_idle: bool = False) -> None:
+    def pause(self, queued: Sequence[QueuedEntry], *, is_idle: bool = False, is_last: bool = False) -> int:
         """Return what arrived and was not taken, and fetch nothing until the queue is resumed.
+
+        The result is how many messages were returned.
 
         On Exclusive and Failover no other consumer would get it: it stays.
 
         :param queued: messages of the present epoch that the inbox drops; none on Exclusive and Failover
         :param is_idle: no message is in flight, so that a new session costs nothing
+        :param is_last: the consumer is closed next, see :meth:`ReceiverQueue.pause`
         """
-        self.queue.pause(queued)
+        returned = self.queue.pause(queued, is_last=is_last)
         has_permits_out = is_idle and self.queue.permits.out > 0
         if has_permits_out and not self._options.only_one_gets_messages and not self._seeking.locked():
             self.sessions.reconnect()
+        return returned
 
     # --- seeking ------------------------------------------------------------------------------------------------------
 

@@ -233,10 +233,11 @@ class QueuedEntry(NamedTuple):
     id: MessageId
     messages: int
     bytes: int
+    redelivery_count: int
 
     @classmethod
     def of(cls, waiting: Delivery | UnreadEntry) -> Self:
         """Return what waits in one place of the inbox."""
         if isinstance(waiting, UnreadEntry):
-            return cls(waiting.id, waiting.messages, waiting.bytes)
-        return cls(waiting.id, 1, bytes_of(waiting))
+            return cls(waiting.id, waiting.messages, waiting.bytes, waiting.redelivery_count)
+        return cls(waiting.id, 1, bytes_of(waiting), waiting.redelivery_count)
