@@ -204,6 +204,11 @@ def _merge_ids(one: MessageId, other: MessageId) -> MessageId:
     return best._replace(**missing) if missing else best
 
 
+def _java_text(message_id: MessageId) -> str:
+    """Return an id as the Java client writes it: ``ledger:entry:partition``, and the batch index if there is one."""
+    return ":".join(map(str, message_id[: 4 if message_id.batch_index >= 0 else 3]))
+
+
 def _is_message_id(position: object) -> TypeGuard[MessageId]:
     """Return whether this is the id of a message, rather than of an end of a topic (earliest, latest) or a time."""
     return isinstance(position, MessageId) and 0 <= position.entry < INT64_MAX

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from .._check import check_name
 from ..errors import InvalidArgumentError
-from ..ids import MessageId
+from ..ids import _java_text
 from ._port import Delivery, Schema
 
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -68,19 +68,13 @@ def base_name(topic: str) -> str:
     return topic if found is None else found[1]
 
 
-def origin_id(message_id: MessageId) -> str:
-    """Return an id as the Java client writes it: ``ledger:entry:partition``, and the batch index if there is one."""
-    numbers = message_id[:4] if message_id.batch_index >= 0 else message_id[:3]
-    return ":".join(map(str, numbers))
-
-
 def with_origin(delivery: Delivery, topic: str, subscription: str) -> dict[str, str]:
     """Return the message's properties with its origin added; existing ones stay, as in the Java client.
 
     The time until which it waited in a retry topic is left out.
     """
     found = dict(delivery.properties)
-    origin = origin_id(delivery.id)
+    origin = _java_text(delivery.id)
     for name, value in (
         (REAL_TOPIC, topic),
         (REAL_SUBSCRIPTION, subscription),

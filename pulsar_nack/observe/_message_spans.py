@@ -28,7 +28,7 @@ from ..consumer import (
     MessageRetried,
 )
 from ..errors import MissingExtraError
-from ..ids import MessageId
+from ..ids import MessageId, _java_text
 from ..nack import Closed, NackEvent
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class MessageSpans:
             attributes={
                 **self._attributes,
                 "messaging.destination.name": message.topic,
-                "messaging.message.id": ":".join(map(str, message.id[: 4 if message.id.batch_index >= 0 else 3])),
+                "messaging.message.id": _java_text(message.id),
                 ATTEMPT: message.attempt,
             },
             links=None if previous is None else [self._trace.Link(previous)],

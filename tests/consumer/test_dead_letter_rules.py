@@ -9,8 +9,9 @@ import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId
 from pulsar_nack.consumer._dead_letter_rules import DeadLetterRules, as_reason
-from pulsar_nack.consumer._letter_message import base_name, key_of, origin_id
+from pulsar_nack.consumer._letter_message import base_name, key_of
 from pulsar_nack.errors import UndecodableMessageError
+from pulsar_nack.ids import _java_text
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.for_each import for_each
 
@@ -149,7 +150,7 @@ def test_where_a_message_was_first_stays() -> None:
 )
 def test_ids_are_written_as_java_does(message_id: MessageId, text: str) -> None:
     """U15: ledger, entry, partition, and the batch index where there is one."""
-    assert origin_id(message_id) == text
+    assert _java_text(message_id) == text
 
 
 @pytest.mark.parametrize("key", [b"", b"\x00\xff", "ключ".encode(), bytes(range(256))])
