@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Message, NackConfig
-from pulsar_nack.consumer import DeadLetter, Defer, Retry, SupportsPause
+from pulsar_nack.consumer import DeadLetter, Defer, Retry
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._fake_delivery import FakeMessage
 from tests.tiers import size
@@ -150,7 +150,7 @@ async def test_batches_and_messages_without_a_key() -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_a_drain_gives_held_messages_back(ports: Ports) -> None:
-    """U18, U39: what waits for its key goes to the other consumer at once, without a drain that waits for it."""
+    """U18, U39: what waits for its key goes to the other consumer, and the drain does not wait for it."""
     port = ports.port()
     topic = port.topic
     for number in range(10):
@@ -166,7 +166,7 @@ async def test_a_drain_gives_held_messages_back(ports: Ports) -> None:
         async with Consumer(second, config=EXACT) as other:
             began = now()
             report = await consumer.drain()
-            assert report.given_back == (9 if isinstance(port, SupportsPause) else 0)
+            assert (report.cancelled, report.left) == (0, 0)
             got = sorted([(await other.receive(timeout=1)).data for _ in range(10)])
             assert now() - began < 0.5
             assert got == [b"%d" % number for number in range(10)]
