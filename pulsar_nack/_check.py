@@ -19,6 +19,7 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 INT64_MAX: Final = 2**63 - 1
 INT64_MIN: Final = -(2**63)
+_MIN_METADATA_LIMIT: Final = 1_024
 
 
 def check_kind(field: str, value: object, kind: type[Any], expected: str) -> None:
@@ -79,6 +80,15 @@ def check_integer(field: str, value: object, lowest: int, highest: int | None = 
         bounds = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
         raise InvalidArgumentError(field, value, f"an integer {bounds}")
     return value
+
+
+def check_metadata_limit(field: str, value: object) -> int:
+    """Return the most bytes of acknowledgement state, 0 for no limit; raise for 1 to 1 023, and unless it is an int."""
+    if isinstance(value, bool) or not isinstance(value, int) or 1 <= value < _MIN_METADATA_LIMIT:
+        raise InvalidArgumentError(
+            field, value, f"whole bytes: at least {_MIN_METADATA_LIMIT:,}, or below 1 for no limit"
+        )
+    return max(value, 0)
 
 
 def check_one_of(field: str, value: object, known: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from ._check import path_of
+from ._check import check_metadata_limit, path_of
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
@@ -243,7 +243,6 @@ _METADATA_LIMIT_ALIASES: Final = (
     "max_un_persist_ack_records_bytes_per_subscription",
     "maxUnPersistAckRecordsBytesPerSubscription",
 )
-_MIN_METADATA_LIMIT: Final = 1_024
 
 
 class CursorConfig(_Settings):
@@ -288,8 +287,8 @@ class CursorConfig(_Settings):
             return data
         data = dict(data)
         value = data.pop(given[0])
-        if isinstance(value, int) and 1 <= value < _MIN_METADATA_LIMIT:
-            raise InvalidArgumentError(given[0], value, f"below 1 for no limit, or at least {_MIN_METADATA_LIMIT}")
+        if isinstance(value, int):  # other types are refused by pydantic
+            check_metadata_limit(given[0], value)
         return {**data, _METADATA_LIMIT: value}
 
 

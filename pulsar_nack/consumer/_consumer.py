@@ -20,7 +20,7 @@ from ._outcomes import OnError
 from ._port import ConsumerPort
 from ._runner import Handler, Runner, RunOptions
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
-from ._settler import YIELD_AFTER_MS
+from ._settler import YIELD_AFTER_MS, Settler
 from ._statistics import ConsumerStatistics, statistics_of
 from ._subscription import SubscriptionVerbs
 from ._tracing import names_of
@@ -65,11 +65,8 @@ class Consumer(ClosesWhenDropped):
         :raises LogLockedError: another consumer uses the durable state
         :raises LedgerError: the durable state cannot be read or written
         """
-        await self._lifecycle.open(self._inner._serve)
+        await self._lifecycle.open(self._inner)
         return self
-
-    async def _serve(self, opened: asyncio.Future[None]) -> None:
-        await self._engine.serve(opened)  # this frame keeps the client that the consumer keeps
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -272,7 +269,7 @@ class Consumer(ClosesWhenDropped):
 
     async def defer(self, message: Message, delay: Delay) -> None:
         """Postpone a message, as :meth:`Message.defer`."""
-        await self._own(message).defer(delay)
+        await _checked_message(self._settler, message).defer(delay)
 
     async def reconsume_later(
         self,
@@ -283,13 +280,7 @@ class Consumer(ClosesWhenDropped):
         reason: str = "",
     ) -> None:
         """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
-        await self._own(message).reconsume_later(delay, properties=properties, reason=reason)
-
-    def _own(self, message: object) -> Message:
-        self._settler.check_open()
-        if not isinstance(message, Message):
-            raise InvalidArgumentError("message", message, "a Message")
-        return message
+        await _checked_message(self._settler, message).reconsume_later(delay, properties=properties, reason=reason)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
@@ -398,3 +389,10 @@ def _checked(message_id: object) -> MessageId:
     if not isinstance(message_id, MessageId):
         raise InvalidArgumentError("message", message_id, "a Message or a MessageId")
     return message_id
+
+
+def _checked_message(settler: Settler, message: object) -> Message:
+    settler.check_open()
+    if not isinstance(message, Message):
+        raise InvalidArgumentError("message", message, "a Message")
+    return message

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from .._check import check_flag
+from .._check import check_flag, check_name
 from ..errors import InvalidArgumentError
-from ._letter_message import LetterMessage, base_name, letter_of, with_origin
+from ._letter_message import LetterMessage, base_name, check_letter_topic, letter_of, with_origin
 from ._port import Delivery, Publisher
 from ._retry_topic import RetryTopic, Wait
 
@@ -47,11 +47,9 @@ class DeadLetterPolicy:
     def __post_init__(self) -> None:
         if type(self.max_redeliveries) is not int or self.max_redeliveries < 1:
             raise InvalidArgumentError("max_redeliveries", self.max_redeliveries, "an integer of at least 1")
-        for field in ("topic", "initial_subscription"):
-            if (value := getattr(self, field)) is not None and not (isinstance(value, str) and value):
-                raise InvalidArgumentError(field, value, "a name or None")
-        if self.topic is not None and self.topic.startswith("non-persistent://"):
-            raise InvalidArgumentError("topic", self.topic, "a persistent topic: another one keeps no dead letters")
+        check_letter_topic(self.topic)
+        if self.initial_subscription is not None:
+            check_name("initial_subscription", self.initial_subscription, "a name or None")
         if self.publisher is not None and not hasattr(self.publisher, "publish"):
             raise InvalidArgumentError("publisher", self.publisher, "a Publisher or None")
         if self.publisher is not None and self.initial_subscription is not None:

@@ -93,13 +93,13 @@ _OUR_NAMES: Final = {official: ours for ours, official in OFFICIAL_NAMES.items()
 
 
 class _Missing(NamedTuple):
-    """A setting that a client does not have: values that change nothing there, and what to use for others."""
+    """A setting that a client does not have: the values that are accepted without effect, and what to use instead."""
 
     same: tuple[Any, ...]
     use: str
 
 
-_FOR_NOBODY: Final = {
+_IN_NO_CLIENT: Final = {
     "negative_ack_redelivery_delay_ms": "nothing, as pulsar_nack redelivers: use backoff, in seconds, or config",
     "subscription_name": "nothing: the name is the argument 'subscription'",
 }
@@ -129,7 +129,7 @@ _NOT_OFFICIAL: Final = {
     "start_message_id": _Missing((None,), "None: the official client has no such start; use pulsar_nack.connect"),
     "discovery_interval": _Missing((), "nothing: the official client has its own; use pulsar_nack.connect"),
 }
-ALL_NAMES: Final = (*DialectSettings.__annotations__, *_FOR_NOBODY, *_NOT_NATIVE, *_NOT_OFFICIAL)
+ALL_NAMES: Final = (*DialectSettings.__annotations__, *_IN_NO_CLIENT, *_NOT_NATIVE, *_NOT_OFFICIAL)
 """The names of all settings of either client."""
 
 
@@ -137,7 +137,7 @@ ALL_NAMES: Final = (*DialectSettings.__annotations__, *_FOR_NOBODY, *_NOT_NATIVE
 
 
 def subscription_type(value: object, field: str = "consumer_type") -> SubscriptionType:
-    """Return a type of subscription by our name, from any spelling.
+    """Return a type of subscription in our spelling.
 
     :raises InvalidArgumentError: there is no such type
     """
@@ -149,7 +149,7 @@ def subscription_type(value: object, field: str = "consumer_type") -> Subscripti
 
 
 def initial_position(value: object, field: str = "initial_position") -> InitialPosition:
-    """Return an initial position by our name, from any spelling.
+    """Return an initial position in our spelling.
 
     :raises InvalidArgumentError: there is no such position
     """
@@ -259,8 +259,8 @@ def local_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _by_our_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        if name in _FOR_NOBODY:
-            raise InvalidArgumentError(name, value, _FOR_NOBODY[name])
+        if name in _IN_NO_CLIENT:
+            raise InvalidArgumentError(name, value, _IN_NO_CLIENT[name])
         ours = _OUR_NAMES.get(name, name)
         if ours in found:
             raise InvalidArgumentError(name, value, f"nothing beside {OFFICIAL_NAMES[ours] if name == ours else ours}")
@@ -274,7 +274,7 @@ def _by_our_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_missing(name: str, value: object, missing: Mapping[str, _Missing]) -> bool:
-    """Return whether a client does not have a setting, whose value changes nothing there; raise for other values."""
+    """Return whether a client does not have a setting; raise unless leaving out its value changes nothing."""
     entry = missing.get(name)
     if entry is None:
         return False

@@ -35,7 +35,7 @@ class MessageReceived(MessageEvent):
 
 @dataclass(frozen=True, slots=True)
 class MessageRedelivered(MessageReceived):
-    """A message arrived for which this consumer had a deadline; this is a :class:`MessageReceived` too.
+    """A message with a deadline arrived; this is a :class:`MessageReceived` too.
 
     The deadline is that of a nack, a lease or a postponed message, or of the retry topic that it comes from.
 
@@ -87,7 +87,7 @@ class MessageRetried(MessageEvent):
     """A message was stored in the retry topic and acknowledged.
 
     :param topic: the retry topic
-    :param delay_ms: when it is delivered from there, from now
+    :param delay_ms: how long it waits there
     """
 
     topic: str

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from .._check import check_name
+from ..errors import InvalidArgumentError
 from ..ids import MessageId
 from ._port import Delivery, Schema
 
@@ -50,6 +52,14 @@ def letter_of(
         (came_from, delivery.schema_version) if delivery.schema_version and is_readable else None,
         deliver_at_ms,
     )
+
+
+def check_letter_topic(topic: object) -> None:
+    """Raise unless ``topic`` is None or the name of a persistent topic, which keeps what is published to it."""
+    if topic is None:
+        return
+    if check_name("topic", topic, "a name or None").startswith("non-persistent://"):
+        raise InvalidArgumentError("topic", topic, "a persistent topic: another one keeps no messages")
 
 
 def base_name(topic: str) -> str:

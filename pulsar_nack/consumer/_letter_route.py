@@ -1,4 +1,4 @@
-"""The way to the dead-letter topic, or to the retry topic: what publishes there, and how many messages."""
+"""The way to the dead-letter topic or to the retry topic: its publisher, and the counts of its messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("pulsar_nack.consumer")
 
 
 class LetterRoute:
-    """One way: its publisher and its counts.
+    """The way to one of both topics: its publisher and its counts.
 
     :param state: of the messages that are on the way
     :param port: publishes, unless the policy names a publisher

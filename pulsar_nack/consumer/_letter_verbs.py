@@ -59,7 +59,7 @@ class SettlesMessages(Protocol):
 
 
 class LetterVerbs:
-    """Part of a settler: what it does by its letters.
+    """The part of a settler that sends messages to other topics.
 
     :param letters: None: the consumer has neither a dead-letter topic nor a retry topic
     """

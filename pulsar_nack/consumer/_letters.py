@@ -101,7 +101,7 @@ class Letters:
         return message_id in self._under_way
 
     def state_of(self, message_id: MessageId) -> State | None:
-        """Return where a message is on its way to, None if it is on none."""
+        """Return the state of a message under way to another topic, None if it is not under way."""
         letter = self._under_way.get(message_id)
         return None if letter is None else letter.route.state
 
@@ -135,7 +135,7 @@ class Letters:
     def dead_letter(
         self, delivery: Delivery, redelivery_count: int, reason: str = "", wait: Wait | None = None
     ) -> LetterTask:
-        """Send a message that was delivered to the dead-letter topic; one that is under way goes on unchanged.
+        """Send a delivered message to the dead-letter topic; one that is under way goes on unchanged.
 
         :param redelivery_count: of the attempt that has just ended
         :param reason: empty: that the attempts failed
@@ -152,7 +152,7 @@ class Letters:
     def reconsume_later(
         self, delivery: Delivery, redelivery_count: int, wait: Wait, reason: str = "", *, is_spilled: bool = False
     ) -> LetterTask:
-        """Send a message that was delivered to the retry topic; one that is under way goes on unchanged.
+        """Send a delivered message to the retry topic; one that is under way goes on unchanged.
 
         :param redelivery_count: of the attempt that has just ended
         :param is_spilled: a nack of it waits there; if it cannot be published it waits here
@@ -247,7 +247,7 @@ class Letters:
             letter.route.waiting -= 1
 
     def _hold_again(self, letter: LetterTask) -> None:
-        """Let a nack wait here that could not wait in the retry topic."""
+        """Hold a message here, because its nack could not wait in the retry topic."""
         assert letter.delivery is not None
         assert letter.wait is not None
         self._forget(letter)

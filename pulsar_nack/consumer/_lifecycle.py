@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop
@@ -34,8 +32,8 @@ class Lifecycle:
         is_open = not self._settler.is_closed and self._server is not None and not self._server.done()
         return self._settler.loop if is_open else None
 
-    async def open(self, serve: Callable[[asyncio.Future[None]], Coroutine[Any, Any, None]]) -> None:
-        """Start ``serve`` unless it runs, and return once it has set its future; raises as :meth:`Consumer.open`."""
+    async def open(self, consumer: object) -> None:
+        """Serve a consumer, unless that has begun, and return once it is open; raises as :meth:`Consumer.open`."""
         settler = self._settler
         if settler.is_closed:
             raise ClosedError("the consumer")
@@ -43,7 +41,7 @@ class Lifecycle:
         if self._server is None or self._opened is None:
             settler.loop = asyncio.get_running_loop()
             self._opened = settler.loop.create_future()
-            self._server = asyncio.create_task(serve(self._opened), name="pulsar_nack.Consumer")
+            self._server = asyncio.create_task(self._serve(consumer, self._opened), name="pulsar_nack.Consumer")
             self._server.add_done_callback(self._engine.on_end)
         check_loop(settler.loop, "the consumer")
         if not self._opened.done():
@@ -57,6 +55,9 @@ class Lifecycle:
             if not self._server.cancelled():
                 await self._server
             raise ClosedError("the consumer")
+
+    async def _serve(self, _consumer: object, opened: asyncio.Future[None]) -> None:
+        await self._engine.serve(opened)  # this frame keeps the consumer, and so the client that it keeps
 
     # --- draining ----------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from .._check import check_name, check_strings
+from .._check import check_strings
 from .._delays import MAX_DELAY_MS, Delay, delay_ms
 from ..errors import InvalidArgumentError
-from ._letter_message import DELIVER_AT, REAL_TOPIC, LetterMessage, base_name, letter_of, with_origin
+from ._letter_message import (
+    DELIVER_AT,
+    REAL_TOPIC,
+    LetterMessage,
+    base_name,
+    check_letter_topic,
+    letter_of,
+    with_origin,
+)
 from ._port import DelayingPublisher, Delivery
 
 RECONSUME_TIMES: Final = "RECONSUMETIMES"
@@ -31,9 +39,9 @@ _MAX_ATTEMPTS: Final = 1_000_000
 class RetryTopicPolicy:
     """Where messages wait that are to be consumed later: on Shared and Key_Shared subscriptions.
 
-    How often a message may fail says ``dead_letter``; without it there is no limit.
+    The setting ``dead_letter`` limits how often a message may fail; without it there is no limit.
 
-    :param topic: the retry topic; None: ``<topic>-<subscription>-RETRY``. It has to be named for several topics
+    :param topic: the retry topic; None: ``<topic>-<subscription>-RETRY``. Several topics need a name
     :param spill_after: a nack with a longer delay waits in the retry topic instead of here, where it counts as
         unacknowledged; from 80 % of ``unacked_limit`` on shorter ones do too. None: nacks wait here
     :param lead_time: how much earlier than its time the broker is asked to deliver a message, which then waits here:
@@ -50,10 +58,7 @@ class RetryTopicPolicy:
     topics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.topic is not None:
-            check_name("topic", self.topic, "a name or None")
-        if self.topic is not None and self.topic.startswith("non-persistent://"):
-            raise InvalidArgumentError("topic", self.topic, "a persistent topic: another one keeps no messages")
+        check_letter_topic(self.topic)
         if self.spill_after is not None:
             delay_ms(self.spill_after, "spill_after")
         delay_ms(self.lead_time, "lead_time")
@@ -89,7 +94,7 @@ class Wait(NamedTuple):
 
 
 class RetryTopic:
-    """Decides for one consumer what its retry topic means.
+    """What the retry topic means to one consumer: what came from it, what goes to it, and what is published.
 
     :param policy: with its topic
     """
@@ -107,7 +112,7 @@ class RetryTopic:
         return topic.startswith(self.name) and base_name(topic) == self.name
 
     def origin_of(self, delivery: Delivery) -> str:
-        """Return the topic, without a partition, to which a message was published first; only of the topics known."""
+        """Return the subscribed topic that a message was first published to, without a partition."""
         topic = base_name(delivery.topic or delivery.id.topic or "")
         if topic != self.name:
             return topic
@@ -115,14 +120,14 @@ class RetryTopic:
         return origin if origin in self._topics else self._topics[0]
 
     def arrive(self, delivery: Delivery, now_ms: int) -> tuple[Delivery, int]:
-        """Return a delivery with its earlier attempts counted, and for how many ms it is to be held.
+        """Return a delivery with its earlier attempts counted, and how many ms to hold it.
 
         :param now_ms: the wall clock
         """
         properties = delivery.properties
         earlier = min(_number(properties.get(RECONSUME_TIMES)), _MAX_ATTEMPTS)
         wait_ms = min(_number(properties.get(DELIVER_AT)) - now_ms, _number(properties.get(DELAY_TIME)))
-        wait_ms = wait_ms if 0 <= wait_ms <= MAX_DELAY_MS else 0  # else it is past, or nobody's time
+        wait_ms = wait_ms if 0 <= wait_ms <= MAX_DELAY_MS else 0  # else it is past, or not a possible delay
         return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), wait_ms
 
     def spills(self, delay_ms: int, unacked: int, near: float, limit: int | None) -> bool:
@@ -145,7 +150,7 @@ class RetryTopic:
         return self._spill_after_ms is not None
 
     def message(self, delivery: Delivery, attempts: int, wait: Wait) -> LetterMessage:
-        """Return what is published of a message.
+        """Return a message as it is published to the retry topic.
 
         :param attempts: how many failed
         """
@@ -154,7 +159,7 @@ class RetryTopic:
         return letter_of(delivery, self.name, properties, deliver_at_ms)
 
     def properties(self, delivery: Delivery, attempts: int, wait: Wait) -> dict[str, str]:
-        """Return the properties that the Java client writes too."""
+        """Return the properties of a message for the retry topic, those that the Java client writes too."""
         found = with_origin(delivery, self.origin_of(delivery), self._subscription)
         return found | {**wait.properties, RECONSUME_TIMES: str(attempts), DELAY_TIME: str(wait.delay_ms)}
 

@@ -1,4 +1,4 @@
-"""The one place that everything passes that happens to a consumer and its messages: for the trace and for hooks."""
+"""Reports what happens to a consumer and its messages, to the trace and to hooks. All events pass here."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class MessageTrace:
             self._note("cancel", message_id, count, reason=reason)
 
     def cancel_all(self, records: Iterable[MessageState], reason: str) -> None:
-        """Note that messages that waited are dropped."""
+        """Note that waiting messages are dropped."""
         for record in records:
             self.cancel(record.id, record.redelivery_count, reason)
 

@@ -41,13 +41,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from .._check import check_metadata_limit
 from ..clock import Clock, WallClock
 from ..errors import InvalidArgumentError
 from ..ids import Position
 from ._reserve import LEDGER_BYTES, worst_growth
 
 DEFAULT_LIMIT: Final = 5_242_880
-_MIN_LIMIT: Final = 1_024
 RESUME_RATIO: Final = 0.75
 _NEW_SHARE: Final = 7 / 8
 _KEPT_SHARE: Final = 64
@@ -102,7 +102,7 @@ class DispatchGate:
         name: str = "",
         clock: Clock | None = None,
     ) -> None:
-        self._limit = checked_limit(limit)
+        self._limit = check_metadata_limit(_LIMIT, limit)
         if isinstance(resume_ratio, bool) or not 0 < resume_ratio <= _NEW_SHARE:
             raise InvalidArgumentError("resume_ratio", resume_ratio, f"a number above 0 and at most {_NEW_SHARE}")
         self._size = size
@@ -276,13 +276,3 @@ def adds_range(
 def _each(growth: int | None) -> int:
     """Return what an entry adds at most, as if it were the only one of its ledger."""
     return _DEFAULT_GROWTH if growth is None else growth + LEDGER_BYTES
-
-
-def checked_limit(limit: object) -> int:
-    """Return the limit in bytes, 0 for off.
-
-    :raises InvalidArgumentError: a limit from 1 to 1 023, or no whole number
-    """
-    if isinstance(limit, bool) or not isinstance(limit, int) or 1 <= limit < _MIN_LIMIT:
-        raise InvalidArgumentError(_LIMIT, limit, f"whole bytes: at least {_MIN_LIMIT:,}, or below 1 for no limit")
-    return max(limit, 0)

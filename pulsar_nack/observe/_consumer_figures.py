@@ -4,8 +4,8 @@ Names without ``nack`` are those of the Java client (PIP-342), where the meaning
 are asked for, except the two histograms of redeliveries, which are counted as these happen.
 
 Consumers with the same topic and subscription are one series, and are added up. Counters of a closed consumer stay in
-its series while another consumer of it lives, and for a while after the last one: so that the last scrape before that
-is not the last word, and a restart is no fall. Then the series is gone.
+its series while another consumer of it is open, and for a while after the last one: so the last counts are scraped, and
+a restart within that time is no reset. Then the series ends.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _Watched:
     has_ended: bool = False
 
     def measure(self) -> None:
-        """Read the figures; the last time when nothing changes any more."""
+        """Read the figures, and note whether they are final."""
         engine = self.consumer._engine
         was_dropped = self.outer() is None and engine.settler.acks is None
         loop = None if self.loop is None else self.loop()
@@ -256,7 +256,7 @@ class ConsumerFigures:
             yield series
 
     def _forget_closed(self) -> None:
-        """Read all once there are twice as many as after the last time, so that those that have ended go."""
+        """Drop ended consumers, each time the number of consumers has doubled."""
         if sum(len(series.watched) + 1 for series in self._series.values()) >= self._sweep_at:
             left = sum(len(series.watched) + 1 for series in self.read())
             self._sweep_at = max(_MIN_SWEEP, 2 * left)

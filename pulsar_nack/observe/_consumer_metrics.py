@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 class ConsumerMetrics:
     """The metrics of consumers: a collector for ``prometheus-client``, and instruments for OpenTelemetry.
 
-    Counters and gauges are read from ``consumer.statistics()`` when somebody asks for them; only the histograms of
-    lateness and attempts are counted as messages are redelivered. Any thread may ask: a consumer is read in the event
-    loop in which it was added, and if that does not answer within a second the figures of the last time are exported.
+    Counters and gauges are read from ``consumer.statistics()`` at each scrape; only the histograms of
+    lateness and attempts are counted as messages are redelivered. Any thread may scrape: a consumer is read in the
+    event loop in which it was added, and if that does not answer within a second its last figures are exported.
 
     Consumers with the same topic and subscription are added up. The counters of a closed one stay in the sum. A series
-    without an open consumer is exported for ``keep_closed`` more, at least once, and then no longer.
+    without an open consumer is exported for another ``keep_closed``, and at least once.
 
     ::
 
@@ -66,7 +66,7 @@ class ConsumerMetrics:
             _families()
 
     def add(self, consumer: Consumer, *, topic_name: str | None = None, subscription: str | None = None) -> None:
-        """Export a consumer's figures until it is closed; no effect if that is done already.
+        """Export a consumer's figures until it is closed; no effect if it was added before.
 
         :param topic_name: for the labels, None: the topic that was subscribed to. The official client does not know
             the topics of a list

@@ -73,12 +73,12 @@ class MessageSpans:
 
     Pass it as a hook of one consumer, so that it sees how each message is settled: the attribute
     ``messaging.pulsar.acknowledgment.type``, and the end of the span. An exception that leaves the handler is recorded,
-    and the span has the status ERROR; except for ``Defer`` and ``Ignore``, with which nothing failed.
+    and the span has the status ERROR, except for ``Defer`` and ``Ignore``: nothing failed then.
 
     :param tracer: makes the spans; None: ``opentelemetry.trace.get_tracer("pulsar_nack")``
     :param subscription: the attribute ``messaging.destination.subscription.name``; empty: none
     :param max_open: how many spans of handled messages wait to be settled, and how many attempts are remembered for
-        links; the oldest spans are ended before
+        links; beyond that the oldest spans are ended
     :raises MissingExtraError: opentelemetry-api is not installed
     """
 
@@ -149,7 +149,7 @@ class MessageSpans:
         return handle
 
     def __call__(self, event: ConsumerEvent | NackEvent, /) -> None:
-        """Take an event of the consumer: this is a hook."""
+        """Take an event of the consumer, as a hook."""
         self._is_hook = True
         if isinstance(event, Closed):
             for key, left in list(self._open.items()):

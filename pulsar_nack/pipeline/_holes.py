@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
+from .._check import check_metadata_limit
 from ..config import CursorConfig
-from ..cursor._gate import checked_limit
 from ._checks import require_columns, schema_of
 from ._hole_figures import figures_of
 from .schemas import HOLES
@@ -39,7 +39,7 @@ def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
     :param limit: ``maxPerCursorMetadataSizeInBytes``; below 1: none, and nothing is at risk
     :raises InvalidArgumentError: a column is missing or of another type, or the limit is from 1 to 1 023
     """
-    limit = checked_limit(limit)
+    limit = check_metadata_limit("max_per_cursor_metadata_size_in_bytes", limit)
     require_columns(df, HOLES)
     figures = df.select(*HOLES.fieldNames()).groupBy(*_KEY, "at_ms").applyInArrow(_figures, _SUBSCRIPTIONS)
     return _with_gate(_with_time(figures), limit)

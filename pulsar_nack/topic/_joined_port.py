@@ -1,4 +1,4 @@
-"""The port of a local topic and that of its retry topic as one. The ledgers of retry topics have higher ids."""
+"""Joins the ports of a local topic and its retry topic into one. The ledgers of retry topics have higher ids."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class JoinedPort:
             await port.acknowledge(its_ids)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Refuse, as a shared subscription does."""
+        """Raise, as on any Shared subscription."""
         await self._of(message_id).acknowledge_cumulative(message_id)
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
@@ -87,7 +87,7 @@ class JoinedPort:
         return [message_id for port in self._ports for message_id in await port.last_message_ids()]
 
     def watch_sessions(self, on_event: Callable[[SessionEvent, str, int], None]) -> None:
-        """Call ``on_event`` with the events of both."""
+        """Call ``on_event`` with the events of both topics' sessions."""
         for port in self._ports:
             port.watch_sessions(on_event)
 

@@ -32,7 +32,7 @@ class RetryTopics:
         self._opening = asyncio.Lock()
 
     def open_in_folders(self, home: Any, opening: Callable[..., Awaitable[Any]]) -> None:
-        """Open each retry topic in a folder beside that of the topic, with the settings of the topic."""
+        """Open each retry topic in a folder beside the topic's, with the topic's settings."""
         folder = Path(home).absolute()
 
         def open_topic(subscription: str, name: str, first_ledger: int) -> Awaitable[Any]:
@@ -43,7 +43,7 @@ class RetryTopics:
     def checked(
         self, settings: Mapping[str, Any], receiver_queue_size: int, publisher: LocalPublisher
     ) -> dict[str, Any]:
-        """Return the settings of a consumer as a port that is not open takes them.
+        """Return the checked settings of a consumer, before its port is opened.
 
         :raises InvalidArgumentError: they name a retry topic that a consumer cannot have
         """
@@ -93,7 +93,7 @@ class RetryTopics:
         return JoinedPort(port, retry_port), replace(named, publisher=policy.publisher or opened.publisher())
 
     async def aclose(self) -> None:
-        """Close them all."""
+        """Close all retry topics."""
         async with self._opening:
             opened, self._opened = self._opened, {}
         for topic in opened.values():

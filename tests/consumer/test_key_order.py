@@ -377,3 +377,22 @@ async def test_random_lives() -> None:
             key: numbers for key, numbers in published.items() if key
         }, turn
         assert sorted(done[None]) == published[None]
+
+
+@virtual_time
+async def test_leases_do_not_run_while_a_message_waits_for_its_key() -> None:
+    """A lease begins when the handler does; one that ends lets the key wait for the message's next attempt."""
+    port = FakePort()
+    for number in range(5):
+        port.topic.publish(b"%d" % number, key="k")
+    seen = list[tuple[bytes, int]]()
+
+    async def handler(message: Message) -> None:
+        seen.append((message.data, message.attempt))
+        await asyncio.sleep(3 if seen[-1] == (b"2", 1) else 0.8)
+
+    async with Consumer(port, config=EXACT, lease=1.0, backoff=[1]) as consumer:
+        async with running(consumer, handler, key_ordered=True):
+            await until(lambda: port.subscription.backlog == 0)
+        assert consumer.statistics().leases_expired == 1
+    assert seen == [(b"0", 1), (b"1", 1), (b"2", 1), (b"2", 2), (b"3", 1), (b"4", 1)]

@@ -226,7 +226,7 @@ class Reader(ClosesWhenDropped):
             consumer.queue.pause([])
 
     def _resume(self, topic: str) -> None:
-        """Fetch messages of a topic again, of which none are kept any more."""
+        """Fetch messages of a topic again, once none of them are kept."""
         if topic in self._paused:
             self._paused.discard(topic)
             consumer = self._consumers.by_topic.get(topic)

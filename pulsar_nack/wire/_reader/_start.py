@@ -22,7 +22,7 @@ _ENDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
 def place_of(value: object, field: str = "position") -> MessageId | int:
-    """Return a place as a message id, those of both ends included, or a publish time in epoch ms.
+    """Return a place as a message id (the ends have ids too) or a publish time in epoch ms.
 
     :raises InvalidArgumentError: names ``field``
     """

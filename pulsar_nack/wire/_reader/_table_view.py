@@ -36,8 +36,10 @@ class TableChange:
 
 
 class TableChanges(AsyncIterator[TableChange]):
-    """The changes of a table view from one moment on. Of a key that changes again before its change is taken, only the
-    newest change comes. So at most one change for each key waits, however slow the loop is.
+    """The changes of a table view from one moment on.
+
+    If a key changes again before its change is taken, only the newest change is returned. So at most one change for
+    each key waits, however slow the loop is.
     """
 
     def __init__(self, view: TableView) -> None:
