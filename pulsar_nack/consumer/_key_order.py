@@ -79,7 +79,6 @@ class KeyOrder:
         self._table.on_left = self._on_left
         self._receiver.key_order = self
         self._receiver.on_held_back = self._on_held_back
-        self._receiver.stays = self._waiting.__contains__
         self._settler.queue.router.want_all()
 
     def __len__(self) -> int:
@@ -117,12 +116,16 @@ class KeyOrder:
         record = self._table.get(message.id)
         if record is None or record.state in SENT_AWAY:
             return self._next_of(key, state)
-        is_newer = record.redelivery_count != message.redelivery_count  # after its lease ended
-        is_coming = record.state in WAITING or message._settled_as in {NACKED, DEFERRED} or is_newer
+        is_again = record.redelivery_count != message.redelivery_count  # its lease ended, and it is ready
+        is_coming = is_again or record.state in WAITING or message._settled_as in {NACKED, DEFERRED}
         if is_coming and not any(each.id == message.id for each in state.kept):  # else it is back already
             self._wait_for(key, state, record)
             return None
         return self._next_of(key, state)
+
+    def waits_for(self, message: Message) -> bool:
+        """Return whether a key waits for this message, so that it has to be delivered here."""
+        return message.id in self._waiting
 
     # --- keeping ---------------------------------------------------------------------------------------------------
 
@@ -273,7 +276,7 @@ class KeyOrder:
     def close(self) -> None:
         """Let the consumer deliver without order again."""
         self._table.on_left = None
-        self._receiver.key_order = self._receiver.on_held_back = self._receiver.stays = None
+        self._receiver.key_order = self._receiver.on_held_back = None
         if self._is_held:
             self._receiver.hold_port(is_held=False)
 

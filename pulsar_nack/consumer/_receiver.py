@@ -48,8 +48,6 @@ class Receiver:
         """The messages that wait for earlier ones of their keys, which no call receives."""
         self.on_held_back: Callable[[Delivery], None] | None = None
         """Called with a message that came before its time, after a restart."""
-        self.stays: Callable[[MessageId], bool] | None = None
-        """Returns whether a ready message is not to be given back, as its key waits for it."""
         self.unreadable: MissingExtraError | None = None
         self.on_unreadable: Callable[[], None]
         """Called after :attr:`unreadable` is set; itself set by what closes the consumer then."""

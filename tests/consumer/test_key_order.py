@@ -310,6 +310,27 @@ async def test_kept_messages_of_an_ended_session(ports: Ports) -> None:
 
 
 @virtual_time
+async def test_a_key_waits_for_an_attempt_that_is_ready() -> None:
+    """A lease ends while the only worker handles the message: its next attempt comes before later ones of the key."""
+    port = FakePort()
+    for number in range(4):
+        port.topic.publish(b"%d" % number, key="k")
+    seen = list[tuple[bytes, int]]()
+
+    async def handler(message: Message) -> None:
+        seen.append((message.data, message.attempt))
+        if seen[-1] == (b"1", 1):
+            await message.nack(0.3)  # later ones are received meanwhile, and kept
+        await asyncio.sleep(3 if seen[-1] == (b"1", 2) else 0)
+
+    async with Consumer(port, config=EXACT, lease=1.0, backoff=[0.5]) as consumer:
+        async with running(consumer, handler, key_ordered=True, concurrency=1):
+            await until(lambda: port.subscription.backlog == 0)
+        assert consumer.statistics().leases_expired == 1
+    assert seen == [(b"0", 1), (b"1", 1), (b"1", 2), (b"1", 3), (b"2", 1), (b"3", 1)]
+
+
+@virtual_time
 async def test_random_lives() -> None:
     """U16, U39: keys, nacks, deferrals, bounds and types at random: order holds, nothing is lost."""
     random = Random(11)
