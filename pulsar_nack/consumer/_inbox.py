@@ -23,6 +23,10 @@ class SetAside(Protocol[Item]):
         """Drop the messages: the subscription was moved."""
         ...
 
+    def waits_for(self, item: Item, /) -> bool:
+        """Return whether messages here wait for this one, so that it has to be delivered here."""
+        ...
+
 
 class Inbox(Generic[Item]):
     """First in, first out, on both sides; a cancelled call gives its message to the next one.

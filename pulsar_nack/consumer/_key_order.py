@@ -116,11 +116,16 @@ class KeyOrder:
         record = self._table.get(message.id)
         if record is None or record.state in SENT_AWAY:
             return self._next_of(key, state)
-        is_coming = record.state in WAITING or message._settled_as in {NACKED, DEFERRED}
+        is_again = record.redelivery_count != message.redelivery_count  # its lease ended, and it is ready
+        is_coming = is_again or record.state in WAITING or message._settled_as in {NACKED, DEFERRED}
         if is_coming and not any(each.id == message.id for each in state.kept):  # else it is back already
             self._wait_for(key, state, record)
             return None
         return self._next_of(key, state)
+
+    def waits_for(self, message: Message) -> bool:
+        """Return whether a key waits for this message, so that it has to be delivered here."""
+        return message.id in self._waiting
 
     # --- keeping ---------------------------------------------------------------------------------------------------
 

@@ -125,6 +125,8 @@ class Pausing:
         given = [each for each in messages if each.id.batch_index < 0 and receiver.is_current(each)]
         if self.drained is not None:  # the broker counts each return; the others follow with the close
             given = [each for each in given if not each.redelivery_count]
+        elif receiver.key_order is not None:
+            given = [each for each in given if not receiver.key_order.waits_for(each)]
         for each in given:
             receiver.inbox.ready.remove(each)
             self._table.give_back(each.id)

@@ -20,7 +20,7 @@ from pulsar_nack import (
     Message,
     NackConfig,
 )
-from pulsar_nack.consumer import DeadLetter, DrainReport, Handler, Ignore, Retry, SupportsPause
+from pulsar_nack.consumer import DeadLetter, DrainReport, Handler, Ignore, Retry
 from pulsar_nack.errors import NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 
@@ -83,7 +83,7 @@ async def test_so_many_at_once(ports: Ports) -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_what_was_fetched_ahead_goes_to_another_one(ports: Ports) -> None:
-    """U18, U36, U37: a drain gives 195 back at once; five handlers finish, and acknowledge while it drains."""
+    """U18, U36: five handlers finish, and acknowledge while the consumer drains; the other one gets the 195."""
     first, topic = ports.port(receiver_queue_size=200), None
     topic = first.topic
     for number in range(200):
@@ -101,18 +101,12 @@ async def test_what_was_fetched_ahead_goes_to_another_one(ports: Ports) -> None:
         second = ports.port(topic, receiver_queue_size=200)
         async with Consumer(second, config=EXACT) as other:
             await asyncio.sleep(0.1)
-            before = now()
             draining = asyncio.create_task(consumer.drain(10))
             got = list[bytes]()
-            if isinstance(first, SupportsPause):
-                for _ in range(195):
-                    got.append((message := await other.receive(timeout=1)).data)
-                    await message.ack()
-                assert now() - before < 0.1
             report = await draining
             assert sorted(ended) == sorted(began)
             assert (report.settled, report.cancelled, report.left) == (5, 0, 0)
-            assert report.given_back == (195 if isinstance(first, SupportsPause) else 0)
+            assert report.given_back == 0  # none of these ports can; tests/wire/test_draining.py has one that can
             while len(got) < 195:
                 got.append((message := await other.receive(timeout=1)).data)
                 await message.ack()

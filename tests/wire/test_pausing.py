@@ -74,6 +74,34 @@ def numbers(count: int) -> list[bytes]:
 
 
 @virtual_time
+async def test_a_pause_keeps_what_a_key_waits_for() -> None:
+    """A retry that is ready while no worker is free stays here in a pause, so that the order of its key holds."""
+    broker = FakeBroker()
+    topic = broker.topic(TOPIC)
+    for data, key in ((b"0", "k"), (b"1", "k"), (b"long", "other"), (b"2", "k")):
+        topic.publish(data, partition_key=key)
+    seen = list[tuple[bytes, int]]()
+
+    async def handler(message: Message) -> None:
+        seen.append((message.data, message.attempt))
+        if message.data == b"long":
+            await asyncio.sleep(2)
+        if seen[-1] == (b"0", 1):
+            await message.nack(0.5)
+
+    async with workers(broker) as consumer:
+        running = asyncio.create_task(consumer.run(handler, concurrency=1, key_ordered=True))
+        await asyncio.sleep(1)
+        consumer.pause()
+        await asyncio.sleep(0.5)
+        consumer.resume()
+        await asyncio.sleep(5)
+        await consumer.drain()
+        await running
+    assert [each for each in seen if each[0] != b"long"] == [(b"0", 1), (b"0", 2), (b"1", 1), (b"2", 1)]
+
+
+@virtual_time
 async def test_what_was_fetched_ahead_goes_to_others() -> None:
     """O17, U41: of 1 000 fetched ahead a second consumer gets all; nothing comes here until the resume."""
     broker = FakeBroker()
