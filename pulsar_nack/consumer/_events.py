@@ -131,13 +131,13 @@ class ConsumerDisconnected:
 class ConsumerDrained:
     """The consumer was drained.
 
-    :param given_back: prefetched messages that went back to the broker
-    :param unfinished: handlers that did not end in time and were cancelled
+    :param given_back: prefetched messages that went back to the broker at once
+    :param left: delivered messages that were not settled in the end, as in :class:`DrainReport`
     """
 
     at_ms: int
     given_back: int
-    unfinished: int
+    left: int
 
 
 ConsumerEvent = MessageEvent | ConsumerConnected | ConsumerDisconnected | ConsumerDrained

@@ -206,11 +206,11 @@ class MessageTrace:
         if self._has_hooks:
             self.hooks.emit(ConsumerDisconnected(topic, partition, self._clock.now_ms(), reason))
 
-    def drained(self, given_back: int, unfinished: int) -> None:
+    def drained(self, given_back: int, left: int) -> None:
         """Note and count a drain that is over."""
         self.total_drains += 1
         if self._has_hooks:
-            self.hooks.emit(ConsumerDrained(self._clock.now_ms(), given_back, unfinished))
+            self.hooks.emit(ConsumerDrained(self._clock.now_ms(), given_back, left))
 
     def _note_held(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
         if self._note is not None:

@@ -85,7 +85,7 @@ CASES: list[tuple[ConsumerEvent | NackEvent, str, str, dict[str, Any]]] = [
         "info",
         {"topic": "orders", "partition": -1, "reason": "closed"},
     ),
-    (ConsumerDrained(9, 4, 1), "pulsar_nack.consumer_drained", "info", {"given_back": 4, "unfinished": 1}),
+    (ConsumerDrained(9, 4, 1), "pulsar_nack.consumer_drained", "info", {"given_back": 4, "left": 1}),
 ]
 
 
