@@ -20,7 +20,7 @@ from pulsar_nack import (
     Message,
     NackConfig,
 )
-from pulsar_nack.consumer import DeadLetter, DrainReport, Handler, Ignore, Retry
+from pulsar_nack.consumer import ConsumerDrained, DeadLetter, DrainReport, Handler, Ignore, Retry
 from pulsar_nack.errors import NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 
@@ -337,7 +337,8 @@ async def test_draining_a_loop_of_ones_own() -> None:
         assert consumer.statistics().in_work <= 1
 
     port.topic.publish(b"d")
-    async with Consumer(FakePort(port.topic)) as consumer:
+    events: list[object] = []
+    async with Consumer(FakePort(port.topic), hooks=[events.append]) as consumer:
         unsettled = [await consumer.receive() for _ in range(3)]
         began = now()
         assert await consumer.drain(2) == DrainReport(left=3)
@@ -345,6 +346,7 @@ async def test_draining_a_loop_of_ones_own() -> None:
         with pytest.raises(ClosedError):
             await unsettled[0].ack()
     assert await consumer.drain() == DrainReport(left=3)
+    assert [(event.given_back, event.left) for event in events if isinstance(event, ConsumerDrained)] == [(0, 3)]
 
 
 @virtual_time
