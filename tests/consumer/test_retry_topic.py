@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import AlreadySettledError, ClosedError, Consumer, DeadLetterPolicy, NackConfig
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import RetryTopicPolicy, _letters
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.consumer.ports import Ports
@@ -23,7 +24,8 @@ async def consuming(port: FakePort, **options: Any) -> AsyncIterator[tuple[Consu
     """A consumer on a port, and what gets the messages for its retry topic."""
     publisher = FakePublisher()
     policy = RetryTopicPolicy("again", spill_after=600, publisher=publisher)
-    async with Consumer(port, config=EXACT, retry_topic=policy, **options) as consumer:
+    clocks = {"wall_clock": LoopClock()} | options
+    async with Consumer(port, config=EXACT, retry_topic=policy, **clocks) as consumer:
         yield consumer, publisher
 
 

@@ -915,7 +915,7 @@ def test_metadata_limits() -> None:
         for value in (-1, 0, 1_024):
             assert CursorConfig(**{name: value}).max_per_cursor_metadata_size_in_bytes == value
         for value in (1, 1_023, True):
-            with pytest.raises(ValueError, match="at least 1024"):
+            with pytest.raises(ValueError, match="at least 1,024"):
                 CursorConfig(**{name: value})
     with pytest.raises(ValueError, match="given once"):
         CursorConfig(maxPerCursorMetadataSizeInBytes=0, maxUnPersistAckRecordsBytesPerSubscription=0)
