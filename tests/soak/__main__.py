@@ -25,7 +25,7 @@ from pulsar_nack.testing import EmbeddedBroker
 from tests.broker._admin import Admin
 from tests.broker._proxy import TcpProxy
 from tests.patience import patience
-from tests.soak._judge import Judge
+from tests.soak._judge import Judge, name_of
 
 ROOT: Final = Path(__file__).parents[2]
 SLOTS: Final = 3
@@ -73,7 +73,7 @@ class Soak:
                 for worker in self._workers.values():
                     await self._stop(worker)
                 async with client.subscribe(self._topic, "soak") as consumer:
-                    left = [int(message.data) async for message in rest_of(consumer)]
+                    left = [name_of(int(message.data), message.id) async for message in rest_of(consumer)]
                 self.judge.end(self.sent, left)
             finally:
                 sending.cancel()
@@ -86,7 +86,7 @@ class Soak:
         number, period = 0, 0.05
         async with asyncio.TaskGroup() as tasks:
             while True:
-                if len(self.sent) - len(self.judge.acked) < _MOST_UNSETTLED:
+                if len(self.sent) - len(self.judge.settled) < _MOST_UNSETTLED:
                     for _ in range(max(round(self._rate * period), 1)):
                         tasks.create_task(self._send_one(producer, number))
                         number += 1
@@ -263,7 +263,8 @@ async def main(seconds: float, seed: int, rate: int) -> int:
     for name, count in {
         "messages sent": len(soak.sent),
         "attempts": judge.counts["begin"],
-        "acknowledged": len(judge.acked),
+        "acknowledged": len(judge.settled),
+        "stored twice, as the producer sent them again": len(judge.acked) - len(judge.settled),
         "nacked": judge.counts["nacked"],
         "deferred": judge.counts["deferred"],
         "handlers that raised": judge.counts["raised"],

@@ -4,6 +4,9 @@ A message that is handled again after its acknowledgement was reported is wrong,
 another worker could have the message already: after the end of the lease, or if a connection broke since a worker had
 the message first. Then the other worker may begin with it for some seconds more, as with any queue. Brokers also send a
 few redelivered messages twice, to two consumers in the same instant: so few may be handled by both.
+
+A message is named by its number and its id, as ``7@3:0``: a producer that lost its connection sends what was not
+confirmed once more, so a number may be stored as two messages.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import statistics
 from collections import Counter
 from collections.abc import Collection
 from typing import Final
+
+from pulsar_nack import MessageId
 
 GRACE_S: Final = 20.0
 """How long a second worker may take to begin with a message that it had before the first acknowledged it."""
@@ -27,14 +32,16 @@ class Judge:
     def __init__(self) -> None:
         self.wrong: list[str] = []
         self.counts = Counter[str]()
-        self.acked: dict[int, tuple[float, str]] = {}
+        self.settled: set[int] = set()
+        """The numbers that were acknowledged."""
+        self.acked: dict[str, tuple[float, str]] = {}
         """When each message was acknowledged first, and who could have it then besides: nobody, a twin, anybody."""
-        self.repeated: dict[int, str] = {}
+        self.repeated: dict[str, str] = {}
         """Messages that were begun after their acknowledgement, and who could have them."""
         self.memory: dict[int, list[tuple[float, int]]] = {}
-        self._begun: dict[int, float] = {}
+        self._begun: dict[str, float] = {}
         """When each message was begun last."""
-        self._first_begun: dict[int, float] = {}
+        self._first_begun: dict[str, float] = {}
         self._tried: set[int] = set()
         self._disturbed_at: list[float] = []
 
@@ -48,19 +55,20 @@ class Judge:
         word, *numbers = line.split()
         self.counts[word] += 1
         if word == "begin":
-            number, at = int(numbers[0]), float(numbers[2])
-            self._begun[number] = max(at, self._begun.get(number, at))
-            self._first_begun[number] = min(at, self._first_begun.get(number, at))
-            self._compare(number)
+            name, at = numbers[0], float(numbers[2])
+            self._begun[name] = max(at, self._begun.get(name, at))
+            self._first_begun[name] = min(at, self._first_begun.get(name, at))
+            self._compare(name)
         elif word == "try":
-            self._tried.add(int(numbers[0]))
+            self._tried.add(number_of(numbers[0]))
         elif word == "acked":
-            number, began, at = int(numbers[0]), float(numbers[1]), float(numbers[2])
-            began = min(began, self._first_begun.get(number, began))
+            name, began, at = numbers[0], float(numbers[1]), float(numbers[2])
+            began = min(began, self._first_begun.get(name, began))
             is_cut = any(began - _MARGIN_S < each < at for each in self._disturbed_at[-50:])
             who = "anybody" if is_cut or numbers[3] != "1" else "nobody" if began == float(numbers[1]) else "a twin"
-            self.acked.setdefault(number, (at, who))
-            self._compare(number)
+            self.settled.add(number_of(name))
+            self.acked.setdefault(name, (at, who))
+            self._compare(name)
         elif word == "memory":
             self.memory.setdefault(slot, []).append((float(numbers[0]), int(numbers[1])))
         elif word == "leases":
@@ -68,32 +76,32 @@ class Judge:
         elif word == "tasks" and numbers[0] != "0":
             self.wrong.append(f"worker {slot} left {numbers[0]} tasks")
 
-    def _compare(self, number: int) -> None:
-        if number not in self.acked or number not in self._begun or number in self.repeated:
+    def _compare(self, name: str) -> None:
+        if name not in self.acked or name not in self._begun or name in self.repeated:
             return
-        acked_at, who = self.acked[number]
-        late_s = self._begun[number] - acked_at
+        acked_at, who = self.acked[name]
+        late_s = self._begun[name] - acked_at
         if late_s <= 0:
             return
         if who != "nobody" and late_s <= GRACE_S:
-            self.repeated[number] = who
-        elif (text := f"{number} was handled {late_s:.3f} s after its acknowledgement was reported") not in self.wrong:
+            self.repeated[name] = who
+        elif (text := f"{name} was handled {late_s:.3f} s after its acknowledgement was reported") not in self.wrong:
             self.wrong.append(text)
 
     def is_settled(self, sent: Collection[int]) -> bool:
         """Return whether all messages were acknowledged, as far as that was reported."""
-        return len(self.acked) >= len(sent)
+        return len(self.settled) >= len(sent) and self._begun.keys() <= self.acked.keys()
 
-    def end(self, sent: Collection[int], left: Collection[int]) -> None:
+    def end(self, sent: Collection[int], left: Collection[str]) -> None:
         """Judge the end: ``left`` are the messages that another consumer still gets."""
-        for number in sorted(left):
-            state = "was acknowledged and is there again" if number in self.acked else "was never settled"
-            self.wrong.append(f"{number} {state}")
-        twins = [number for number, who in self.repeated.items() if who == "a twin"]
+        for name in left:
+            state = "was acknowledged and is there again" if name in self.acked else "was never settled"
+            self.wrong.append(f"{name} {state}")
+        twins = [name for name, who in self.repeated.items() if who == "a twin"]
         if len(twins) > max(_MOST_TWINS * len(self.acked), 3):
             self.wrong.append(f"{len(twins)} were handled again after redeliveries: {twins[:10]}")
-        lost = [number for number in sent if number not in self.acked and number not in self._tried]
-        self.wrong += [f"{number} is lost" for number in lost if number not in left]
+        known = self.settled | self._tried | {number_of(name) for name in left}
+        self.wrong += [f"{number} is lost" for number in sent if number not in known]
 
     def judge_memory(self, slot: int) -> tuple[int, int]:
         """Compare the memory of a worker that ran all the time, early and late; return both, in bytes."""
@@ -105,3 +113,13 @@ class Judge:
         if late - early > _MOST_GROWTH:
             self.wrong.append(f"worker {slot} grew from {early / 1e6:.1f} to {late / 1e6:.1f} MB")
         return early, late
+
+
+def name_of(number: int, message_id: MessageId) -> str:
+    """Return the name of a message for the judge."""
+    return f"{number}@{message_id.ledger}:{message_id.entry}"
+
+
+def number_of(name: str) -> int:
+    """Return the number in a message's name."""
+    return int(name.partition("@")[0])

@@ -23,6 +23,7 @@ from pulsar_nack.errors import AlreadySettledError
 from pulsar_nack.wire import Client, ClientOptions
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
+from tests.soak._judge import name_of
 
 LEASE_S: Final = 1.0
 _SLOW_S: Final = 0.9 * LEASE_S
@@ -42,41 +43,41 @@ class Handler:
 
     async def __call__(self, message: Message) -> None:
         """Handle a message, and settle it unless that is left to the runner."""
-        number, began = int(message.data), time.monotonic()
-        tell("begin", number, message.attempt, began)
+        name, began = name_of(int(message.data), message.id), time.monotonic()
+        tell("begin", name, message.attempt, began)
         draw, rng, extended_at = self._random.random(), self._random, began
         await asyncio.sleep(rng.expovariate(200))
         try:
             if draw < 0.12:
                 await message.nack(rng.uniform(0, 2))
-                tell("nacked", number)
+                tell("nacked", name)
                 return
             if draw < 0.20:
                 await message.defer(rng.uniform(0, 2))
-                tell("deferred", number)
+                tell("deferred", name)
                 return
             if draw < 0.25:
-                tell("raised", number)
-                raise HandlerError(number)
+                tell("raised", name)
+                raise HandlerError(name)
             if draw < 0.30:
                 for _ in range(3):
                     await asyncio.sleep(0.6 * LEASE_S)
                     await message.in_progress()
                     extended_at = time.monotonic()
-                tell("extended", number)
+                tell("extended", name)
             elif draw < 0.36:
                 await asyncio.sleep(rng.uniform(1.0, 1.8) * LEASE_S)
                 if draw < 0.33:
                     await message.nack()
-                    tell("nacked", number)
+                    tell("nacked", name)
                     return
-            tell("try", number)
+            tell("try", name)
             await message.ack()
         except AlreadySettledError:
-            tell("late", number)
+            tell("late", name)
         else:
             now = time.monotonic()
-            tell("acked", number, began, now, int(now - extended_at < _SLOW_S))
+            tell("acked", name, began, now, int(now - extended_at < _SLOW_S))
 
 
 async def sample() -> None:

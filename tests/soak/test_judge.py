@@ -56,13 +56,20 @@ def test_few_redelivered_messages_come_twice(count: int) -> None:
         lines += [f"begin {number} 2 10.2", f"acked {number} 10.2 10.3 1"]
     judge = judged(*lines)
     judge.end(range(count), [])
-    assert judge.wrong == ([] if count <= 3 else ["4 were handled again after redeliveries: [0, 1, 2, 3]"])
+    assert judge.wrong == ([] if count <= 3 else ["4 were handled again after redeliveries: ['0', '1', '2', '3']"])
+
+
+def test_stored_twice() -> None:
+    """U21: a number that the producer sent again is two messages, and each may be handled."""
+    judge = judged("begin 7@1:0 1 10.0", "try 7@1:0", "acked 7@1:0 10.0 10.1 1", "begin 7@2:5 1 10.2")
+    judge.end([7], ["7@2:5"])
+    assert (judge.wrong, judge.settled) == (["7@2:5 was never settled"], {7})
 
 
 def test_lost_stuck_and_back_again() -> None:
     """U21: in the end a message is settled, or on its way to be when its worker was killed."""
     judge = judged(*HANDLED, "begin 8 1 10.0", "try 8", "begin 9 1 10.0")
-    judge.end([7, 8, 9, 10], [7, 10])
+    judge.end([7, 8, 9, 10], ["7", "10"])
     assert judge.wrong == ["7 was acknowledged and is there again", "10 was never settled", "9 is lost"]
 
 
