@@ -1,7 +1,7 @@
 """A worker that drains on SIGTERM, in a process of its own, and what the test does beside it.
 
-``python -m tests.broker.draining_worker SERVICE_URL TOPIC`` runs five handlers at once, for a second each. It prints
-each payload when its handler begins and when it ends, then the report.
+``python -m tests.broker.draining_worker SERVICE_URL TOPIC`` runs five handlers at once, for about a second each. It
+prints each payload when its handler begins and when it ends, then the report.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 
 import pulsar_nack
 from pulsar_nack import Message
+from tests.broker._admin import Admin
 from tests.consumer.official import nothing_comes, numbered, take
 from tests.patience import patience
 from tests.processes import started_python
@@ -25,7 +26,7 @@ async def work(url: str, topic: str) -> None:
 
     async def handler(message: Message) -> None:
         print("began", message.data.decode(), flush=True)
-        await asyncio.sleep(1)
+        await asyncio.sleep(patience(0.25))  # a second, or more on a busy machine
         print("ended", message.data.decode(), flush=True)
 
     async with (
@@ -37,7 +38,7 @@ async def work(url: str, topic: str) -> None:
     print("report", report.settled, report.given_back, report.cancelled, report.left, flush=True)
 
 
-async def stopped_by_a_signal(url: str, topic: str) -> float:
+async def stopped_by_a_signal(url: str, admin: Admin, topic: str) -> float:
     """Send 200 messages to a worker, and SIGTERM while five handlers run; return when a second consumer has the rest.
 
     Check that the five finish, that nothing is handled twice, and that the worker ends with code 0. The result is
@@ -53,6 +54,9 @@ async def stopped_by_a_signal(url: str, topic: str) -> float:
                 await asyncio.gather(*(producer.send(payload) for payload in sent))
             began = [(await asyncio.to_thread(lines.readline)).split() for _ in range(5)]
             assert {word for word, _ in began} == {"began"}
+            async with asyncio.timeout(patience(10)):  # until all are fetched ahead
+                while (await asyncio.to_thread(admin.subscription, topic, SUBSCRIPTION))["unackedMessages"] < len(sent):
+                    await asyncio.sleep(0.05)
             async with client.subscribe(topic, SUBSCRIPTION, receiver_queue_size=400) as second:
                 await asyncio.sleep(0.2)
                 signalled_at = time.monotonic()
