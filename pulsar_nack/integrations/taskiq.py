@@ -41,7 +41,6 @@ __all__ = ["DELIVER_AT", "NackRetryMiddleware", "PulsarBroker"]
 
 DELIVER_AT: Final = "pulsar-nack.deliver_at_ms"
 """The property of a delayed task's message with the time when the task may run, epoch ms."""
-_MAX_REASON: Final = 1_000
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "initial_position": "earliest",
     "receiver_queue_size": 10,
@@ -206,7 +205,7 @@ class PulsarBroker(AsyncBroker):
                 elif message.error is not None:
                     await message.nack(reason="cannot be read")
                 elif self.has_dead_letter and self.find_task(name := message.properties.get("task_name", "")) is None:
-                    await message.nack(reason=f"no task {name!r} in this worker"[:_MAX_REASON])
+                    await message.nack(reason=f"no task {name!r} in this worker")
                 else:
                     yield AckableMessage(data=self._payload(message), ack=partial(self._settle, message))
         finally:
@@ -247,7 +246,7 @@ class PulsarBroker(AsyncBroker):
             try:
                 await message.ack()
             except BrokerError as error:
-                await message.nack(reason=f"the acknowledgement failed: {error}"[:_MAX_REASON])
+                await message.nack(reason=f"the acknowledgement failed: {error}")
                 raise
 
 
@@ -285,7 +284,7 @@ class NackRetryMiddleware(SmartRetryMiddleware):
         current = _TRY.get()
         if current is not None and not isinstance(exception, NoResultError):
             is_sent_again = current.is_retried and current.retry_delay is None
-            current.reason = "" if is_sent_again else f"{type(exception).__name__}: {exception}"[:_MAX_REASON]
+            current.reason = "" if is_sent_again else f"{type(exception).__name__}: {exception}"
 
 
 def _delay_ms(label: object) -> int:
