@@ -291,10 +291,7 @@ class Message(ReceivedMessage):
         """
         if on_error is None:
             return Processing(self, NO_RULES)
-        letters = self._settler.letters
-        return Processing(
-            self, ErrorRules(on_error, has_dead_letters=letters is not None and letters.rules is not None)
-        )
+        return Processing(self, ErrorRules(on_error, has_dead_letters=self._settler.has_dead_letters))
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"

@@ -73,12 +73,9 @@ class Runner:
         check_flag("key_ordered", options.key_ordered)
         check_integer("max_held_per_key", options.max_held_per_key, 1)
         check_flag("stop_on_signals", options.stop_on_signals)
-        timeout, has_dead_letters = (
-            options.drain_timeout,
-            engine.letters is not None and engine.letters.rules is not None,
-        )
+        timeout = options.drain_timeout
         self.drain_timeout_s = None if timeout is None else delay_ms(timeout, "drain_timeout") / 1000
-        self._rules = ErrorRules(options.on_error, has_dead_letters=has_dead_letters)
+        self._rules = ErrorRules(options.on_error, has_dead_letters=engine.settler.has_dead_letters)
         self._options = options
         self.tasks = HandlerTasks()
         self._engine = engine

@@ -94,6 +94,7 @@ class Settler:
         self.recent = recent
         self.limiter = limiter
         self.letters = letters
+        self.has_dead_letters = letters is not None and letters.rules is not None
         self.letter_verbs = LetterVerbs(self, letters)
         self._table = queue.table
         self._trace = queue.trace
