@@ -1,20 +1,35 @@
 """The acknowledged messages of a consumer that may be delivered again, and what such a delivery means. Pure.
 
-A cumulative acknowledgement is one mark for each partition. Other acknowledgements are kept by entry, the last 100 000
-to 200 000; a batch counts once all its messages are acknowledged, until then :class:`BatchEntries` has its bits.
+A cumulative acknowledgement is one mark for each partition. Other acknowledgements are kept by entry; a batch counts
+once all its messages are acknowledged, until then :class:`BatchEntries` has its bits.
+
+An entry has its stamp while it may hide a delivery, about ``ack_memory``. After that only two things count: that it is
+acknowledged, so that its delivery is a replay, and whether the broker closed a session since. So it moves to the bitmap
+of its ledger, where it costs a bit or less: a consumer that runs for days takes as much memory as after a minute.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from ..ids import MessageId
+from ..index import EntryRanges
 from ._batches import BatchEntries, EntryKey, entry_key, is_member, is_through
 from ._message_state import Verdict
 from ._sessions import Place, Sessions, Stamp, place_of
 
-MAX_ENTRIES: Final = 100_000
-"""Acknowledged entries after which the older ones are forgotten."""
+MAX_STAMPED: Final = 100_000
+"""Entries that have a stamp at most; the oldest lose theirs before their time."""
+MAX_UNSTAMPED: Final = 10_000_000
+"""Entries in bitmaps at most, and :data:`MAX_LEDGERS` bitmaps: the first ledgers are forgotten first."""
+MAX_LEDGERS: Final = 1_000
+COMPACT_STEP: Final = 1_000
+"""After so many acknowledgements :meth:`AckMemory.compact` is to be called."""
+_LONG_AGO_MS: Final = -(1 << 62)
+
+LedgerKey = tuple[int, int]
+"""Ledger and partition."""
 
 
 class AckMemory:
@@ -28,7 +43,9 @@ class AckMemory:
         self.sessions = Sessions(ack_memory_ms)
         self.batches = BatchEntries(self.sessions.is_forgotten if keeps_members else self.sessions.is_replayed)
         self.entries: dict[EntryKey, Stamp] = {}
-        self.older_entries: dict[EntryKey, Stamp] = {}
+        self.unstamped = UnstampedEntries()
+        self.compact_at = COMPACT_STEP
+        """How many entries with a stamp there are when :meth:`compact` is to be called."""
         self.marks: dict[Place, tuple[MessageId, Stamp]] = {}
 
     def is_acked(self, message_id: MessageId) -> bool:
@@ -60,7 +77,7 @@ class AckMemory:
             self.batches.seen(message_id)
         elif stamp is not None:
             self.entries.pop(entry_key(message_id), None)
-            self.older_entries.pop(entry_key(message_id), None)
+            self.unstamped.discard(entry_key(message_id))
         if stamp is None:
             return Verdict.DELIVER
         self.sessions.replayed(place)
@@ -69,7 +86,7 @@ class AckMemory:
     def _stamp(self, message_id: MessageId) -> Stamp | None:
         """Return when a message was settled by an entry or by a mark, None if that is not known."""
         key = message_id[:3]
-        stamp = self.entries.get(key) or self.older_entries.get(key)
+        stamp = self.entries.get(key) or self.unstamped.stamp(key)
         if not self.marks:
             return stamp
         mark = self.marks.get(place_of(message_id)) or self.marks.get((None, message_id.partition))
@@ -77,9 +94,25 @@ class AckMemory:
             return mark[1] if stamp is None else max(stamp, mark[1])
         return stamp
 
-    def bound(self) -> None:
-        """Forget all entries before the last 100 000, in one step."""
-        self.entries, self.older_entries = {}, self.entries
+    def compact(self, now_ms: int) -> None:
+        """Move entries that hide nothing any more to the bitmaps, the oldest first, some thousand at most."""
+        sessions, entries = self.sessions, self.entries
+        hides = sessions.find_hiding(now_ms)
+        moved: list[tuple[EntryKey, bool]] = []
+        for _ in range(2 * COMPACT_STEP):
+            key = next(iter(entries), None)
+            if key is None:
+                break
+            stamp = entries[key]
+            if len(entries) <= MAX_STAMPED and hides(stamp):
+                if sessions.is_young(stamp, now_ms):
+                    break
+                entries[key] = entries.pop(key)  # hides until its session is lost again: looked at later
+            else:
+                del entries[key]
+                moved.append((key, stamp[0] >= sessions.closed_turn))
+        self.unstamped.add(moved, sessions.closed_turn)
+        self.compact_at = len(entries) + COMPACT_STEP
 
     def pass_entry(self, message_id: MessageId) -> None:
         """Note that the whole entry of a message is acknowledged, with all members."""
@@ -94,6 +127,67 @@ class AckMemory:
     def clear(self) -> None:
         """Forget all acknowledgements."""
         self.entries.clear()
-        self.older_entries.clear()
+        self.unstamped.clear()
+        self.compact_at = COMPACT_STEP
         self.marks.clear()
         self.batches.clear()
+
+
+class UnstampedEntries:
+    """Acknowledged entries of which only matters whether the broker closed a session since, by ledger in bitmaps."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        """When the broker last closed a session."""
+        self._since: dict[LedgerKey, EntryRanges] = {}
+        self._before: dict[LedgerKey, EntryRanges] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._since.values())) + sum(map(len, self._before.values()))
+
+    def __contains__(self, key: EntryKey) -> bool:
+        return self.stamp(key) is not None
+
+    def stamp(self, key: EntryKey) -> Stamp | None:
+        """Return the stamp of an entry: its turn is that of the last close before it. None if it is not here."""
+        ledger, entry, partition = key
+        since = self._since.get((ledger, partition))
+        if since is not None and entry in since:
+            return self._turn, _LONG_AGO_MS
+        before = self._before.get((ledger, partition))
+        return (0, _LONG_AGO_MS) if before is not None and entry in before else None
+
+    def add(self, entries: Iterable[tuple[EntryKey, bool]], closed_turn: int) -> None:
+        """Add entries, each with whether no session was closed since, in any topic or partition.
+
+        :param closed_turn: when the broker last closed a session
+        """
+        if closed_turn != self._turn:
+            for ledger_key, ranges in self._since.items():
+                known = self._before.setdefault(ledger_key, ranges)
+                for first, last in () if known is ranges else ranges.ranges():
+                    known.add_range(first, last)
+            self._since, self._turn = {}, closed_turn
+        found: dict[tuple[LedgerKey, bool], list[int]] = {}
+        for (ledger, entry, partition), is_since in entries:
+            if entry >= 0:
+                found.setdefault(((ledger, partition), is_since), []).append(entry)
+        for (ledger_key, is_since), some in found.items():
+            ledgers = self._since if is_since else self._before
+            ledgers.setdefault(ledger_key, EntryRanges()).add_many(some)
+        while len(self._before) + len(self._since) > MAX_LEDGERS or len(self) > MAX_UNSTAMPED:
+            ledgers = self._before or self._since
+            del ledgers[next(iter(ledgers))]
+
+    def discard(self, key: EntryKey) -> None:
+        """Remove an entry, if it is here."""
+        ledger, entry, partition = key
+        for ledgers in (self._since, self._before):
+            ranges = ledgers.get((ledger, partition))
+            if ranges is not None and entry in ranges:
+                ranges.discard_range(entry, entry)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._since.clear()
+        self._before.clear()

@@ -38,7 +38,7 @@ from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId
-from ._ack_memory import MAX_ENTRIES, AckMemory
+from ._ack_memory import AckMemory
 from ._batches import is_through
 from ._message_state import SENT_AWAY, MessageState, State, Verdict
 from ._requests import OpenRequests
@@ -90,7 +90,7 @@ class MessageTable:
         if acked.marks or requests.retries.known:
             return None
         key = message_id[:3]
-        if key in acked.entries or key in acked.older_entries:
+        if key in acked.entries or key in acked.unstamped:
             return None
         record = records[message_id] = MessageState(message_id, State.DELIVERED, broker_count)
         self.delivered += 1
@@ -264,8 +264,8 @@ class MessageTable:
                 requests.pop(record, None)
         for record in () if self.on_left is None else records:
             self.on_left(record)  # type: ignore[misc]
-        if len(entries) > MAX_ENTRIES:
-            acked.bound()
+        if len(entries) >= acked.compact_at:
+            acked.compact(now_ms)
         return records if not forgotten else [record for record in records if record not in forgotten]
 
     def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageState]:

@@ -14,6 +14,8 @@ For a port that does not report its sessions, one session lasts for ever.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import Final
 
 from ..ids import MessageId
@@ -39,6 +41,8 @@ class Sessions:
 
     def __init__(self, ack_memory_ms: int) -> None:
         self.turn = 1
+        self.closed_turn = 0
+        """The turn in which the broker last ended a session, of any topic or partition."""
         self._ack_memory_ms = ack_memory_ms
         self._ended: dict[Place, tuple[int, int, int]] = {}
         self._replayed: dict[Place, int] = {}
@@ -46,6 +50,7 @@ class Sessions:
     def closed(self, place: Place) -> None:
         """Note that the broker ended a session."""
         self.turn += 1
+        self.closed_turn = self.turn
         self._ended[place] = (self.turn, 0, 0)
 
     def lost(self, place: Place, now_ms: int) -> None:
@@ -82,3 +87,19 @@ class Sessions:
         turn, at_ms = stamp
         closed, lost, lost_at_ms = self._ended.get(place, _NEVER)
         return turn >= closed and (lost_at_ms if turn < lost else now_ms) - at_ms < self._ack_memory_ms
+
+    def is_young(self, stamp: Stamp, now_ms: int) -> bool:
+        """Return whether an acknowledgement is younger than ``ack_memory``."""
+        return now_ms - stamp[1] < self._ack_memory_ms
+
+    def find_hiding(self, now_ms: int) -> Callable[[Stamp], bool]:
+        """Return a function that returns whether an acknowledgement may hide a delivery now or later, of any topic."""
+        losses = sorted((lost, lost_at_ms) for _, lost, lost_at_ms in self._ended.values() if lost)
+
+        def hides(stamp: Stamp) -> bool:
+            if self.is_young(stamp, now_ms):
+                return True
+            first = bisect_left(losses, (stamp[0] + 1, 0))  # the first loss after the acknowledgement
+            return first < len(losses) and self.is_young(stamp, losses[first][1])
+
+        return hides
