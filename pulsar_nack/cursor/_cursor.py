@@ -71,6 +71,7 @@ class Cursor(ClosesOnExit, LoopBound):
         *,
         name: str = "cursor",
         start: tuple[int, int] | None = None,
+        salvage: bool = True,
     ) -> Self:
         """Open a cursor, or begin a new one.
 
@@ -78,6 +79,8 @@ class Cursor(ClosesOnExit, LoopBound):
         :param ledgers: ``{ledger: entries}``, which may change while in use, or an object with ``entries``; None: a
             remote topic, whose ledgers are not known
         :param start: the mark-delete position of a new cursor; by default nothing is acknowledged
+        :param salvage: whether to continue with the last usable state of a damaged log; False: refuse it
+        :raises LogCorruptedError: a log is damaged and ``salvage`` is False; nothing was changed
         :raises LogLockedError: the cursor is open already, in a folder; on object storage it is taken over
         :raises LogFencedError: another process opened it a moment later, on object storage
         :raises LogVersionError: a later release wrote it
@@ -87,7 +90,7 @@ class Cursor(ClosesOnExit, LoopBound):
         if not isinstance(store, LogStore):
             raise InvalidArgumentError("store", store, "a LogStore such as LocalLogStore")
         config = config_of(config, CursorConfig)
-        self = cls(await open_state(store, log_names(name), ledgers, config, start), config)
+        self = cls(await open_state(store, log_names(name), ledgers, config, start, salvage=salvage), config)
         self._cache.use_all(sorted(self._state.table.states))
         if self._state.cut_entries:
             async with close_on_error([self]):

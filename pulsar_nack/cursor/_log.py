@@ -47,7 +47,7 @@ from ..ledger.ownership import OwnedStore
 from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, PositionSnapshots
 from ._recovery import RecoveredLog
 from .format import MarkerContents, MarkerHead
-from .format._chain import encode_delta_marker, encode_full_marker, estimated_marker_size
+from .format._chain import encode_delta_marker, encode_full_marker, estimated_marker_size, properties_size
 from .format._records import (
     APPEND,
     StoredRecords,
@@ -286,9 +286,11 @@ class CursorLog:
         log, config = self._log, self._config
         if log.size < self._roll_floor:
             return False
-        live = self._live_size + estimated_marker_size(len(self.index))
-        if log.size >= max(config.rollover_bytes, _GROWTH * live):
-            return True
+        if log.size >= config.rollover_bytes:
+            strings = {} if self._committed is None else self._committed.cursor_properties
+            live = self._live_size + estimated_marker_size(len(self.index)) + properties_size(strings)
+            if log.size >= _GROWTH * live:
+                return True
         limit = max(config.managed_ledger_cursor_max_entries_per_ledger, _GROWTH * (self._live_records + 1))
         return log.length >= limit or self._snapshots.length >= MAX_SNAPSHOTS
 

@@ -49,11 +49,18 @@ def check_ledgers(given: LedgersInput, start: tuple[int, int] | None) -> tuple[L
 
 
 async def open_state(
-    store: LogStore, names: LogNames, given: LedgersInput, config: CursorConfig, start: tuple[int, int] | None
+    store: LogStore,
+    names: LogNames,
+    given: LedgersInput,
+    config: CursorConfig,
+    start: tuple[int, int] | None,
+    *,
+    salvage: bool,
 ) -> OpenedCursor:
     """Recover a cursor, or begin a new one.
 
     :param start: the mark-delete position of a new cursor; None: nothing is acknowledged
+    :param salvage: whether a damaged log is used as far as possible
     :raises InvalidArgumentError: the ledgers or the start are invalid; nothing was opened
     :raises LedgerError: the cursor cannot be opened
     :raises MissingExtraError: protobuf is not installed
@@ -66,7 +73,7 @@ async def open_state(
     limit = config.max_individual_ack_cache_bytes_per_cursor if is_bounded else None
     part = await take_ownership(store, names.cursor)
     async with close_on_error([part]):
-        found, loaded = await recover(part, names, limit, ledgers)
+        found, loaded = await recover(part, names, limit, ledgers, salvage=salvage)
         contents = found.contents or found.snapshot
         mark_delete = None if contents is None else _within(ledgers, contents.mark_delete)
         state = begin if mark_delete is None else make(mark_delete)

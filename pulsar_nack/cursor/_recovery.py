@@ -103,14 +103,15 @@ class RecoveredLog:
 
 
 async def recover(
-    store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None
+    store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool
 ) -> tuple[RecoveredLog, RecoveredAcks]:
     """Find the last usable marker and open its log for writing, or create the first log.
 
-    A warning reports damaged logs; they are left where they are.
+    A warning reports damaged logs; they are left where they are. Without ``salvage`` they are refused.
 
     :param cache_bytes: how much to keep in memory; None: everything
     :param ledgers: the topic's ledgers, if known; acknowledgements beyond the end of a ledger are dropped
+    :raises LogCorruptedError: a log is damaged, without ``salvage``
     :raises LogLockedError: another process, or another cursor here, has it open
     :raises LogFencedError: another process took it over meanwhile, on object storage
     :raises LogVersionError: a later release wrote it
@@ -118,7 +119,7 @@ async def recover(
     """
     for _ in range(_TRIES):
         try:
-            return await _Search(store, names, cache_bytes, ledgers).run()
+            return await _Search(store, names, cache_bytes, ledgers, salvage=salvage).run()
         except (LogNotFoundError, LogExistsError):
             continue  # its owner continues in a new log at this moment
         except LogLockedError as error:
@@ -129,8 +130,11 @@ async def recover(
 class _Search:
     """One search through all logs of a cursor."""
 
-    def __init__(self, store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None) -> None:
+    def __init__(
+        self, store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool
+    ) -> None:
         self._store = store
+        self._salvages = salvage
         self._names = names
         self._cache_bytes = cache_bytes
         self._ledgers = ledgers
@@ -177,10 +181,14 @@ class _Search:
             log = self._opened[generation] = await self._open(generation)
             usable, has_lost = await last_usable(log, self._cache_bytes, self._ledgers)
         except LogCorruptedError as error:
+            if not self._salvages:
+                raise
             _log.warning("the log %s of a cursor is damaged and is not used: %s", name, error)
             self._damaged.add(generation)
             return None
         if has_lost:
+            if not self._salvages:
+                raise LogCorruptedError(name, "its last records", 0, "they cannot be used")
             self._lost.add(generation)
         return usable
 
@@ -190,6 +198,8 @@ class _Search:
         :raises LogCorruptedError: the log is damaged, and the store cannot open such logs
         """
         name = self._names.log(generation)
+        if not self._salvages:
+            return await self._store.open_log(name)
         log, problem = await open_or_salvage(self._store, name)
         if problem is not None:
             self._damaged.add(generation)

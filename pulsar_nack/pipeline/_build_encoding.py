@@ -23,16 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .._varint import varint
-from ..config import BucketConfig
+from ..config import BucketConfig, CursorConfig
+from ..cursor.format import MarkerContents, MarkerHead, encode_full_marker
 from ..delayed.format import (
-    CURSOR_LOG_HEAD,
     Footer,
-    PutProperty,
-    encode_cursor_change,
     group_records,
     snapshot_log_name,
     split_entries,
 )
+from ..ids import Position
 from ..index import portable_bitmap
 from ..ledger.format import LOG, encode_frame, encode_segment_header, seed_of, segment_name
 from ._build_rows import Longs, Rows
@@ -40,7 +39,7 @@ from ._build_rows import Longs, Rows
 _APPEND: Final = 1 << 18
 """Bytes that the tracker writes, and later reads, together in a folder."""
 SEGMENT_FILE: Final = segment_name(0)
-CURSOR: Final = "cursor-1" + LOG
+CURSOR: Final = "cursor-0000000001" + LOG
 
 _INDEX: Final = 0x0A
 """Field 1 of a segment, a message with a length."""
@@ -176,8 +175,9 @@ def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
 
 def cursor_log(named: Iterable[tuple[str, int]]) -> bytes:
     """Return the only segment file of the cursor's log: it names these snapshots, and nothing is acknowledged."""
-    changes = (PutProperty(key, str(snapshot_id)) for key, snapshot_id in named)
-    records = [CURSOR_LOG_HEAD, *map(encode_cursor_change, changes)]
+    properties = {key: str(snapshot_id) for key, snapshot_id in named}
+    head = MarkerHead(1, MarkerContents(Position(0, -1), {}, properties))
+    records = encode_full_marker(head, {}, limit=CursorConfig().max_entry_bytes)
     salt = int.from_bytes(sha256(b"".join(records)).digest()[:4])
     return b"".join(_frames(CURSOR, records, salt, is_sealed=False))
 

@@ -35,6 +35,8 @@ def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
     lengths = {each.ledger: (each.entries, each.bytes) for each in ledgers}
     rows: list[HoleRow | RefusedRow] = []
     for cursor in store.cursors:
+        if store.topic is not None and not _SUBSCRIPTION.fullmatch(cursor.report.name):
+            continue  # that of the topic's shared index of delayed messages
         rows += _cursor_rows(store, cursor, lengths)
     for each in store.damage:
         if each.kind != "torn":

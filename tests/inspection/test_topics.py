@@ -101,4 +101,4 @@ async def test_delayed_messages_of_a_shared_index(tmp_path: Path) -> None:
     assert report.cursor == "delayed-index"
     assert report.buckets
     assert all(bucket.key and bucket.messages for bucket in report.buckets)
-    assert {log.kind for log in store.logs} == {"topic", "cursor", "snapshot", "delayed cursor"}
+    assert {log.kind for log in store.logs} == {"topic", "cursor", "snapshot"}

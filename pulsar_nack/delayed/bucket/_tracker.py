@@ -367,7 +367,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
     async def _open_with(
         cls, logs: TrackerLogs, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
     ) -> Self:
-        async with close_on_error([logs.place]):
+        async with close_on_error([logs.place, logs.cursor]):
             self = await cls.open(logs.storage, logs.cursor, config, clock=clock, on_due=on_due)
         self._logs = logs
         return self
