@@ -15,13 +15,13 @@ from ..index import varint_bytes
 from ..ledger import LogStore
 from ..ledger.ownership import close_on_error, take_ownership
 from ._acks import AckState
-from ._generations import LogNames
 from ._ledgers import Ledgers, as_ledgers
 from ._log import CursorLog
 from ._properties import Properties
 from ._recovery import RecoveredAcks, RecoveredLog, recover
 from ._requests import check_position
 from .format import LedgerAcks, ledger_size
+from .format._names import LogNames
 from .format._protobuf import messages
 
 _AT_A_TIME: Final = 200

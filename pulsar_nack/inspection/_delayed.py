@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final
 
 from ..delayed.format import (
+    SNAPSHOT_LOG_NAME,
     BulkPositionSet,
     Footer,
     NamedSnapshot,
@@ -19,8 +18,6 @@ from ..delayed.format import (
 from ..errors import LogVersionError, MissingExtraError, SnapshotFormatError
 from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
 from ._store import InspectedLog, InspectedStore
-
-_SNAPSHOT: Final = re.compile(r"snapshot-[0-9a-f]{32}-(\d{1,19})")
 
 
 def inspect_delayed(store: InspectedStore, cursors: Sequence[CursorReport]) -> tuple[DelayedReport, ...]:
@@ -50,10 +47,10 @@ def _with_rest(reports: list[DelayedReport], rest: tuple[BucketReport, ...]) -> 
 
 def _snapshots(store: InspectedStore) -> Iterator[tuple[int, InspectedLog]]:
     for log in store.unclaimed():
-        match = _SNAPSHOT.fullmatch(log.name)
+        match = SNAPSHOT_LOG_NAME.fullmatch(log.name)
         if match:
             log.kind = "snapshot"
-            yield int(match[1]), log
+            yield int(match[2]), log
 
 
 def _named(

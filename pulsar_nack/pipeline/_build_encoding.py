@@ -27,13 +27,12 @@ from ..config import BucketConfig, CursorConfig
 from ..cursor.format import MarkerContents, MarkerHead, encode_full_marker
 from ..delayed.format import (
     Footer,
-    group_records,
     snapshot_log_name,
     split_entries,
 )
 from ..ids import Position
 from ..index import portable_bitmap
-from ..ledger.format import LOG, encode_frame, encode_segment_header, seed_of, segment_name
+from ..ledger.format import LOG, encode_frame, encode_segment_header, group_records, seed_of, segment_name
 from ._build_rows import Longs, Rows
 
 _APPEND: Final = 1 << 18

@@ -6,18 +6,14 @@ the last write to the cursor's log, so copies that keep the times of files can b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
-from urllib.parse import unquote
 
+from ..cursor.format import subscription_of
 from ..errors import PulsarNackError
 from ..inspection.folders import CursorFolder, FoundCursor, inspect_cursor_folder
 from ..ledger.format import LOG
 from ._hole_figures import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
-
-_SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
 
 
 def read_store(path: str) -> list[HoleRow | RefusedRow]:
@@ -35,7 +31,7 @@ def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
     lengths = {each.ledger: (each.entries, each.bytes) for each in ledgers}
     rows: list[HoleRow | RefusedRow] = []
     for cursor in store.cursors:
-        if store.topic is not None and not _SUBSCRIPTION.fullmatch(cursor.report.name):
+        if store.topic is not None and subscription_of(cursor.report.name) is None:
             continue  # that of the topic's shared index of delayed messages
         rows += _cursor_rows(store, cursor, lengths)
     for each in store.damage:
@@ -49,8 +45,7 @@ def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
 
 def _cursor_rows(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
     report = cursor.report
-    named = _SUBSCRIPTION.fullmatch(report.name)
-    subscription = unquote(named[1].replace("#", "%")) if named else report.name
+    subscription = subscription_of(report.name) or report.name
     topic, at_ms = store.folder.name, _written_ms(store.folder / (report.log + LOG))
     at = cursor.mark_delete
     marker = report.size_bytes - sum(each.bytes for each in report.ledgers)

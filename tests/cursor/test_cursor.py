@@ -27,7 +27,6 @@ from pulsar_nack import (
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor, _opening
 from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
-from pulsar_nack.cursor.format._records import RECORD_OVERHEAD
 from pulsar_nack.delayed import DelayedCursor, SupportsForgetting
 from pulsar_nack.errors import LogFencedError, LogLockedError, LogStorageError, MissingExtraError
 from pulsar_nack.ledger._log import AsyncLog
@@ -518,7 +517,7 @@ async def test_metadata_size(pattern: str) -> None:
 async def marker_size_of(cursor: Cursor) -> int:
     """Return how many bytes the log gets if everything is written again."""
     log = cursor._log
-    written, overhead = log.bytes_written, RECORD_OVERHEAD * (len(log.index) + 1)
+    written, overhead = log.bytes_written, 4 * (len(log.index) + 1)
     log._must_roll = True
     cursor._state.put_back_dirty((), mark_delete=True)
     log.bytes_written = 0

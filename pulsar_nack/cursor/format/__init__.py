@@ -20,8 +20,10 @@ from ._chain import (
 from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
 from ._ledger_record import decode_state, ledger_size
 from ._legacy import MAX_RANGES, LegacyRecord, decode_legacy
+from ._names import CURSOR_LOG_NAME, cursors_in, subscription_cursor, subscription_of
 
 __all__ = [
+    "CURSOR_LOG_NAME",
     "MAX_RANGES",
     "BatchSet",
     "LedgerAcks",
@@ -31,6 +33,7 @@ __all__ = [
     "MarkerContents",
     "MarkerHead",
     "check_version",
+    "cursors_in",
     "decode_legacy",
     "decode_snapshot",
     "decode_state",
@@ -41,4 +44,6 @@ __all__ = [
     "marker_size",
     "needs_marker",
     "read_marker",
+    "subscription_cursor",
+    "subscription_of",
 ]
