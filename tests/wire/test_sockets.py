@@ -41,6 +41,7 @@ class Entries(Handler):
     def on_message(self, head: MessageCommand, rest: bytes) -> None:
         self.payloads.append(read_message(bytes(rest))[1])
 
+    def on_receipt(self, command: pb.CommandSendReceipt) -> None: ...
     def on_connection_lost(self, error: Exception) -> None:
         self.lost.append(error)
 

@@ -14,7 +14,8 @@ _OF_CONSUMERS: Final = 1  # CommandTopicMigrated.ResourceType.Consumer
 class Handler:
     """A consumer, a producer or a topic watcher on a connection; the broker knows it by its id.
 
-    All calls come from the event loop and must not block. A handler ignores the events that it does not override.
+    All calls come from the event loop and must not block. Each kind sets the functions for its own commands, below.
+    Other events are ignored unless they are overridden.
     """
 
     on_message: Callable[[MessageCommand, bytes], None]
