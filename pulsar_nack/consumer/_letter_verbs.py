@@ -10,11 +10,10 @@ from .._delays import Delay, delay_ms
 from ..errors import InvalidArgumentError, NoDeadLetterError
 from ..ids import MessageId
 from ._consumer_state import ConsumerState
-from ._dead_letter_rules import as_reason
+from ._letter_rules import Wait, as_reason, check_properties
 from ._letters import Letters
 from ._message_state import MessageState, State
 from ._port import Delivery
-from ._retry_topic import Wait, check_properties
 from ._tracing import DEAD_LETTER, RETRY_TOPIC
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from ..ids import MessageId
 from ._acks import Acks
 from ._gate_queue import DurableGateQueue
 from ._inbox import Inbox, SetAside
+from ._letter_rules import RetryTopic
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
-from ._retry_topic import RetryTopic
 from ._sessions import Place, place_of
 from ._settler import Settler
 

@@ -17,8 +17,8 @@ from ..errors import (
 )
 from ..ids import MessageId
 from ._consumer_state import ConsumerState
-from ._dead_letter_rules import as_reason
 from ._leases import Leases
+from ._letter_rules import as_reason
 from ._letter_verbs import LetterVerbs
 from ._message_state import SENT_AWAY, MessageState, State
 from ._port import Delivery
