@@ -10,7 +10,6 @@ from .._delays import delay_ms
 from .._lifetime import check_loop
 from ..backoff import as_backoff
 from ..clock import Clock, WallClock
-from ..config import NackConfig
 from ..errors import AlreadySettledError, ClosedError, NotOpenError
 from ..ids import MessageId
 from ._acks import Acks
@@ -62,7 +61,6 @@ class ConsumerState:
     def __init__(
         self,
         queue: RedeliveryQueue,
-        recent: LruPayloads,
         limiter: UnackedLimiter,
         letters: Letters | None,
         settings: ConsumerSettings,
@@ -78,12 +76,12 @@ class ConsumerState:
         """None: the consumer is not durable, or not open yet."""
         self.nacked = 0
         self.queue = queue
-        self.recent = recent
+        self.recent = LruPayloads(settings.max_local_bytes)
         self.limiter = limiter
         self.letters = letters
         """None: the consumer has neither a dead-letter topic nor a retry topic."""
         self.has_dead_letters = letters is not None and letters.rules is not None
-        self.config = settings.config or NackConfig()
+        self.config = queue.config
         self.wall_clock: Clock = settings.wall_clock or WallClock()
         self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
 

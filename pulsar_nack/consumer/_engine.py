@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 
 from .._delays import delay_ms
 from ..clock import LoopClock, WallClock
-from ..config import NackConfig
 from ..errors import ClosedError
 from ._acks import Acks
 from ._consumer_state import ConsumerState
@@ -25,7 +24,6 @@ from ._mark_delete import MarkDeleteWatch, ignore_wait
 from ._message_state import MessageState, State
 from ._message_table import WAITING, MessageTable
 from ._pausing import Pausing
-from ._payloads import LruPayloads, PayloadCache
 from ._port import ConsumerPort, SessionEvent, SupportsConnectionState, SupportsHeldBack, SupportsSessions
 from ._receiver import Receiver
 from ._redelivery_queue import RedeliveryQueue
@@ -41,11 +39,9 @@ class ConsumerEngine:
     """Builds the parts of one consumer, and runs them from opening to closing."""
 
     def __init__(self, port: ConsumerPort, settings: ConsumerSettings) -> None:
-        traits, most = port.traits, settings.max_local_bytes
+        traits = port.traits
         self.port = port
         self.settings = settings
-        config = settings.config or NackConfig()
-        self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
         note = None if settings.trace is None else settings.trace.source(*names_of(port))
         trace = self.trace = MessageTrace(note, clock, settings.hooks)
@@ -71,17 +67,13 @@ class ConsumerEngine:
         self.queue = RedeliveryQueue(
             port,
             table,
-            PayloadCache(most),
-            settings.redelivery,
-            config,
-            clock=clock,
-            hooks=trace.hooks,
+            settings,
+            trace,
             freed=self.limiter.changed,
             waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
             lost=self._on_lost,
-            trace=trace,
         )
-        self.state = ConsumerState(self.queue, LruPayloads(most), self.limiter, self.letters, settings)
+        self.state = ConsumerState(self.queue, self.limiter, self.letters, settings)
         self.settler = Settler(self.state, settings.lease)
         self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None)
         self.pausing = Pausing(self.receiver, port, self.state, self.stop)
@@ -106,14 +98,11 @@ class ConsumerEngine:
                 await self._open_durable(stack)
                 async with self.queue.tracker, asyncio.TaskGroup() as tasks:
                     acks = self.state.acks = Acks(
-                        self.port,
-                        self.table,
-                        self.clock,
+                        self.queue,
                         tasks=tasks,
                         on_settled=settler.on_settled,
                         on_failed=settler.on_ack_failed,
                         on_unobserved_error=settler.on_unobserved_error,
-                        ask_for=self.queue.ask_for,
                         durable=self.state.durable,
                     )
                     background = self._start(tasks, acks)
@@ -155,7 +144,7 @@ class ConsumerEngine:
     def stop(self) -> None:
         """Let :meth:`serve` end, within ``close_timeout``."""
         if not self._stopping.is_set():
-            self._ends_at = asyncio.get_running_loop().time() + self._close_timeout.total_seconds()
+            self._ends_at = asyncio.get_running_loop().time() + self.queue.config.close_timeout.total_seconds()
         self._stopping.set()
 
     def end_calls(self, error: Exception) -> None:
