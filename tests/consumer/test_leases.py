@@ -859,7 +859,7 @@ async def test_a_handler_of_run_that_gives_up(ports: Ports, caplog: pytest.LogCa
         async def handle(message: Message) -> None:
             attempts.append(message.attempt)
             if message.attempt == 1:
-                await asyncio.sleep(1.75)  # the lease has ended, and the message is requested
+                await asyncio.sleep(1.25)  # the lease has ended, and the message is requested
                 with pytest.raises(LeaseExpiredError):
                     await message.in_progress()
 
