@@ -14,10 +14,8 @@ from pulsar_nack import BrokerError, ClosedError, ConsumerPort, Delivery, Messag
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import (
     SupportsConnectionState,
-    SupportsCumulativeAck,
-    SupportsLastMessageId,
     SupportsNowait,
-    SupportsSeek,
+    SupportsPositions,
 )
 from pulsar_nack.testing import run
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
@@ -99,13 +97,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 async def test_it_is_a_port(stage: Stage) -> None:
     """It can all that a consumer may want of a port."""
     port: ConsumerPort = await stage.port("plain")
-    for ability in (
-        SupportsNowait,
-        SupportsCumulativeAck,
-        SupportsConnectionState,
-        SupportsSeek,
-        SupportsLastMessageId,
-    ):
+    for ability in (SupportsNowait, SupportsConnectionState, SupportsPositions):
         assert isinstance(port, ability)
     await port.close()
 
