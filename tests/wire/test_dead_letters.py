@@ -10,49 +10,43 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError
 from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SchemaInfo
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
-from tests.wire.frames import read_message
+from tests.wire.using import BASE, is_quiet, properties, publish, stored, subscribed, take
 
-TOPIC = "persistent://public/default/orders"
+TOPIC = f"{BASE}orders"
 DEAD = f"{TOPIC}-billing-DLQ"
 
 
 @asynccontextmanager
-async def giving_up(broker: FakeBroker, most: int = 1, **settings: Any) -> AsyncIterator[Consumer]:
+async def giving_up(broker: FakeBroker, **settings: Any) -> AsyncIterator[Consumer]:
     """A consumer that gives up."""
-    setting = DeadLetterPolicy(most, initial_subscription="repair")
-    about = {"config": NackConfig(negative_ack_precision_bit_cnt=0), "dead_letter": setting, **settings}
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("orders", "billing", initial_position="earliest", **about) as consumer,
-    ):
+    about = {"dead_letter": DeadLetterPolicy(1, initial_subscription="repair"), **settings}
+    async with subscribed(broker, "orders", "billing", **about) as consumer:
         yield consumer
 
 
 def letters(broker: FakeBroker) -> list[tuple[pb.MessageMetadata, bytes]]:
     """Return what is in the dead-letter topic."""
-    return [read_message(entry.rest) for entry in broker.topic(DEAD).entries]
+    return stored(broker, DEAD)
+
+
+def with_a_message() -> FakeBroker:
+    """Return a broker with a message."""
+    broker = FakeBroker()
+    publish(broker, b"bad", topic=TOPIC)
+    return broker
 
 
 def is_settled(broker: FakeBroker) -> bool:
     """Return whether the subscription has nothing left."""
     topic = broker.topic(TOPIC)
     return {entry.place for entry in topic.entries} == topic.subscriptions["billing"].acked
-
-
-async def quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
-    """Return whether nothing is shown for a while."""
-    try:
-        await consumer.receive(timeout=seconds)
-    except TimeoutError:
-        return True
-    return False
 
 
 @virtual_time
@@ -75,7 +69,7 @@ async def test_all_that_a_message_has_is_there() -> None:
     assert payload == b"bad"
     assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("AP8Q", True)
     assert (metadata.ordering_key, metadata.event_time) == (ordering_key, 5)
-    assert {each.key: each.value for each in metadata.properties} == {
+    assert properties(metadata) == {
         "colour": "red",
         "REAL_TOPIC": TOPIC,
         "REAL_SUBSCRIPTION": "billing",
@@ -95,7 +89,7 @@ async def test_one_producer_made_when_it_is_needed() -> None:
     for number in range(50):
         broker.topic(TOPIC).publish(b"%d" % number)
     async with giving_up(broker) as consumer:
-        messages = [await consumer.receive(timeout=1) for _ in range(50)]
+        messages = await take(consumer, 50)
         assert not broker.commands("PRODUCER")
         await asyncio.gather(*(message.dead_letter("why") for message in messages))
         assert len(broker.commands("PRODUCER")) == 1
@@ -123,22 +117,20 @@ async def test_one_producer_made_when_it_is_needed() -> None:
 @virtual_time
 async def test_trouble(kind: str, answer: Any) -> None:
     """Whatever the broker does at whichever step, the dead letter is there in the end, and then all is acknowledged."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = with_a_message()
     async with giving_up(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.next(kind, answer)
         await message.dead_letter("why")
         assert is_settled(broker)
-        assert await quiet(consumer)
+        assert await is_quiet(consumer, 100)
     assert {payload for _, payload in letters(broker)} == {b"bad"}
 
 
 @virtual_time
 async def test_nothing_is_acknowledged_before_the_receipt() -> None:
     """While the receipt is late the message stays as it is at the broker; a reconnect meanwhile shows it to nobody."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = with_a_message()
     async with giving_up(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.next("SEND", later(10))
@@ -146,7 +138,7 @@ async def test_nothing_is_acknowledged_before_the_receipt() -> None:
         await asyncio.sleep(5)
         assert not is_settled(broker)
         broker.cut()
-        assert await quiet(consumer)
+        assert await is_quiet(consumer, 100)
         await call
         assert is_settled(broker)
 
@@ -159,7 +151,7 @@ async def test_null_is_told_from_empty(is_batch: bool) -> None:
     async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
         async with client.producer(TOPIC, batching=is_batch) as producer:
             await asyncio.gather(*(producer.send(data, key="k") for data in (None, b"", b"x")))
-        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        messages = await take(consumer, 3)
         assert [message.data for message in messages] == [None, b"", b"x"]
         assert [message.value() for message in messages] == [None, b"", b"x"]
         assert "attempt 1, null>" in repr(messages[0])
@@ -185,7 +177,7 @@ async def test_dead_letters_have_the_schema_of_their_messages() -> None:
         for schema in (*schemas, schemas[0]):
             async with client.producer(TOPIC, schema_info=schema, name="shop") as producer:
                 await producer.send(b"x")
-        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        messages = await take(consumer, 3)
         versions = [message.schema_version for message in messages]
         assert versions == [number.to_bytes(8, "big") for number in (0, 1, 0)]
         assert [message.producer_name for message in messages] == ["shop"] * 3
@@ -227,10 +219,10 @@ async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
     lone = topic.publish(b"?", properties={"colour": "red"}, encryption_keys=keys)
     topic.publish(b"readable")
     async with giving_up(broker) as consumer:
-        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        messages = await take(consumer, 3)
         assert [str(message.error) for message in messages[:2]] == ["payload: encrypted with the key k"] * 2
         assert messages[2].data == b"readable"
-        assert await quiet(consumer)
+        assert await is_quiet(consumer, 100)
         assert consumer.statistics().dead_lettered == 0
         for message in messages[:2]:
             await message.dead_letter("no key")
@@ -238,10 +230,8 @@ async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
         assert is_settled(broker)
     (about_batch, batch), (about_lone, alone) = letters(broker)
     assert (batch, alone) == (stored.rest, lone.rest)
-    assert {each.key: each.value for each in about_lone.properties}["colour"] == "red"
-    reasons = [
-        {each.key: each.value for each in about.properties}["PULSAR_NACK_REASON"] for about in (about_batch, about_lone)
-    ]
+    assert properties(about_lone)["colour"] == "red"
+    reasons = [properties(about)["PULSAR_NACK_REASON"] for about in (about_batch, about_lone)]
     assert reasons == ["no key"] * 2
 
 
@@ -268,7 +258,7 @@ async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
         for _ in range(2):
             await (await consumer.receive(timeout=1)).dead_letter("why")
     assert sorted(payload for _, payload in letters(broker)) == [b"0", b"1"]
-    origins = [{each.key: each.value for each in about.properties} for about, _ in letters(broker)]
+    origins = [properties(about) for about, _ in letters(broker)]
     assert {each["REAL_TOPIC"] for each in origins} == {TOPIC}
     assert {each["ORIGIN_MESSAGE_ID"] for each in origins} == {"7:0:0", "7:0:1"}
 
@@ -276,8 +266,7 @@ async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
 @virtual_time
 async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
     """A client that is closed lets its consumers send what is under way, as they do when they are closed."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = with_a_message()
     async with Client(broker.url, dial=broker.dial) as client:
         consumer = await client.subscribe(
             "orders", "billing", initial_position="earliest", dead_letter=DeadLetterPolicy(1)
@@ -316,7 +305,7 @@ async def test_a_topic_that_takes_nothing_for_a_while() -> None:
         broker.cut()  # the producer is refused for good when it connects again
         message = await consumer.receive(timeout=1)
         call = asyncio.create_task(message.dead_letter("why"))
-        assert await quiet(consumer)
+        assert await is_quiet(consumer, 100)
         assert (call.done(), is_settled(broker)) == (False, False)
         assert consumer.statistics().dead_letter_failures > 1
         before = len(broker.commands("PRODUCER"))
@@ -330,8 +319,7 @@ async def test_a_topic_that_takes_nothing_for_a_while() -> None:
 @virtual_time
 async def test_cancelled_while_the_producer_is_made() -> None:
     """A consumer that is closed while the first producer is being made ends in time, and leaves no task."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = with_a_message()
     async with giving_up(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.always("PRODUCER", silence)
