@@ -131,7 +131,7 @@ async def test_nacked_by_id_while_receive_lets_others_run(ports: Ports) -> None:
         await message.nack(0)
         nacking = asyncio.ensure_future(nack_soon(consumer, message))
         await asyncio.sleep(0.001)
-        consumer._turn.yielded_at_ms -= 10
+        consumer._state.turn.yielded_at_ms -= 10
         await consumer.receive()
         await nacking
         began = now()
@@ -478,7 +478,7 @@ async def test_settled_messages_leave_no_deadline(ports: Ports) -> None:
         await asyncio.sleep(0.01)
         figures = consumer.statistics()
         assert (figures.nack.pending, figures.leases_expired, figures.in_work) == (0, 0, 0)
-        assert consumer._settler.recent.delivered == {}
+        assert consumer._state.recent.delivered == {}
         assert await is_quiet(consumer)
 
 

@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError
+from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError, MessageId
 from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SchemaInfo
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from tests.consumer.letters import is_quiet
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
-from tests.wire.using import BASE, is_quiet, properties, publish, stored, subscribed, take
-
-TOPIC = f"{BASE}orders"
-DEAD = f"{TOPIC}-billing-DLQ"
+from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked
 
 
-@asynccontextmanager
-async def giving_up(broker: FakeBroker, **settings: Any) -> AsyncIterator[Consumer]:
-    """A consumer that gives up."""
-    about = {"dead_letter": DeadLetterPolicy(1, initial_subscription="repair"), **settings}
-    async with subscribed(broker, "orders", "billing", **about) as consumer:
-        yield consumer
-
-
-def letters(broker: FakeBroker) -> list[tuple[pb.MessageMetadata, bytes]]:
-    """Return what is in the dead-letter topic."""
-    return stored(broker, DEAD)
-
-
-def with_a_message() -> FakeBroker:
-    """Return a broker with a message."""
-    broker = FakeBroker()
-    publish(broker, b"bad", topic=TOPIC)
-    return broker
-
-
-def is_settled(broker: FakeBroker) -> bool:
-    """Return whether the subscription has nothing left."""
-    topic = broker.topic(TOPIC)
-    return {entry.place for entry in topic.entries} == topic.subscriptions["billing"].acked
+def giving_up(broker: FakeBroker, **settings: Any) -> AbstractAsyncContextManager[Consumer]:
+    """A consumer that gives up after the first redelivery."""
+    policy = DeadLetterPolicy(1, initial_subscription="repair")
+    return consuming(broker, **{"retry_topic": None, "dead_letter": policy, **settings})
 
 
 @virtual_time
@@ -64,8 +41,8 @@ async def test_all_that_a_message_has_is_there() -> None:
     )
     async with giving_up(broker) as consumer:
         await (await consumer.receive(timeout=1)).dead_letter("why")
-        assert is_settled(broker)
-    ((metadata, payload),) = letters(broker)
+        assert unacked(broker, TOPIC) == 0
+    ((metadata, payload),) = stored(broker, DEAD)
     assert payload == b"bad"
     assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("AP8Q", True)
     assert (metadata.ordering_key, metadata.event_time) == (ordering_key, 5)
@@ -89,13 +66,13 @@ async def test_one_producer_made_when_it_is_needed() -> None:
     for number in range(50):
         broker.topic(TOPIC).publish(b"%d" % number)
     async with giving_up(broker) as consumer:
-        messages = await take(consumer, 50)
+        messages = [await consumer.receive(timeout=1) for _ in range(50)]
         assert not broker.commands("PRODUCER")
         await asyncio.gather(*(message.dead_letter("why") for message in messages))
         assert len(broker.commands("PRODUCER")) == 1
         await consumer.aclose()
         assert len(broker.commands("CLOSE_PRODUCER")) == 1
-    assert sorted(payload for _, payload in letters(broker)) == sorted(b"%d" % number for number in range(50))
+    assert sorted(payload for _, payload in stored(broker, DEAD)) == sorted(b"%d" % number for number in range(50))
 
 
 @pytest.mark.parametrize(
@@ -114,33 +91,48 @@ async def test_one_producer_made_when_it_is_needed() -> None:
         ("CLOSE_PRODUCER", silence),
     ],
 )
+@pytest.mark.parametrize("topic", [DEAD, RETRY])
 @virtual_time
-async def test_trouble(kind: str, answer: Any) -> None:
-    """Whatever the broker does at whichever step, the dead letter is there in the end, and then all is acknowledged."""
-    broker = with_a_message()
-    async with giving_up(broker) as consumer:
+async def test_trouble(topic: str, kind: str, answer: Any) -> None:
+    """U15: whatever the broker does once at whichever step, the message is there in the end, and then acknowledged."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"bad")
+    async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         message = await consumer.receive(timeout=1)
         broker.next(kind, answer)
-        await message.dead_letter("why")
-        assert is_settled(broker)
-        assert await is_quiet(consumer, 100)
-    assert {payload for _, payload in letters(broker)} == {b"bad"}
+        await (message.dead_letter("why") if topic == DEAD else message.reconsume_later(5))
+        assert unacked(broker, TOPIC) == 0
+        seen: set[MessageId] = set()
+        while len(seen) < len(stored(broker, RETRY)):
+            again = await consumer.receive(timeout=60)
+            assert again.attempt == 2
+            seen.add(again.id)
+            await again.ack()
+        assert await is_quiet(consumer)
+    assert unacked(broker, RETRY) == 0
+    assert {payload for _, payload in stored(broker, topic)} == {b"bad"}
 
 
+@pytest.mark.parametrize("topic", [DEAD, RETRY])
 @virtual_time
-async def test_nothing_is_acknowledged_before_the_receipt() -> None:
-    """While the receipt is late the message stays as it is at the broker; a reconnect meanwhile shows it to nobody."""
-    broker = with_a_message()
-    async with giving_up(broker) as consumer:
+async def test_nothing_is_acknowledged_before_the_receipt(topic: str) -> None:
+    """U15: while the receipt is late the message stays as it is at the broker; a reconnect shows it to nobody."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"bad")
+    async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         message = await consumer.receive(timeout=1)
         broker.next("SEND", later(10))
-        call = asyncio.create_task(message.dead_letter("why"))
+        call = asyncio.create_task(message.dead_letter("why") if topic == DEAD else message.reconsume_later(3600))
         await asyncio.sleep(5)
-        assert not is_settled(broker)
+        assert (call.done(), unacked(broker, TOPIC)) == (False, 1)
+        for verb in (message.ack, message.nack):
+            with pytest.raises(AlreadySettledError, match="sent to the"):
+                await verb()
         broker.cut()
-        assert await is_quiet(consumer, 100)
-        await call
-        assert is_settled(broker)
+        call.cancel()  # it goes on
+        assert await is_quiet(consumer)
+        assert unacked(broker, TOPIC) == 0
+    assert {payload for _, payload in stored(broker, topic)} == {b"bad"}
 
 
 @for_each("is_batch", [False, True])
@@ -151,13 +143,13 @@ async def test_null_is_told_from_empty(is_batch: bool) -> None:
     async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
         async with client.producer(TOPIC, batching=is_batch) as producer:
             await asyncio.gather(*(producer.send(data, key="k") for data in (None, b"", b"x")))
-        messages = await take(consumer, 3)
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
         assert [message.data for message in messages] == [None, b"", b"x"]
         assert [message.value() for message in messages] == [None, b"", b"x"]
         assert "attempt 1, null>" in repr(messages[0])
         for message in messages:
             await message.dead_letter("why")
-        assert [(about.null_value, payload) for about, payload in letters(broker)] == [
+        assert [(about.null_value, payload) for about, payload in stored(broker, DEAD)] == [
             (True, b""),
             (False, b""),
             (False, b"x"),
@@ -177,7 +169,7 @@ async def test_dead_letters_have_the_schema_of_their_messages() -> None:
         for schema in (*schemas, schemas[0]):
             async with client.producer(TOPIC, schema_info=schema, name="shop") as producer:
                 await producer.send(b"x")
-        messages = await take(consumer, 3)
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
         versions = [message.schema_version for message in messages]
         assert versions == [number.to_bytes(8, "big") for number in (0, 1, 0)]
         assert [message.producer_name for message in messages] == ["shop"] * 3
@@ -188,11 +180,11 @@ async def test_dead_letters_have_the_schema_of_their_messages() -> None:
             await client.schema(TOPIC, 9)  # type: ignore[arg-type]
         for message in messages:
             await message.dead_letter("why")
-        assert [about.schema_version[-1] for about, _ in letters(broker)] == [1, 2, 1]
-        assert [await client.schema(DEAD, about.schema_version) for about, _ in letters(broker)][:2] == schemas
+        assert [about.schema_version[-1] for about, _ in stored(broker, DEAD)] == [1, 2, 1]
+        assert [await client.schema(DEAD, about.schema_version) for about, _ in stored(broker, DEAD)][:2] == schemas
         producers = [each for each in broker.commands("PRODUCER") if each.topic == DEAD]
         assert len(producers) == 2
-        assert is_settled(broker)
+        assert unacked(broker, TOPIC) == 0
 
 
 @virtual_time
@@ -204,7 +196,7 @@ async def test_a_schema_that_the_broker_does_not_tell(caplog: pytest.LogCaptureF
     async with giving_up(broker) as consumer:
         await (await consumer.receive(timeout=1)).dead_letter("why")
         assert consumer.statistics().dead_letter_failures == 1
-    ((about, payload),) = letters(broker)
+    ((about, payload),) = stored(broker, DEAD)
     assert (about.HasField("schema_version"), payload) == (False, b"x")
     assert sum("without their schema, version 05" in record.message for record in caplog.records) == 1
 
@@ -215,21 +207,21 @@ async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     keys = [pb.EncryptionKeys(key="k", value=b"v")]
-    stored = topic.publish_batch([b"0", b"1", b"2"], encryption_keys=keys)
+    batched = topic.publish_batch([b"0", b"1", b"2"], encryption_keys=keys)
     lone = topic.publish(b"?", properties={"colour": "red"}, encryption_keys=keys)
     topic.publish(b"readable")
     async with giving_up(broker) as consumer:
-        messages = await take(consumer, 3)
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
         assert [str(message.error) for message in messages[:2]] == ["payload: encrypted with the key k"] * 2
         assert messages[2].data == b"readable"
-        assert await is_quiet(consumer, 100)
+        assert await is_quiet(consumer)
         assert consumer.statistics().dead_lettered == 0
         for message in messages[:2]:
             await message.dead_letter("no key")
         await messages[2].ack()
-        assert is_settled(broker)
-    (about_batch, batch), (about_lone, alone) = letters(broker)
-    assert (batch, alone) == (stored.rest, lone.rest)
+        assert unacked(broker, TOPIC) == 0
+    (about_batch, batch), (about_lone, alone) = stored(broker, DEAD)
+    assert (batch, alone) == (batched.rest, lone.rest)
     assert properties(about_lone)["colour"] == "red"
     reasons = [properties(about)["PULSAR_NACK_REASON"] for about in (about_batch, about_lone)]
     assert reasons == ["no key"] * 2
@@ -257,8 +249,8 @@ async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
     async with giving_up(broker) as consumer:
         for _ in range(2):
             await (await consumer.receive(timeout=1)).dead_letter("why")
-    assert sorted(payload for _, payload in letters(broker)) == [b"0", b"1"]
-    origins = [properties(about) for about, _ in letters(broker)]
+    assert sorted(payload for _, payload in stored(broker, DEAD)) == [b"0", b"1"]
+    origins = [properties(about) for about, _ in stored(broker, DEAD)]
     assert {each["REAL_TOPIC"] for each in origins} == {TOPIC}
     assert {each["ORIGIN_MESSAGE_ID"] for each in origins} == {"7:0:0", "7:0:1"}
 
@@ -266,7 +258,8 @@ async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
 @virtual_time
 async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
     """A client that is closed lets its consumers send what is under way, as they do when they are closed."""
-    broker = with_a_message()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"bad")
     async with Client(broker.url, dial=broker.dial) as client:
         consumer = await client.subscribe(
             "orders", "billing", initial_position="earliest", dead_letter=DeadLetterPolicy(1)
@@ -277,8 +270,8 @@ async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
         await asyncio.sleep(0.1)
         await client.aclose()
         await call
-    assert [payload for _, payload in letters(broker)] == [b"bad"]
-    assert is_settled(broker)
+    assert [payload for _, payload in stored(broker, DEAD)] == [b"bad"]
+    assert unacked(broker, TOPIC) == 0
 
 
 @virtual_time
@@ -305,21 +298,22 @@ async def test_a_topic_that_takes_nothing_for_a_while() -> None:
         broker.cut()  # the producer is refused for good when it connects again
         message = await consumer.receive(timeout=1)
         call = asyncio.create_task(message.dead_letter("why"))
-        assert await is_quiet(consumer, 100)
-        assert (call.done(), is_settled(broker)) == (False, False)
+        assert await is_quiet(consumer)
+        assert (call.done(), unacked(broker, TOPIC)) == (False, 1)
         assert consumer.statistics().dead_letter_failures > 1
         before = len(broker.commands("PRODUCER"))
         broker.topic(DEAD).is_terminated = False
         await call
-        assert is_settled(broker)
+        assert unacked(broker, TOPIC) == 0
         assert len(broker.commands("PRODUCER")) > before
-    assert [payload for _, payload in letters(broker)] == [b"first", b"second"]
+    assert [payload for _, payload in stored(broker, DEAD)] == [b"first", b"second"]
 
 
 @virtual_time
 async def test_cancelled_while_the_producer_is_made() -> None:
     """A consumer that is closed while the first producer is being made ends in time, and leaves no task."""
-    broker = with_a_message()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"bad")
     async with giving_up(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.always("PRODUCER", silence)
@@ -330,7 +324,7 @@ async def test_cancelled_while_the_producer_is_made() -> None:
         assert asyncio.get_running_loop().time() - before < 10
         with pytest.raises(pulsar_nack.ClosedError):
             await call
-    assert not letters(broker)
+    assert not stored(broker, DEAD)
     assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 

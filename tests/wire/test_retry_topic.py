@@ -1,11 +1,9 @@
-"""The retry topic over the native wire, on a scripted broker: names, properties, attempts, and every failure."""
+"""The retry topic over the native wire, on a scripted broker: names, properties, attempts and long delays."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,45 +13,17 @@ import pytest
 from pulsar_nack import (
     AlreadySettledError,
     ClosedError,
-    Consumer,
     DeadLetterPolicy,
     Exponential,
     InvalidArgumentError,
-    MessageId,
     NackConfig,
 )
-from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client, ClientOptions
-from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
-from tests.wire.using import BASE, now, properties, publish, stored, subscribed, take
-
-TOPIC = f"{BASE}orders"
-RETRY = f"{TOPIC}-billing-RETRY"
-DEAD = f"{TOPIC}-billing-DLQ"
-
-
-@asynccontextmanager
-async def consuming(broker: FakeBroker, topic: Any = "orders", **settings: Any) -> AsyncIterator[Consumer]:
-    """A consumer with a retry topic, on the clock of the loop."""
-    broker.topic(RETRY).ledger = 8  # a broker gives each ledger to one topic
-    about = {"retry_topic": RetryTopicPolicy(), "wall_clock": LoopClock(), **settings}
-    async with subscribed(broker, topic, "billing", client_options=ClientOptions(keep_alive=600), **about) as consumer:
-        yield consumer
-
-
-def with_an_order() -> FakeBroker:
-    """Return a broker with a message."""
-    broker = FakeBroker()
-    publish(broker, b"order", topic=TOPIC)
-    return broker
-
-
-def unacked(broker: FakeBroker, topic: str) -> int:
-    """Return how many entries of a topic the subscription has not acknowledged."""
-    found = broker.topic(topic)
-    return len({entry.place for entry in found.entries} - found.subscriptions["billing"].acked)
+from pulsar_nack.wire import Client
+from tests.wire.fake_broker import FakeBroker, refuse, silence
+from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked
+from tests.wire.using import now
 
 
 @virtual_time
@@ -82,7 +52,7 @@ async def test_twice_then_the_dead_letter_topic() -> None:
         "DELAY_TIME": "3000",
         "colour": "red",
     }
-    for number, (metadata, payload) in enumerate(stored(broker, RETRY), 1):
+    for number, (metadata, payload) in enumerate(stored(broker), 1):
         found = properties(metadata)
         until_ms = int(found.pop("PULSAR_NACK_DELIVER_AT"))
         assert until_ms == metadata.deliver_at_time + 1_000
@@ -133,8 +103,8 @@ async def test_several_topics_share_a_named_one() -> None:
     """U15: messages of two topics wait in one retry topic; their dead letters go to the topic of each."""
     broker = FakeBroker()
     for number, name in enumerate(("bills", "orders"), 20):
-        broker.topic(f"{BASE}{name}").ledger = number
-        broker.topic(f"{BASE}{name}").publish(name.encode())
+        broker.topic(f"persistent://public/default/{name}").ledger = number
+        broker.topic(f"persistent://public/default/{name}").publish(name.encode())
     retry_topic = RetryTopicPolicy("again")
     settings: dict[str, Any] = {"retry_topic": retry_topic, "dead_letter": DeadLetterPolicy(1)}
     async with consuming(broker, ["bills", "orders"], **settings) as consumer:
@@ -144,9 +114,9 @@ async def test_several_topics_share_a_named_one() -> None:
                 assert message.attempt == attempt
                 await message.reconsume_later(1)
     for name in ("bills", "orders"):
-        ((_, payload),) = stored(broker, f"{BASE}{name}-billing-DLQ")
+        ((_, payload),) = stored(broker, f"persistent://public/default/{name}-billing-DLQ")
         assert payload == name.encode()
-    assert len(stored(broker, f"{BASE}again")) == 2
+    assert len(stored(broker, "persistent://public/default/again")) == 2
 
 
 @virtual_time
@@ -168,13 +138,13 @@ async def test_partitions_share_one_retry_topic() -> None:
     for partition in range(2):
         broker.topic(f"{TOPIC}-partition-{partition}").publish(b"%d" % partition)
     async with consuming(broker, dead_letter=DeadLetterPolicy(1, java_names=True)) as consumer:
-        first, second = await take(consumer, 2)
+        first, second = [await consumer.receive(timeout=1) for _ in range(2)]
         await first.reconsume_later(1)
         await second.reconsume_later(1)
-        again = await take(consumer, 2)
+        again = [await consumer.receive(timeout=5) for _ in range(2)]
         await again[0].reconsume_later(1)
         await again[1].dead_letter("bad")
-    assert len(stored(broker, RETRY)) == 2
+    assert len(stored(broker)) == 2
     found = [properties(metadata) for metadata, _ in stored(broker, DEAD)]
     assert {each["REAL_TOPIC"] for each in found} == {TOPIC}
     assert {each["ORIGIN_MESSAGE_ID"] for each in found} == {"7:0:0", "7:0:1"}
@@ -200,85 +170,17 @@ async def test_dead_letters_of_partitions_by_the_java_setting() -> None:
 # --- trouble ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer"),
-    [
-        ("PRODUCER", refuse("ServiceNotReady")),
-        ("PRODUCER", cut),
-        ("SEND", cut),
-        ("SEND", carried_out_then_cut),
-        ("SEND", silence),
-        ("SEND", refuse("NotAllowedError")),
-        ("ACK", cut),
-        ("ACK", carried_out_then_cut),
-        ("ACK", refuse("UnknownError")),
-    ],
-)
-@virtual_time
-async def test_trouble(kind: str, answer: Any) -> None:
-    """U15: whatever fails once is repeated; the message comes again, and the original is acknowledged."""
-    broker = with_an_order()
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next(kind, answer)
-        await message.reconsume_later(5)
-        assert unacked(broker, TOPIC) == 0
-        seen: set[MessageId] = set()
-        while len(seen) < len(stored(broker, RETRY)):
-            again = await consumer.receive(timeout=60)
-            assert again.attempt == 2
-            seen.add(again.id)
-            await again.ack()
-    assert unacked(broker, RETRY) == 0
-
-
-@virtual_time
-async def test_nothing_is_acknowledged_before_the_receipt() -> None:
-    """U15: while publishing is not confirmed the original stays unacknowledged, and a copy of it is not shown."""
-    broker = with_an_order()
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", later(20))
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(1)
-        assert (call.done(), unacked(broker, TOPIC), consumer.statistics().retries_waiting) == (False, 1, 1)
-        with pytest.raises(AlreadySettledError, match="sent to the retry topic"):
-            await message.ack()
-        with pytest.raises(AlreadySettledError, match="sent to the retry topic"):
-            await message.nack()
-        call.cancel()  # goes on
-        await asyncio.sleep(25)
-        assert unacked(broker, TOPIC) == 0
-        await (await consumer.receive(timeout=1)).ack()
-
-
-@virtual_time
-async def test_closed_before_it_is_published() -> None:
-    """U15: what is not published when the consumer closes goes back to the broker: it comes again, at once."""
-    broker = with_an_order()
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", silence)
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(1)
-        await consumer.aclose()
-        with pytest.raises(ClosedError):
-            await call
-    assert unacked(broker, TOPIC) == 1
-    async with consuming(broker) as consumer:
-        assert (await consumer.receive(timeout=1)).topic == TOPIC
-
-
 @virtual_time
 async def test_killed_between_publishing_and_acknowledging() -> None:
     """U15: killed between both steps there are two, of one origin, and never none."""
-    broker = with_an_order()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
     async with consuming(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.always("ACK", silence)
         call = asyncio.create_task(message.reconsume_later(1))
         await asyncio.sleep(0.5)
-        assert len(stored(broker, RETRY)) == 1
+        assert len(stored(broker)) == 1
         await consumer.aclose()
         with pytest.raises(ClosedError):
             await call
@@ -287,23 +189,8 @@ async def test_killed_between_publishing_and_acknowledging() -> None:
         await (await consumer.receive(timeout=1)).reconsume_later(1)
         for _ in range(2):
             await (await consumer.receive(timeout=10)).ack()
-    origins = {properties(metadata)["ORIGIN_MESSAGE_ID"] for metadata, _ in stored(broker, RETRY)}
-    assert (origins, len(stored(broker, RETRY))) == ({"7:0:-1"}, 2)
-
-
-@virtual_time
-async def test_a_seek_forgets_what_is_under_way() -> None:
-    """A seek ends it: the call says so, and the message comes by the seek."""
-    broker = with_an_order()
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", silence)
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(0.1)
-        await consumer.seek(0)
-        with pytest.raises(AlreadySettledError, match="seek"):
-            await call
-        assert (await consumer.receive(timeout=5)).data == b"order"
+    origins = {properties(metadata)["ORIGIN_MESSAGE_ID"] for metadata, _ in stored(broker)}
+    assert (origins, len(stored(broker))) == ({"7:0:-1"}, 2)
 
 
 # --- long delays -----------------------------------------------------------------------------------------------------
@@ -312,7 +199,8 @@ async def test_a_seek_forgets_what_is_under_way() -> None:
 @virtual_time
 async def test_a_long_nack_waits_there() -> None:
     """U45: a nack for an hour, ``spill_after`` ten minutes: nothing is unacknowledged, and attempt 2 in an hour."""
-    broker = with_an_order()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=timedelta(minutes=10))) as consumer:
         began_at = now()
         delayed = broker.topic(RETRY).subscriptions["billing"]
@@ -320,7 +208,7 @@ async def test_a_long_nack_waits_there() -> None:
         await (await consumer.receive(timeout=1)).nack(3600, reason="busy")
         await asyncio.sleep(3_598)  # as a broker, which delivers it a little early
         assert unacked(broker, TOPIC) == 0
-        assert len(stored(broker, RETRY)) == 1
+        assert len(stored(broker)) == 1
         assert consumer.statistics().nacked == consumer.statistics().retried == 1
         delayed.is_paused = False
         delayed.dispatch()
@@ -335,7 +223,8 @@ async def test_a_long_nack_waits_there() -> None:
 @virtual_time
 async def test_what_cannot_be_published_waits_here(caplog: pytest.LogCaptureFixture) -> None:
     """U45: if the retry topic refuses a long nack it is held here, exactly as long, and that is logged and counted."""
-    broker = with_an_order()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
     caplog.set_level(logging.WARNING, "pulsar_nack.consumer")
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=60)) as consumer:
         began_at = now()
@@ -349,7 +238,7 @@ async def test_what_cannot_be_published_waits_here(caplog: pytest.LogCaptureFixt
         assert (round(now() - began_at, 2), message.attempt) == (600, 2)
         await message.ack()
     assert "it waits in this consumer" in caplog.text
-    assert not stored(broker, RETRY)
+    assert not stored(broker)
 
 
 @virtual_time
@@ -382,7 +271,7 @@ async def test_where_no_more_may_be_held() -> None:
         broker.topic(TOPIC).publish(b"%d" % number)
     config = NackConfig(negative_ack_precision_bit_cnt=0, max_held=2)
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=600), config=config) as consumer:
-        for message in await take(consumer, 5):
+        for message in [await consumer.receive(timeout=1) for _ in range(5)]:
             async with asyncio.timeout(1):
                 await message.nack(60)
         await asyncio.sleep(1)
@@ -396,7 +285,8 @@ async def test_where_no_more_may_be_held() -> None:
 @virtual_time
 async def test_durable_until_it_is_there(tmp_path: Path) -> None:
     """U9, U45: killed before a long nack is published, it waits here after the restart, until the same time."""
-    broker = with_an_order()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
     about = {"retry_topic": RetryTopicPolicy(spill_after=60), "durable": tmp_path}
     async with consuming(broker, **about) as consumer:
         began_at = now()
@@ -418,7 +308,8 @@ async def test_durable_until_it_is_there(tmp_path: Path) -> None:
 @virtual_time
 async def test_without_a_retry_topic() -> None:
     """U14: without the setting the call says what is missing, and nothing changes: the message can be settled."""
-    broker = with_an_order()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
     async with consuming(broker, retry_topic=None) as consumer:
         message = await consumer.receive(timeout=1)
         with pytest.raises(InvalidArgumentError, match="retry_topic: expected a RetryTopicPolicy"):
@@ -432,7 +323,8 @@ async def test_without_a_retry_topic() -> None:
 @virtual_time
 async def test_arguments_are_checked_first() -> None:
     """N24: a bad delay, property, reason or message is refused, and nothing changes."""
-    broker = with_an_order()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
     async with consuming(broker) as consumer:
         message = await consumer.receive(timeout=1)
         wrong: list[tuple[str, dict[str, Any]]] = [
@@ -473,7 +365,8 @@ async def test_forged_properties() -> None:
 @virtual_time
 async def test_deferred_ten_times() -> None:
     """U12, U45: deferred for long ten times, then nacked: attempt 1 all the time, then 2, and never a dead letter."""
-    broker = with_an_order()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
     about = {"retry_topic": RetryTopicPolicy(spill_after=5), "dead_letter": DeadLetterPolicy(2)}
     async with consuming(broker, **about) as consumer:
         for number in range(10):
@@ -492,7 +385,8 @@ async def test_deferred_ten_times() -> None:
 @virtual_time
 async def test_deferred_durably_until_it_is_there(tmp_path: Path) -> None:
     """U9, U12, U45: killed before a long deferral is published, it waits after the restart, as the same attempt."""
-    broker = with_an_order()
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"order")
     about = {"retry_topic": RetryTopicPolicy(spill_after=60), "durable": tmp_path}
     async with consuming(broker, **about) as consumer:
         began_at = now()

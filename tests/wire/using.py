@@ -9,10 +9,8 @@ from typing import Any, Final
 
 from pulsar_nack import Consumer, Message, MessageId, NackConfig
 from pulsar_nack.wire import Client, ClientOptions
-from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeSubscription, FakeTopic
-from tests.wire.frames import read_message
 
 BASE: Final = "persistent://public/default/"
 TOPIC: Final = f"{BASE}t"
@@ -83,13 +81,3 @@ def publish(broker: FakeBroker, *payloads: bytes, topic: str = TOPIC) -> FakeTop
 def the(broker: FakeBroker, topic: str = TOPIC) -> FakeSubscription:
     """Return the subscription at the broker."""
     return broker.topic(topic).subscriptions["s"]
-
-
-def stored(broker: FakeBroker, topic: str) -> list[tuple[pb.MessageMetadata, bytes]]:
-    """Return what is in a topic."""
-    return [read_message(entry.rest) for entry in broker.topic(topic).entries]
-
-
-def properties(metadata: pb.MessageMetadata) -> dict[str, str]:
-    """Return the properties of a message."""
-    return {each.key: each.value for each in metadata.properties}
