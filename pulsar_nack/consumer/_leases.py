@@ -6,14 +6,15 @@ in the lease only; then it is added again for the rest. So extending costs nothi
 
 When a lease ends the message is held by the backoff, as after a nack, or is a dead letter after its last attempt. Until
 it is delivered again its late handler can settle it, and while it is held an extension takes it back. After that all
-calls of the late handler raise :class:`~pulsar_nack.errors.LeaseExpiredError`.
+calls of the late handler raise :class:`~pulsar_nack.errors.LeaseExpiredError`, and so do all calls after the first that
+raised it: a handler that learns that the message is redelivered may give up and return, which must not acknowledge it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from .._delays import Delay, positive_delay_ms
 from ..errors import AlreadySettledError, LeaseExpiredError
@@ -62,11 +63,15 @@ class Leases:
     # --- what a handler does ------------------------------------------------------------------------------------------
 
     def check(self, lease: Lease | None) -> None:
-        """Raise if the lease of a message ended and it was delivered again, or given up, since."""
+        """Raise if the lease of a message ended and it was delivered again, or given up, since; or if a call raised."""
         if lease is None or not lease.has_ended:
             return
-        if not self._is_latest(lease) or lease.record.state not in _UNSEEN:
-            raise LeaseExpiredError(lease.record.id, PAST_LEASE)
+        if lease.is_refused or not self._is_latest(lease) or lease.record.state not in _UNSEEN:
+            self._refuse(lease)
+
+    def _refuse(self, lease: Lease) -> NoReturn:
+        lease.is_refused = True
+        raise LeaseExpiredError(lease.record.id, PAST_LEASE)
 
     def extend(self, lease: Lease | None, delivery: Delivery, delay: Delay | None) -> None:
         """Let the lease of a message end ``delay`` from now; if it ended and the message is held, it begins again.
@@ -79,11 +84,11 @@ class Leases:
             return
         record = lease.record
         is_latest = self._is_latest(lease)
-        is_held = is_latest and lease.has_ended and record.state is State.HELD
+        is_held = is_latest and lease.has_ended and record.state is State.HELD and not lease.is_refused
         if is_held:
             self._take_back(lease, delivery)
         elif lease.has_ended:
-            raise LeaseExpiredError(record.id, PAST_LEASE)
+            self._refuse(lease)
         elif not is_latest or record.state is not State.DELIVERED:
             self._table.check_unsettled(record.id)
             state = record.state.value if is_latest else "forgotten by a seek"

@@ -22,7 +22,8 @@ from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from tests.wire.fake_broker import FakeBroker, refuse, silence
-from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, now, properties, stored, unacked
+from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked
+from tests.wire.using import now
 
 
 @virtual_time
