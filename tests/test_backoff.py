@@ -125,19 +125,19 @@ def test_as_backoff() -> None:
         assert in_ms(as_backoff(delays), 0, 1, 2) == [1000, 2000, 2000]
 
 
-@for_each(
-    ("wrong", "field"),
-    [
-        *((wrong, "backoff") for wrong in (True, None, "12", b"12", bytearray(b"12"), {1.0}, Decimal(1), -1)),
-        *((wrong, "backoff") for wrong in ([], range(0), deque[float]())),
-        *[([1, -1], "backoff[1]"), ((-1,), "backoff[0]")],
-    ],
-)
-def test_what_is_no_backoff(wrong: Any, field: str) -> None:
-    """Text, bytes, no delay at all, and what is no delay are refused by the setting's name."""
+NO_BACKOFFS: list[Any] = [
+    *[True, None, "12", b"12", bytearray(b"12"), {1.0}, Decimal(1), -1],
+    *[[], range(0), deque[float](), [1, -1], (-1,)],
+]
+
+
+@for_each("wrong", NO_BACKOFFS)
+def test_what_is_no_backoff(wrong: Any) -> None:
+    """Text, bytes, no delay at all, and what is no delay are refused by name, with the place in a list."""
     with pytest.raises(InvalidArgumentError) as caught:
         as_backoff(wrong)
-    assert caught.value.field == field
+    place = {"[1, -1]": "[1]", "(-1,)": "[0]"}.get(repr(wrong), "")
+    assert caught.value.field == f"backoff{place}"
 
 
 WRONG_DELAYS: list[Any] = [-1, math.nan, math.inf, True, "1", None, Decimal(1), timedelta(seconds=-1), 10**400]

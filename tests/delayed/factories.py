@@ -88,8 +88,9 @@ async def assert_is_closed(tracker: DelayedDeliveryTracker) -> None:
             call()
     with pytest.raises(ClosedError):
         await tracker.clear()
+    entering: Any = tracker
     with pytest.raises(ClosedError):
-        await tracker.__aenter__()
+        await entering.__aenter__()
     assert isinstance(tracker.number_of_delayed_messages, int)
     assert isinstance(tracker.buffer_memory_usage, int)
 

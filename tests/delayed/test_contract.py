@@ -179,20 +179,21 @@ async def test_bad_arguments(opened: Opener, value: Any) -> None:
     """What is no position, time, limit or tick is refused by name, and nothing has changed."""
     async with opened(1) as tracker:
         assert tracker.add_message(1, 1, 10)
+        bulk: Any = tracker
         is_paused = tracker.should_pause_all_deliveries()
         calls: dict[str, list[Callable[[], object]]] = {
             "ledger_id": [
                 lambda: tracker.add_message(value, 1, 20),
-                lambda: tracker.add_messages(value, [1], 20),
+                lambda: bulk.add_messages(value, [1], 20),
                 lambda: tracker.contains_message(value, 1),
             ],
             "entry_id": [lambda: tracker.add_message(1, value, 20)],
-            "entries": [] if value is True else [lambda: tracker.add_messages(1, [5, value], 20)],
+            "entries": [] if value is True else [lambda: bulk.add_messages(1, [5, value], 20)],
             "deliver_at": []
             if value == -1
             else [
                 lambda: tracker.add_message(1, 2, value),
-                lambda: tracker.add_messages(1, [2], value),
+                lambda: bulk.add_messages(1, [2], value),
             ],
             "max_messages": [lambda: tracker.get_scheduled_messages(value)],
             "tick_ms": [lambda: tracker.reset_tick_time(value)],

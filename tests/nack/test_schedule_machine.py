@@ -160,14 +160,3 @@ def test_due_ids_are_a_sequence() -> None:
     assert "7 ids" in repr(due)
     with pytest.raises(IndexError):
         due[7]
-
-
-def test_pop_all_takes_everything_and_ends() -> None:
-    """Everything comes out, by position, whatever its deadline, and an empty schedule gives nothing."""
-    schedule = NackSchedule()
-    assert list(schedule.buckets.pop_all()) == []
-    schedule.add(MessageId(1, 1), 0, 86_400_000)
-    schedule.add(MessageId(1, 2), 0, 100)
-    assert list(schedule.buckets.pop_all()) == [MessageId(1, 1), MessageId(1, 2)]
-    assert (len(schedule), schedule.next_at()) == (0, None)
-    assert list(schedule.buckets.pop_all()) == []
