@@ -122,7 +122,7 @@ class Consumer(ClosesWhenDropped):
         if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
         if settler.leases is not None:
-            settler.leases.begin(message)
+            message._lease = settler.leases.begin(message._delivery, message._redelivery_count)
         return message
 
     async def batch_receive(

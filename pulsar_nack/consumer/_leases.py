@@ -35,17 +35,6 @@ _UNSEEN: Final = (State.HELD, State.REQUESTED, State.ACKING)
 """States after the end of a lease in which nobody else has the message here."""
 
 
-class _Handled(Protocol):
-    """What the leases use of a :class:`~pulsar_nack.Message`."""
-
-    _delivery: Delivery
-    _redelivery_count: int
-    _lease: Lease | None
-
-    @property
-    def id(self) -> MessageId: ...
-
-
 class _Settler(Protocol):
     """What the leases use of the settler."""
 
@@ -73,63 +62,60 @@ class Leases:
         self._late_ms = 1 if queue.tracker.lead_time else 0
         queue.end_leases = self._end_due
 
-    def begin(self, message: _Handled) -> None:
+    def begin(self, delivery: Delivery, redelivery_count: int) -> Lease | None:
         """Begin the lease of a message that a call of ``receive`` returns."""
-        delivery = message._delivery
         record = self._table.get(delivery.id)
         if record is None or record.state is not State.DELIVERED:
-            return  # it was settled by its id in this turn of the loop
-        message._lease = record.lease = Lease(record, self._clock.now_ms() + self._lease_ms)
+            return None  # it was settled by its id in this turn of the loop
+        lease = record.lease = Lease(record, redelivery_count, self._clock.now_ms() + self._lease_ms)
         self._queue.arm(record.id, self._lease_ms)
         if self._recent.get(delivery.id) is None:
             self._recent.add(delivery)
+        return lease
 
-    def cancel(self, message: _Handled) -> None:
+    def cancel(self, lease: Lease | None) -> None:
         """End the lease of a message that nobody handles yet: it is taken back, or waits for others of its key."""
-        lease, message._lease = message._lease, None
         if lease is not None and lease.record.lease is lease:
             lease.record.lease = None
             self._queue.tracker.ack(lease.record.id)
 
     # --- what a handler does ------------------------------------------------------------------------------------------
 
-    def check(self, message: _Handled) -> None:
+    def check(self, lease: Lease | None) -> None:
         """Raise if the lease of a message ended and it was delivered again, or given up, since."""
-        lease = message._lease
         if lease is None or not lease.has_ended:
             return
-        if not self._is_latest(message, lease.record) or lease.record.state not in _UNSEEN:
-            raise LeaseExpiredError(message.id, PAST_LEASE)
+        if not self._is_latest(lease) or lease.record.state not in _UNSEEN:
+            raise LeaseExpiredError(lease.record.id, PAST_LEASE)
 
-    def extend(self, message: _Handled, delay: Delay | None) -> None:
+    def extend(self, lease: Lease | None, delivery: Delivery, delay: Delay | None) -> None:
         """Let the lease of a message end ``delay`` from now; if it ended and the message is held, it begins again.
 
         :raises LeaseExpiredError: it ended, and the message is requested, delivered again or given up
         :raises AlreadySettledError: the message was settled
         """
         milliseconds = self._lease_ms if delay is None else positive_delay_ms(delay)
-        lease = message._lease
         if lease is None:
             return
         record = lease.record
-        is_latest = self._is_latest(message, record)
+        is_latest = self._is_latest(lease)
         is_held = is_latest and lease.has_ended and record.state is State.HELD
         if is_held:
-            self._take_back(message, lease)
+            self._take_back(lease, delivery)
         elif lease.has_ended:
-            raise LeaseExpiredError(message.id, PAST_LEASE)
+            raise LeaseExpiredError(record.id, PAST_LEASE)
         elif not is_latest or record.state is not State.DELIVERED:
             self._table.check_unsettled(record.id)
             state = record.state.value if is_latest else "forgotten by a seek"
-            raise AlreadySettledError(message.id, state)
+            raise AlreadySettledError(record.id, state)
         ends_at_ms = self._clock.now_ms() + milliseconds
         if is_held or ends_at_ms < lease.ends_at_ms:
             self._queue.arm(record.id, milliseconds)
         lease.ends_at_ms = ends_at_ms
 
-    def _take_back(self, message: _Handled, lease: Lease) -> None:
+    def _take_back(self, lease: Lease, delivery: Delivery) -> None:
         """Let a handler go on with a message that is held because its lease ended: the same attempt, no new one."""
-        record, delivery = lease.record, message._delivery
+        record = lease.record
         self._queue.drop(record.id)
         self._queue.trace.cancel(record.id, record.redelivery_count, "lease extended")
         record.redelivery_count -= 1
@@ -139,9 +125,9 @@ class Leases:
         if self._settler.durable is not None:
             self._settler.durable.delivered(record.id, record.redelivery_count)
 
-    def _is_latest(self, message: _Handled, record: MessageState) -> bool:
-        is_known = self._table.get(record.id) is record
-        return is_known and record.redelivery_count == message._redelivery_count
+    def _is_latest(self, lease: Lease) -> bool:
+        is_known = self._table.get(lease.record.id) is lease.record
+        return is_known and lease.record.redelivery_count == lease.redelivery_count
 
     # --- the end of leases --------------------------------------------------------------------------------------------
 

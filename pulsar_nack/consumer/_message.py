@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from .._check import check_integer
 from .._delays import Delay, delay_ms, positive_delay_ms
 from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
-from ._message_state import Lease
+from ._message_state import DEFERRED, VERBS, Lease, State
 from ._outcomes import NO_RULES, ErrorRules, OnError, Processing
 from ._port import Delivery
 from ._received_message import ReceivedMessage
 from ._settler import YIELD_AFTER_MS, Settler
 
-ACKED = "acknowledged"
-NACKED = "negatively acknowledged"
-DEFERRED = "deferred"
-DEAD_LETTERED = "sent to the dead-letter topic"
-RETRIED = "sent to the retry topic"
+ACKED: Final = State.ACKING.value
+NACKED: Final = State.HELD.value
+DEAD_LETTERED: Final = State.DEAD_LETTERING.value
+RETRIED: Final = State.RETRYING.value
 
 
 class Message(ReceivedMessage):
@@ -60,6 +59,11 @@ class Message(ReceivedMessage):
         if self._settled_as is not None or self._lease is None or not self._lease.has_ended:
             return self._settled_as is not None or not self._settler.is_in_work(self._delivery.id)
         return False  # its handler may still settle it
+
+    @property
+    def settled_by(self) -> str | None:
+        """Return the name of the consumer's verb that settled this attempt, as ``"negative_acknowledge"``; or None."""
+        return None if self._settled_as is None else VERBS[self._settled_as]
 
     async def ack(self) -> None:
         """Acknowledge the message; a nack of it that is not due is cancelled. A failed call changes nothing.
@@ -107,7 +111,7 @@ class Message(ReceivedMessage):
         before = self._settled_as
         if before is None:
             if self._settler.leases is not None:
-                self._settler.leases.check(self)
+                self._settler.leases.check(self._lease)
         elif before != ACKED:
             self._check_nacked(before)
         self._settled_as = ACKED
@@ -165,7 +169,7 @@ class Message(ReceivedMessage):
         """Nack or defer the message."""
         before, settler, delivery = self._settled_as, self._settler, self._delivery
         if settler.leases is not None and before is None:
-            settler.leases.check(self)
+            settler.leases.check(self._lease)
         self._settled_as = settled_as
         self._nacking = asyncio.current_task()
         is_deferred = settled_as is DEFERRED
@@ -199,7 +203,7 @@ class Message(ReceivedMessage):
         if self._settled_as is not None:
             raise AlreadySettledError(self.id, self._settled_as)
         if self._settler.leases is not None:
-            self._settler.leases.extend(self, delay)
+            self._settler.leases.extend(self._lease, self._delivery, delay)
         elif delay is not None:
             positive_delay_ms(delay)
 
@@ -261,7 +265,7 @@ class Message(ReceivedMessage):
         if before == NACKED:
             self._check_nacked(before)
         elif self._settler.leases is not None and not self._settler.is_sent_away(self.id):
-            self._settler.leases.check(self)
+            self._settler.leases.check(self._lease)
 
     def process(self, on_error: OnError | None = None) -> Processing:
         """Return a block, for ``async with``, at the end of which the message is settled.

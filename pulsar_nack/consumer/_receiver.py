@@ -138,7 +138,7 @@ class Receiver:
         """Take a message back that a call of ``receive`` returned, for the next one."""
         self.delivered -= 1
         if self._settler.leases is not None:
-            self._settler.leases.cancel(message)
+            self._settler.leases.cancel(message._lease)
         self._put_back(message)
 
     def _put_back(self, message: Message) -> None:

@@ -11,7 +11,7 @@ Brokers deliver a delayed message up to a tick early or late. So they are asked 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -65,14 +65,21 @@ class RetryTopicPolicy:
         if self.publisher is not None:
             check_delays("publisher", self.publisher)
 
-    def named(self, topics: Sequence[str], subscription: str) -> RetryTopicPolicy:
+    def named(
+        self, topics: Sequence[str] | None, subscription: str, full_name: Callable[[str], str] = str
+    ) -> RetryTopicPolicy:
         """Return the policy with all names that it leaves open.
 
-        :raises InvalidArgumentError: there are several topics and ``topic`` is None, or it is one of them
+        :param topics: None: those that match a pattern
+        :param full_name: completes the name of ``topic``
+        :raises InvalidArgumentError: there are several topics and ``topic`` is None, or it is one of them; or a pattern
         """
+        if topics is None:
+            expected = "None with a pattern: it is for a topic, or a list of topics"
+            raise InvalidArgumentError("retry_topic", self, expected)
         if self.topic is None and len(topics) != 1:
             raise InvalidArgumentError("retry_topic", self, "a policy that names its topic, as there are several")
-        name = self.topic or f"{topics[0]}-{subscription}-RETRY"
+        name = f"{topics[0]}-{subscription}-RETRY" if self.topic is None else full_name(self.topic)
         if name in topics:
             raise InvalidArgumentError("retry_topic", self, "another topic than those that are subscribed")
         return replace(self, topic=name, topics=tuple(topics))

@@ -19,8 +19,9 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
+from .._topic_pattern import full_name
 from ..consumer import Consumer, MessageRedelivered
-from ._delayed_totals import full_name, namespace_of
+from ._delayed_totals import namespace_of
 from ._loop_reading import measure_all, running_loop
 
 COUNTER: Final = "counter"

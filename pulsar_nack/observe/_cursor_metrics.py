@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
+from .._topic_pattern import full_name
 from ..errors import InvalidArgumentError, MissingExtraError
-from ._delayed_totals import full_name, namespace_of
+from ._delayed_totals import namespace_of
 from ._loop_reading import measure_all, running_loop
 
 if TYPE_CHECKING:

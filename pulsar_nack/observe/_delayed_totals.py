@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from .._topic_pattern import full_name
 from ..delayed import (
     BucketDelayedDeliveryTracker,
     BucketStatistics,
@@ -88,13 +89,6 @@ def statistics_of(tracker: DelayedDeliveryTracker) -> BucketStatistics | None:
         except RuntimeError:  # a bucket was added or removed during the iteration
             continue
     return None
-
-
-def full_name(topic_name: str) -> str:
-    """Return a topic's name as the broker writes it: ``orders`` is ``persistent://public/default/orders``."""
-    if not topic_name or "://" in topic_name:
-        return topic_name
-    return f"persistent://{topic_name if topic_name.count('/') >= 2 else f'public/default/{topic_name}'}"
 
 
 def namespace_of(full_topic_name: str) -> str:

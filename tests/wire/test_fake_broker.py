@@ -11,6 +11,7 @@ from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import encode_command
@@ -88,7 +89,7 @@ class Raw:
         return got
 
 
-class _Events:
+class _Events(Handler):
     def __init__(self, raw: Raw, consumer_id: int) -> None:
         self._raw = raw
         self._id = consumer_id

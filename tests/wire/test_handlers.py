@@ -11,6 +11,7 @@ from pulsar_nack.errors import ConnectionLostError, ProtocolError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._message_commands import MessageCommand
@@ -20,7 +21,7 @@ from tests.wire.frames import command, frame
 SECURE = "pulsar+ssl://broker:6651"
 
 
-class Recorder:
+class Recorder(Handler):
     """A consumer or producer that records its calls and raises ``fault`` in each."""
 
     def __init__(self, fault: Exception | None = None) -> None:
