@@ -350,7 +350,7 @@ def opened(opening: Callable[[Path], Awaitable[Any]]) -> Open:
 
 
 KINDS: dict[str, Open] = {
-    "Consumer": lambda _: Consumer(FakePort()),
+    "Consumer": opened(lambda _: Consumer(FakePort()).open()),
     "Message": _message,
     "Client": of_client(contextlib.nullcontext),
     "Producer": of_client(lambda client: client.producer("t")),
