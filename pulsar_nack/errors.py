@@ -224,7 +224,10 @@ class AlreadySettledError(PulsarNackError):
 
 
 class LeaseExpiredError(AlreadySettledError):
-    """The lease of the message ended before this call, and it was redelivered or given up since; nothing changed."""
+    """The lease of the message ended before this call, and it was redelivered or given up since; nothing changed.
+
+    Once a call of a handler raised this, all its later calls do, even if the message could still be settled.
+    """
 
 
 class AcknowledgeError(PulsarNackError):

@@ -101,7 +101,7 @@ class KeyOrder:
 
     async def begin(self, message: Message) -> bool:
         """Note durably that a handler begins with a message; return False if it was settled meanwhile."""
-        durable = self._receiver.durable
+        durable = self._receiver.state.durable
         if durable is None:
             return True
         await durable.delivered(message.id, message.redelivery_count)

@@ -11,11 +11,12 @@ from .._check import check_integer
 from .._delays import Delay, delay_ms, positive_delay_ms
 from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
+from ._consumer_state import YIELD_AFTER_MS
 from ._message_state import DEFERRED, VERBS, Lease, State
 from ._outcomes import NO_RULES, ErrorRules, OnError, Processing
 from ._port import Delivery
 from ._received_message import ReceivedMessage
-from ._settler import YIELD_AFTER_MS, Settler
+from ._settler import Settler
 
 ACKED: Final = State.ACKING.value
 NACKED: Final = State.HELD.value
@@ -79,7 +80,7 @@ class Message(ReceivedMessage):
         :raises ClosedError: the consumer is closed
         """
         before = None
-        if self._settled_as is None and self._settler.leases is None:
+        if self._settled_as is None and self._lease is None:
             self._settled_as = ACKED
         else:
             before = self._begin_ack()
@@ -199,7 +200,7 @@ class Message(ReceivedMessage):
         :raises InvalidArgumentError: the delay, also if it is 0
         :raises ClosedError: the consumer is closed
         """
-        self._settler.check_open()
+        self._settler.state.check_open()
         if self._settled_as is not None:
             raise AlreadySettledError(self.id, self._settled_as)
         if self._settler.leases is not None:
@@ -254,7 +255,7 @@ class Message(ReceivedMessage):
             await sending
         except BaseException:
             sending.close()
-            if not self._settler.is_sent_away(self.id):
+            if not self._settler.state.is_sent_away(self.id):
                 self._settled_as = before
             raise
 
@@ -264,7 +265,7 @@ class Message(ReceivedMessage):
             raise AlreadySettledError(self.id, before)
         if before == NACKED:
             self._check_nacked(before)
-        elif self._settler.leases is not None and not self._settler.is_sent_away(self.id):
+        elif self._settler.leases is not None and not self._settler.state.is_sent_away(self.id):
             self._settler.leases.check(self._lease)
 
     def process(self, on_error: OnError | None = None) -> Processing:
@@ -295,7 +296,7 @@ class Message(ReceivedMessage):
         """
         if on_error is None:
             return Processing(self, NO_RULES)
-        return Processing(self, ErrorRules(on_error, has_dead_letters=self._settler.has_dead_letters))
+        return Processing(self, ErrorRules(on_error, has_dead_letters=self._settler.state.has_dead_letters))
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"
@@ -312,7 +313,7 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
     for each in several:
         if not isinstance(each, Message | MessageId):
             raise InvalidArgumentError("message", each, "a Message, a MessageId, or several of them")
-    settler.check_open()
+    settler.state.check_open()
     begun: dict[Message, str | None] = {}
     calls: dict[MessageId, asyncio.Future[None]] = {}
     failed: dict[MessageId, BaseException] = {}

@@ -103,10 +103,12 @@ class MessageState:
 class Lease:
     """How long one attempt of a message may take; see ``_leases``."""
 
-    __slots__ = ("ends_at_ms", "has_ended", "record", "redelivery_count")
+    __slots__ = ("ends_at_ms", "has_ended", "is_refused", "record", "redelivery_count")
 
     def __init__(self, record: MessageState, redelivery_count: int, ends_at_ms: int) -> None:
         self.record = record
         self.redelivery_count = redelivery_count
         self.ends_at_ms = ends_at_ms
         self.has_ended = False
+        self.is_refused = False
+        """Whether a call of the late handler was refused; then all others are."""

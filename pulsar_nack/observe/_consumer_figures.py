@@ -164,7 +164,7 @@ class _Watched:
     def measure(self) -> None:
         """Read the figures, and note whether they are final."""
         engine = self.consumer._engine
-        was_dropped = self.outer() is None and engine.settler.acks is None
+        was_dropped = self.outer() is None and engine.state.acks is None
         loop = None if self.loop is None else self.loop()
         is_over = self.loop is not None and (loop is None or loop.is_closed())
         self.has_ended = engine.has_ended or was_dropped or is_over

@@ -8,27 +8,16 @@ from typing import Any, Final
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, MessageId, NackConfig
+from pulsar_nack import DeadLetterPolicy, MessageId, NackConfig
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import FakePublisher, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
 from tests.for_each import for_each
 from tests.tiers import seeds
+from tests.topic.using import shown
 
 EXACT: Final = NackConfig(negative_ack_precision_bit_cnt=0)
 LATEST: Final = MessageId(2**63 - 1, 2**63 - 1)
-
-
-async def shown(consumer: Consumer, seconds: float = 2.0) -> list[bytes]:
-    """Receive and acknowledge until nothing comes for a while."""
-    data: list[bytes] = []
-    while True:
-        try:
-            message = await consumer.receive(timeout=seconds)
-        except TimeoutError:
-            return data
-        data.append(message.data)
-        await message.ack()
 
 
 async def publish(topic: LocalTopic, count: int, *, batch: bool = False) -> list[bytes]:
@@ -156,7 +145,7 @@ async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> No
         elif clearing == "skip":
             await topic.skip("s", 9)
         else:
-            await topic._subscriptions.used["s"].acknowledge_cumulative(MessageId(*topic.last_position))
+            await topic._subscriptions.used["s"].moves.acknowledge_cumulative(MessageId(*topic.last_position))
         await asyncio.sleep(5)
         assert times - before <= 1
         assert letters.letters == []

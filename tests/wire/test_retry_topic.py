@@ -1,11 +1,9 @@
-"""The retry topic over the native wire, on a scripted broker: names, properties, attempts, and every failure."""
+"""The retry topic over the native wire, on a scripted broker: names, properties, attempts and long delays."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,62 +13,17 @@ import pytest
 from pulsar_nack import (
     AlreadySettledError,
     ClosedError,
-    Consumer,
     DeadLetterPolicy,
     Exponential,
     InvalidArgumentError,
-    MessageId,
     NackConfig,
 )
-from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client, ClientOptions
-from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
-from tests.wire.frames import read_message
-
-TOPIC = "persistent://public/default/orders"
-RETRY = f"{TOPIC}-billing-RETRY"
-DEAD = f"{TOPIC}-billing-DLQ"
-
-
-@asynccontextmanager
-async def consuming(broker: FakeBroker, topic: Any = "orders", **settings: Any) -> AsyncIterator[Consumer]:
-    """A consumer with a retry topic, on the clock of the loop."""
-    broker.topic(RETRY).ledger = 8  # a broker gives each ledger to one topic
-    about = {
-        "config": NackConfig(negative_ack_precision_bit_cnt=0),
-        "retry_topic": RetryTopicPolicy(),
-        "wall_clock": LoopClock(),
-        **settings,
-    }
-    async with (
-        Client(broker.url, ClientOptions(keep_alive=600), dial=broker.dial) as client,
-        client.subscribe(topic, "billing", initial_position="earliest", **about) as consumer,
-    ):
-        yield consumer
-
-
-def stored(broker: FakeBroker, topic: str = RETRY) -> list[tuple[pb.MessageMetadata, bytes]]:
-    """Return what is in a topic."""
-    return [read_message(entry.rest) for entry in broker.topic(topic).entries]
-
-
-def properties(metadata: pb.MessageMetadata) -> dict[str, str]:
-    """Return the properties of a message."""
-    return {each.key: each.value for each in metadata.properties}
-
-
-def unacked(broker: FakeBroker, topic: str) -> int:
-    """Return how many entries of a topic the subscription has not acknowledged."""
-    found = broker.topic(topic)
-    return len({entry.place for entry in found.entries} - found.subscriptions["billing"].acked)
-
-
-def now() -> float:
-    """Return the time of the loop."""
-    return asyncio.get_running_loop().time()
+from pulsar_nack.wire import Client
+from tests.wire.fake_broker import FakeBroker, refuse, silence
+from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked
+from tests.wire.using import now
 
 
 @virtual_time
@@ -217,78 +170,6 @@ async def test_dead_letters_of_partitions_by_the_java_setting() -> None:
 # --- trouble ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer"),
-    [
-        ("PRODUCER", refuse("ServiceNotReady")),
-        ("PRODUCER", cut),
-        ("SEND", cut),
-        ("SEND", carried_out_then_cut),
-        ("SEND", silence),
-        ("SEND", refuse("NotAllowedError")),
-        ("ACK", cut),
-        ("ACK", carried_out_then_cut),
-        ("ACK", refuse("UnknownError")),
-    ],
-)
-@virtual_time
-async def test_trouble(kind: str, answer: Any) -> None:
-    """U15: whatever fails once is repeated; the message comes again, and the original is acknowledged."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next(kind, answer)
-        await message.reconsume_later(5)
-        assert unacked(broker, TOPIC) == 0
-        seen: set[MessageId] = set()
-        while len(seen) < len(stored(broker)):
-            again = await consumer.receive(timeout=60)
-            assert again.attempt == 2
-            seen.add(again.id)
-            await again.ack()
-    assert unacked(broker, RETRY) == 0
-
-
-@virtual_time
-async def test_nothing_is_acknowledged_before_the_receipt() -> None:
-    """U15: while publishing is not confirmed the original stays unacknowledged, and a copy of it is not shown."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", later(20))
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(1)
-        assert (call.done(), unacked(broker, TOPIC), consumer.statistics().retries_waiting) == (False, 1, 1)
-        with pytest.raises(AlreadySettledError, match="sent to the retry topic"):
-            await message.ack()
-        with pytest.raises(AlreadySettledError, match="sent to the retry topic"):
-            await message.nack()
-        call.cancel()  # goes on
-        await asyncio.sleep(25)
-        assert unacked(broker, TOPIC) == 0
-        await (await consumer.receive(timeout=1)).ack()
-
-
-@virtual_time
-async def test_closed_before_it_is_published() -> None:
-    """U15: what is not published when the consumer closes goes back to the broker: it comes again, at once."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", silence)
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(1)
-        await consumer.aclose()
-        with pytest.raises(ClosedError):
-            await call
-    assert unacked(broker, TOPIC) == 1
-    async with consuming(broker) as consumer:
-        assert (await consumer.receive(timeout=1)).topic == TOPIC
-
-
 @virtual_time
 async def test_killed_between_publishing_and_acknowledging() -> None:
     """U15: killed between both steps there are two, of one origin, and never none."""
@@ -310,22 +191,6 @@ async def test_killed_between_publishing_and_acknowledging() -> None:
             await (await consumer.receive(timeout=10)).ack()
     origins = {properties(metadata)["ORIGIN_MESSAGE_ID"] for metadata, _ in stored(broker)}
     assert (origins, len(stored(broker))) == ({"7:0:-1"}, 2)
-
-
-@virtual_time
-async def test_a_seek_forgets_what_is_under_way() -> None:
-    """A seek ends it: the call says so, and the message comes by the seek."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", silence)
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(0.1)
-        await consumer.seek(0)
-        with pytest.raises(AlreadySettledError, match="seek"):
-            await call
-        assert (await consumer.receive(timeout=5)).data == b"order"
 
 
 # --- long delays -----------------------------------------------------------------------------------------------------
