@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 TRACES = int(os.environ.get("TRACES", "10"))
 EVENTS = int(os.environ.get("EVENTS", "150"))
-SAMPLE = Path(__file__).parent / "data" / "trace-sample"
 
 
 def same(name: str, table: DataFrame, expected: list[dict[str, Any]]) -> int:
@@ -59,9 +57,8 @@ def compare(found: Any, expected: Mapping[str, Iterable[dict[str, Any]]]) -> dic
 @pytest.mark.smoke
 @pytest.mark.timeout(3_600 if TRACES > 20 else 120)
 def test_every_table_is_that_of_the_reference(spark: SparkSession, tmp_path: Path) -> None:
-    """What is read, and each table of ``accuracy``, ``retries`` and ``plan``; one trace is that of a real run."""
+    """What is read, and each table of ``accuracy``, ``retries`` and ``plan``; no trace knows of another."""
     write_traces(tmp_path, SEED, TRACES, EVENTS)
-    shutil.copytree(SAMPLE, tmp_path / "sample")
     read = pipeline.read_traces(spark, tmp_path)
     events, refused = reference_lines.read(tmp_path)
     assert Counter((row.file, row.reason) for row in read.quarantine.collect()) == refused
