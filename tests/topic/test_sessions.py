@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
-from pulsar_nack import DeadLetterPolicy, MessageId, NackConfig
+from pulsar_nack import DeadLetterPolicy, MessageId
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import FakePublisher, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
 from tests.for_each import for_each
 from tests.tiers import seeds
-from tests.topic.using import shown
-
-EXACT: Final = NackConfig(negative_ack_precision_bit_cnt=0)
-LATEST: Final = MessageId(2**63 - 1, 2**63 - 1)
+from tests.wire.using import EXACT, LATEST, shown
 
 
 async def publish(topic: LocalTopic, count: int, *, batch: bool = False) -> list[bytes]:
@@ -166,7 +163,7 @@ async def test_a_failover_switch(batch: bool) -> None:
         assert (second.statistics().ready, second.statistics().held) == (2, 2)
         async with broker.consumer("s", "failover", consumer_name="a") as first:
             assert sorted(await shown(first)) == expected
-            assert await shown(second, 100) == []
+            assert await shown(second, seconds=100) == []
         assert second.statistics().dropped == 4
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from pulsar_nack import Consumer, Delivery
+from pulsar_nack import Delivery
 from pulsar_nack.consumer import ConsumerPort
 from pulsar_nack.testing import FaultyPort, LocalBroker
 from pulsar_nack.topic import LocalTopic
@@ -54,18 +54,6 @@ async def until_quiet(port: ConsumerPort, seconds: float = 1.0) -> list[Delivery
 async def nothing_comes(port: ConsumerPort, seconds: float = 0.05) -> bool:
     """Return whether nothing is received for a moment."""
     return not await until_quiet(port, seconds)
-
-
-async def shown(consumer: Consumer, seconds: float = 2.0) -> list[bytes]:
-    """Receive and acknowledge until nothing comes for a while."""
-    data: list[bytes] = []
-    while True:
-        try:
-            message = await consumer.receive(timeout=seconds)
-        except TimeoutError:
-            return data
-        data.append(message.data)
-        await message.ack()
 
 
 def payloads(deliveries: list[Delivery]) -> list[bytes]:

@@ -12,7 +12,7 @@ from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, refuse
-from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, publish, shown, subscribed
+from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, broker_with, shown, subscribed
 
 OTHER = f"{BASE}other"
 
@@ -77,8 +77,7 @@ async def test_what_is_available() -> None:
 @virtual_time
 async def test_where_a_subscription_begins_or_is_moved_to(start: str) -> None:
     """What lies before the subscription is not available, what a seek goes back to is."""
-    broker = FakeBroker()
-    publish(broker, b"0", b"1")
+    broker = broker_with(b"0", b"1")
     async with subscribed(broker, initial_position=start) as consumer:
         assert await consumer.has_message_available() is (start == "earliest")
         await consumer.seek(LATEST)
@@ -92,8 +91,7 @@ async def test_where_a_subscription_begins_or_is_moved_to(start: str) -> None:
 @virtual_time
 async def test_what_waits_here_is_available() -> None:
     """A message that came due counts although no call received it, but not once it is acknowledged by its id."""
-    broker = FakeBroker()
-    publish(broker, b"0")
+    broker = broker_with(b"0")
     async with subscribed(broker, redelivery="local") as consumer:
         message = await consumer.receive(timeout=1)
         await message.nack(delay=1)
@@ -143,8 +141,7 @@ async def test_everything_comes_again_from_partitions(kind: str) -> None:
 @virtual_time
 async def test_leaving_by_force() -> None:
     """The command says so when it is asked for; a broker that takes no notice refuses, and the consumer goes on."""
-    broker = FakeBroker()
-    publish(broker, b"0")
+    broker = broker_with(b"0")
     async with subscribed(broker) as consumer:
         broker.next("UNSUBSCRIBE", refuse("NotAllowedError"))
         with pytest.raises(BrokerRefusedError, match="NotAllowedError"):
@@ -166,8 +163,7 @@ async def test_leaving_by_force() -> None:
 @virtual_time
 async def test_cancelled_questions() -> None:
     """A question that is cancelled changes nothing, and the next one is answered."""
-    broker = FakeBroker()
-    publish(broker, b"0")
+    broker = broker_with(b"0")
     consumer: Consumer
     async with subscribed(broker) as consumer:
         for call in (consumer.last_message_ids, consumer.has_message_available, consumer.get_last_message_id):

@@ -9,7 +9,7 @@ import pytest
 from pulsar_nack import Consumer, Message
 from pulsar_nack.testing import virtual_time
 from tests.wire.fake_broker import Answer, FakeBroker, cut, refuse, silence
-from tests.wire.using import TOPIC, numbers, publish, subscribed
+from tests.wire.using import TOPIC, broker_with, numbers, publish, subscribed
 
 
 async def all_that_comes(consumer: Consumer, seconds: float) -> list[Message]:
@@ -28,8 +28,7 @@ async def test_a_limit_of_the_broker_below_ours_is_told_once(
     consumer_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """O20: nothing comes while as many are held as the broker allows: a line, and statistics until it goes on."""
-    broker = FakeBroker()
-    publish(broker, *numbers(60))
+    broker = broker_with(*numbers(60))
     async with subscribed(broker, consumer_type=consumer_type, receiver_queue_size=10) as consumer:
         broker.topic(TOPIC).subscriptions["s"].max_unacked = 50
         messages = await all_that_comes(consumer, 1)
@@ -67,8 +66,7 @@ async def test_a_large_backlog_of_which_nothing_comes_is_told(caplog: pytest.Log
 @virtual_time
 async def test_nothing_is_told_or_asked_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
     """O20: nacked messages that wait alone, an idle topic, messages that others have, and nobody who waits."""
-    broker = FakeBroker()
-    publish(broker, *numbers(3))
+    broker = broker_with(*numbers(3))
     async with subscribed(broker) as consumer:
         (first, *others) = await all_that_comes(consumer, 100)
         for message in others:

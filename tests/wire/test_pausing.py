@@ -21,7 +21,7 @@ from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import batch_payload, message_rest
-from tests.wire.using import TOPIC, TYPES, numbers, publish, shown, subscribed, take
+from tests.wire.using import TOPIC, TYPES, broker_with, numbers, publish, shown, subscribed, take
 
 MANY = size(200, fast=20)
 CODECS = (pb.LZ4, pb.ZSTD, pb.SNAPPY)
@@ -103,8 +103,7 @@ async def test_what_is_in_work_is_settled_while_paused() -> None:
 @virtual_time
 async def test_what_is_acknowledged_by_its_id_is_not_delivered() -> None:
     """U41: a message that came due and waited for a call, although the session ends once it is acknowledged."""
-    broker = FakeBroker()
-    publish(broker, b"0")
+    broker = broker_with(b"0")
     async with subscribed(broker, redelivery="local") as consumer:
         message = await consumer.receive(timeout=1)
         await message.nack(delay=1)
@@ -145,8 +144,7 @@ async def test_a_broker_without_others_is_asked_seldom() -> None:
 @virtual_time
 async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:
     """O17: on Exclusive and Failover nobody else could have them; they are shown after the resume."""
-    broker = FakeBroker()
-    publish(broker, *numbers(10))
+    broker = broker_with(*numbers(10))
     async with subscribed(broker, consumer_type=kind) as consumer:
         await asyncio.sleep(1)
         consumer.pause()

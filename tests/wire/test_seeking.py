@@ -12,15 +12,14 @@ from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
 from pulsar_nack.testing import virtual_time
 from tests.wire.consuming import consuming
 from tests.wire.fake_broker import Call, FakeBroker, refuse, silence
-from tests.wire.using import TOPIC, now, subscribed, take
+from tests.wire.using import TOPIC, broker_with, now, subscribed, take
 
 
 @pytest.mark.parametrize("position", [-1, 2**63, 1.5, True, "x", None, 1_790_000_000, 1_790_000_000_000_000])
 @virtual_time
 async def test_what_is_no_position_is_refused_before_anything_changes(position: Any) -> None:
     """O7: seconds and microseconds are none; a nack still comes back at its time."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"x")
+    broker = broker_with(b"x")
     async with subscribed(broker) as consumer:
         await (await consumer.receive()).nack(5)
         with pytest.raises(InvalidArgumentError, match="position"):
@@ -64,8 +63,7 @@ async def test_a_seek_in_one_partition_loses_nothing_of_another() -> None:
 @virtual_time
 async def test_a_seek_to_another_topic_loses_nothing() -> None:
     """It is refused, and what was held comes again."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"x")
+    broker = broker_with(b"x")
     async with subscribed(broker) as consumer:
         await (await consumer.receive()).nack(3600)
         with pytest.raises(BrokerError, match="of no topic"):
@@ -77,8 +75,7 @@ async def test_a_seek_to_another_topic_loses_nothing() -> None:
 @virtual_time
 async def test_a_seek_that_fails_or_is_cancelled_loses_nothing(answer: Any) -> None:
     """What was held comes again."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"x")
+    broker = broker_with(b"x")
     async with subscribed(broker) as consumer:
         await (await consumer.receive()).nack(3600)
         broker.next("SEEK", answer)

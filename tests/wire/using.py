@@ -78,6 +78,13 @@ def publish(broker: FakeBroker, *payloads: bytes, topic: str = TOPIC) -> FakeTop
     return broker.topic(topic)
 
 
+def broker_with(*payloads: bytes, topic: str = TOPIC) -> FakeBroker:
+    """Return a broker with messages in a topic."""
+    broker = FakeBroker()
+    publish(broker, *payloads, topic=topic)
+    return broker
+
+
 def the(broker: FakeBroker, topic: str = TOPIC) -> FakeSubscription:
     """Return the subscription at the broker."""
     return broker.topic(topic).subscriptions["s"]
