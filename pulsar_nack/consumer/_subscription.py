@@ -18,7 +18,7 @@ from ._batches import is_same_topic
 from ._engine import ConsumerEngine
 from ._message_state import MessageState, State
 from ._message_table import UNDELIVERED
-from ._port import SupportsCumulativeAck, SupportsLastMessageId, SupportsSeek, SupportsSessions, SupportsUnsubscribe
+from ._port import SupportsPositions, SupportsSessions, SupportsUnsubscribe
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _AT_ONCE: Final = 256
@@ -38,10 +38,7 @@ class SubscriptionVerbs:
     async def seek(self, position: MessageId | int | datetime) -> None:
         """Move the subscription, and forget what was known about its messages."""
         settler, table = self._settler, self._engine.table
-        self._state.check_open()
-        port = self._port
-        if not isinstance(port, SupportsSeek):
-            raise NotImplementedError(f"{type(port).__name__} cannot seek")
+        port = self._positions("seek")
         position = seek_position(position)
         durable = self._state.durable
         cleared = None if durable is None else durable.cleared()  # before anything else is noted
@@ -63,16 +60,19 @@ class SubscriptionVerbs:
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition."""
-        self._state.check_open()
-        port = self._port
-        if not isinstance(port, SupportsCumulativeAck):
-            raise NotImplementedError(f"{type(port).__name__} cannot acknowledge cumulatively")
+        port = self._positions("acknowledge cumulatively")
         record = self._engine.table.get(message_id)
         message_id = message_id if record is None else record.id
         await port.acknowledge_cumulative(message_id)
         self._settler.settled_through(message_id, self._engine.clock.now_ms())
         if self._state.durable is not None:
             await self._state.durable.acked_up_to(message_id)
+
+    def _positions(self, verb: str) -> SupportsPositions:
+        self._state.check_open()
+        if not isinstance(self._port, SupportsPositions):
+            raise NotImplementedError(f"{type(self._port).__name__} cannot {verb}")
+        return self._port
 
     # --- redelivery --------------------------------------------------------------------------------------------------
 
@@ -101,11 +101,7 @@ class SubscriptionVerbs:
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition."""
-        self._state.check_open()
-        port = self._port
-        if not isinstance(port, SupportsLastMessageId):
-            raise NotImplementedError(f"{type(port).__name__} cannot ask for the last message")
-        return list(await port.last_message_ids())
+        return list(await self._positions("ask for the last message").last_message_ids())
 
     async def last_message_id(self) -> MessageId:
         """Return the id of the last message of the only topic."""

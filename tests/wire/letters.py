@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from pulsar_nack import Consumer, NackConfig
+from pulsar_nack import Consumer
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import RetryTopicPolicy
-from pulsar_nack.wire import Client, ClientOptions
+from pulsar_nack.wire import ClientOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.frames import read_message
+from tests.wire.using import BASE, subscribed
 
-TOPIC = "persistent://public/default/orders"
+TOPIC = f"{BASE}orders"
 RETRY = f"{TOPIC}-billing-RETRY"
 DEAD = f"{TOPIC}-billing-DLQ"
 
@@ -24,16 +24,8 @@ DEAD = f"{TOPIC}-billing-DLQ"
 async def consuming(broker: FakeBroker, topic: Any = "orders", **settings: Any) -> AsyncIterator[Consumer]:
     """A consumer with a retry topic, on the clock of the loop."""
     broker.topic(RETRY).ledger = 8  # a broker gives each ledger to one topic
-    about = {
-        "config": NackConfig(negative_ack_precision_bit_cnt=0),
-        "retry_topic": RetryTopicPolicy(),
-        "wall_clock": LoopClock(),
-        **settings,
-    }
-    async with (
-        Client(broker.url, ClientOptions(keep_alive=600), dial=broker.dial) as client,
-        client.subscribe(topic, "billing", initial_position="earliest", **about) as consumer,
-    ):
+    about = {"retry_topic": RetryTopicPolicy(), "wall_clock": LoopClock(), **settings}
+    async with subscribed(broker, topic, "billing", client_options=ClientOptions(keep_alive=600), **about) as consumer:
         yield consumer
 
 
@@ -51,8 +43,3 @@ def unacked(broker: FakeBroker, topic: str) -> int:
     """Return how many entries of a topic the subscription has not acknowledged."""
     found = broker.topic(topic)
     return len({entry.place for entry in found.entries} - found.subscriptions["billing"].acked)
-
-
-def now() -> float:
-    """Return the time of the loop."""
-    return asyncio.get_running_loop().time()

@@ -14,10 +14,11 @@ from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SchemaInfo
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from tests.consumer.letters import is_quiet
+from tests.consumer.consuming import is_quiet
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked
+from tests.wire.using import broker_with, numbers
 
 
 def giving_up(broker: FakeBroker, **settings: Any) -> AbstractAsyncContextManager[Consumer]:
@@ -62,9 +63,7 @@ async def test_all_that_a_message_has_is_there() -> None:
 @virtual_time
 async def test_one_producer_made_when_it_is_needed() -> None:
     """No producer is made before the first dead letter, one for all of a topic, and it is closed with the consumer."""
-    broker = FakeBroker()
-    for number in range(50):
-        broker.topic(TOPIC).publish(b"%d" % number)
+    broker = broker_with(*numbers(50), topic=TOPIC)
     async with giving_up(broker) as consumer:
         messages = [await consumer.receive(timeout=1) for _ in range(50)]
         assert not broker.commands("PRODUCER")
@@ -95,8 +94,7 @@ async def test_one_producer_made_when_it_is_needed() -> None:
 @virtual_time
 async def test_trouble(topic: str, kind: str, answer: Any) -> None:
     """U15: whatever the broker does once at whichever step, the message is there in the end, and then acknowledged."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = broker_with(b"bad", topic=TOPIC)
     async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         message = await consumer.receive(timeout=1)
         broker.next(kind, answer)
@@ -117,8 +115,7 @@ async def test_trouble(topic: str, kind: str, answer: Any) -> None:
 @virtual_time
 async def test_nothing_is_acknowledged_before_the_receipt(topic: str) -> None:
     """U15: while the receipt is late the message stays as it is at the broker; a reconnect shows it to nobody."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = broker_with(b"bad", topic=TOPIC)
     async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         message = await consumer.receive(timeout=1)
         broker.next("SEND", later(10))
@@ -258,8 +255,7 @@ async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
 @virtual_time
 async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
     """A client that is closed lets its consumers send what is under way, as they do when they are closed."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = broker_with(b"bad", topic=TOPIC)
     async with Client(broker.url, dial=broker.dial) as client:
         consumer = await client.subscribe(
             "orders", "billing", initial_position="earliest", dead_letter=DeadLetterPolicy(1)
@@ -312,8 +308,7 @@ async def test_a_topic_that_takes_nothing_for_a_while() -> None:
 @virtual_time
 async def test_cancelled_while_the_producer_is_made() -> None:
     """A consumer that is closed while the first producer is being made ends in time, and leaves no task."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = broker_with(b"bad", topic=TOPIC)
     async with giving_up(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.always("PRODUCER", silence)

@@ -22,7 +22,8 @@ from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from tests.wire.fake_broker import FakeBroker, refuse, silence
-from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, now, properties, stored, unacked
+from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked
+from tests.wire.using import broker_with, now, numbers
 
 
 @virtual_time
@@ -172,8 +173,7 @@ async def test_dead_letters_of_partitions_by_the_java_setting() -> None:
 @virtual_time
 async def test_killed_between_publishing_and_acknowledging() -> None:
     """U15: killed between both steps there are two, of one origin, and never none."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.always("ACK", silence)
@@ -198,8 +198,7 @@ async def test_killed_between_publishing_and_acknowledging() -> None:
 @virtual_time
 async def test_a_long_nack_waits_there() -> None:
     """U45: a nack for an hour, ``spill_after`` ten minutes: nothing is unacknowledged, and attempt 2 in an hour."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=timedelta(minutes=10))) as consumer:
         began_at = now()
         delayed = broker.topic(RETRY).subscriptions["billing"]
@@ -222,8 +221,7 @@ async def test_a_long_nack_waits_there() -> None:
 @virtual_time
 async def test_what_cannot_be_published_waits_here(caplog: pytest.LogCaptureFixture) -> None:
     """U45: if the retry topic refuses a long nack it is held here, exactly as long, and that is logged and counted."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     caplog.set_level(logging.WARNING, "pulsar_nack.consumer")
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=60)) as consumer:
         began_at = now()
@@ -243,9 +241,7 @@ async def test_what_cannot_be_published_waits_here(caplog: pytest.LogCaptureFixt
 @virtual_time
 async def test_where_room_is_short_the_longest_go_first() -> None:
     """U33, U17: from 80 % of the limit on nacks wait there, the longest first; at the limit no call waits."""
-    broker = FakeBroker()
-    for number in range(30):
-        broker.topic(TOPIC).publish(b"%d" % number)
+    broker = broker_with(*numbers(30), topic=TOPIC)
     retry_topic = RetryTopicPolicy(spill_after=600)
     about = {"retry_topic": retry_topic, "unacked_limit": 1_020, "redelivery": "broker"}
     async with consuming(broker, **about) as consumer:  # 20 beside what is prefetched
@@ -265,9 +261,7 @@ async def test_where_room_is_short_the_longest_go_first() -> None:
 @virtual_time
 async def test_where_no_more_may_be_held() -> None:
     """U17: beyond ``max_held`` nacks wait there, instead of their callers here."""
-    broker = FakeBroker()
-    for number in range(5):
-        broker.topic(TOPIC).publish(b"%d" % number)
+    broker = broker_with(*numbers(5), topic=TOPIC)
     config = NackConfig(negative_ack_precision_bit_cnt=0, max_held=2)
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=600), config=config) as consumer:
         for message in [await consumer.receive(timeout=1) for _ in range(5)]:
@@ -284,8 +278,7 @@ async def test_where_no_more_may_be_held() -> None:
 @virtual_time
 async def test_durable_until_it_is_there(tmp_path: Path) -> None:
     """U9, U45: killed before a long nack is published, it waits here after the restart, until the same time."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     about = {"retry_topic": RetryTopicPolicy(spill_after=60), "durable": tmp_path}
     async with consuming(broker, **about) as consumer:
         began_at = now()
@@ -307,8 +300,7 @@ async def test_durable_until_it_is_there(tmp_path: Path) -> None:
 @virtual_time
 async def test_without_a_retry_topic() -> None:
     """U14: without the setting the call says what is missing, and nothing changes: the message can be settled."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker, retry_topic=None) as consumer:
         message = await consumer.receive(timeout=1)
         with pytest.raises(InvalidArgumentError, match="retry_topic: expected a RetryTopicPolicy"):
@@ -322,8 +314,7 @@ async def test_without_a_retry_topic() -> None:
 @virtual_time
 async def test_arguments_are_checked_first() -> None:
     """N24: a bad delay, property, reason or message is refused, and nothing changes."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker) as consumer:
         message = await consumer.receive(timeout=1)
         wrong: list[tuple[str, dict[str, Any]]] = [
@@ -364,8 +355,7 @@ async def test_forged_properties() -> None:
 @virtual_time
 async def test_deferred_ten_times() -> None:
     """U12, U45: deferred for long ten times, then nacked: attempt 1 all the time, then 2, and never a dead letter."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     about = {"retry_topic": RetryTopicPolicy(spill_after=5), "dead_letter": DeadLetterPolicy(2)}
     async with consuming(broker, **about) as consumer:
         for number in range(10):
@@ -384,8 +374,7 @@ async def test_deferred_ten_times() -> None:
 @virtual_time
 async def test_deferred_durably_until_it_is_there(tmp_path: Path) -> None:
     """U9, U12, U45: killed before a long deferral is published, it waits after the restart, as the same attempt."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     about = {"retry_topic": RetryTopicPolicy(spill_after=60), "durable": tmp_path}
     async with consuming(broker, **about) as consumer:
         began_at = now()
