@@ -154,7 +154,7 @@ def _inspect_topic(store: InspectedStore, cursors: Sequence[CursorReport]) -> To
     ledgers = []
     for ledger, log in sorted(found.items()):
         log.kind = "topic"
-        ledgers.append(TopicLedger(ledger, log.scan.length, log.scan.size, log.scan.is_sealed))
+        ledgers.append(TopicLedger(ledger, log.length, log.size, log.is_sealed))
         if ledgers[0].ledger < ledger and ledger - 1 not in found:
             store.note(log.name, "", "missing", "the ledger before it is missing")
     quoted = {match[1] for name in store.logs if (match := _CURSOR.fullmatch(name))}
