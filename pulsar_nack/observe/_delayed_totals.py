@@ -14,6 +14,7 @@ from ..delayed import (
     SharedSubscription,
 )
 from ..delayed.bucket import LATENCY_BOUNDS_MS
+from ._scraping import full_name
 
 _ATTEMPTS: Final = 10
 QUANTILES: Final = (*map(str, LATENCY_BOUNDS_MS), "overflow")
@@ -88,16 +89,3 @@ def statistics_of(tracker: DelayedDeliveryTracker) -> BucketStatistics | None:
         except RuntimeError:  # a bucket was added or removed during the iteration
             continue
     return None
-
-
-def full_name(topic_name: str) -> str:
-    """Return a topic's name as the broker writes it: ``orders`` is ``persistent://public/default/orders``."""
-    if not topic_name or "://" in topic_name:
-        return topic_name
-    return f"persistent://{topic_name if topic_name.count('/') >= 2 else f'public/default/{topic_name}'}"
-
-
-def namespace_of(full_topic_name: str) -> str:
-    """Return the namespace of a topic: two parts, or three in old names with a cluster."""
-    parts = full_topic_name.partition("://")[2].split("/", 3)
-    return "/".join(parts[:-1])
