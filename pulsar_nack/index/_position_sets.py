@@ -15,7 +15,7 @@ from pyroaring import BitMap
 from sortedcontainers import SortedSet
 
 from ..ids import Position
-from ._ranges import EntryRanges
+from ._ranges import EntryRanges, container_bytes
 
 MAX_ENTRY: Final = 2**32 - 1
 _LEDGER_BYTES: Final = 250
@@ -136,9 +136,7 @@ class PositionSet:
             return
         entries.run_optimize()
         entries.shrink_to_fit()
-        found = entries.get_statistics()
-        kinds = ("array", "run", "bitset")
-        size = _LEDGER_BYTES + sum(int(found[f"n_bytes_{kind}_containers"]) for kind in kinds)
+        size = _LEDGER_BYTES + container_bytes(entries.get_statistics())
         self.bytes += size - self._sizes[ledger]
         self._sizes[ledger] = size
 
@@ -205,7 +203,7 @@ class PositionRanges:
         self._ledgers.clear()
 
 
-class OrderedPositions(SortedSet[Position]):
+class OrderedPositions(SortedSet[Position]):  # type: ignore[misc]  # sortedcontainers has no types
     """A sorted set of some thousand positions. Adding, removing and looking up are O(log n)."""
 
     def discard_through(self, last: Position | None) -> None:
