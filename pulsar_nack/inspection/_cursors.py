@@ -52,11 +52,6 @@ class FoundCursor(NamedTuple):
     report: CursorReport
 
 
-def inspect_cursors(store: InspectedStore) -> tuple[CursorReport, ...]:
-    """Return the cursors of a store."""
-    return tuple(found.report for found in find_cursors(store))
-
-
 def find_cursors(store: InspectedStore) -> Iterator[FoundCursor]:
     """Iterate over the cursors of a store, with their whole state."""
     cursors: dict[str, dict[str, InspectedLog]] = {}
