@@ -1,4 +1,4 @@
-"""Patterns of topics: their namespace, the part of a name that they match, and their form for the official client.
+"""Full names of topics; and patterns: their namespace, what they match, and their form for the official client.
 
 A pattern names a namespace as the name of a topic does, ``persistent://tenant/namespace/...`` or
 ``tenant/namespace/...``. Without one it is for ``public/default``, and matches the last part of names.
@@ -31,6 +31,18 @@ _TOKEN: Final = re.compile(
 _ITEM: Final = re.compile(r"(?:\\.|[^-])-(?:\\.|[^-])|\\.|.", re.DOTALL)
 _MAX_STATES: Final = 20_000
 """The library has room for five times as many; a repeated part counts as often as it is repeated."""
+
+
+def full_name(topic: str) -> str:
+    """Return a topic's name as brokers write it: ``orders`` is ``persistent://public/default/orders``.
+
+    As in Pulsar's clients, a short name has one part or three. Anything else is returned unchanged: it is a full name,
+    or none.
+    """
+    parts = topic.split("/")
+    if not all(parts) or len(parts) not in {1, 3}:
+        return topic
+    return f"persistent://{topic if len(parts) == 3 else f'public/default/{topic}'}"
 
 
 class TopicPattern(NamedTuple):

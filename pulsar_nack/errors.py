@@ -224,7 +224,7 @@ class AlreadySettledError(PulsarNackError):
 
 
 class LeaseExpiredError(AlreadySettledError):
-    """The lease of the message ended before this call, and it was redelivered or given up since; nothing changed."""
+    """The lease ended, and the message was redelivered or given up since; later calls of the attempt raise this too."""
 
 
 class AcknowledgeError(PulsarNackError):

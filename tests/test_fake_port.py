@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, ClosedError, ConsumerPort, Delivery, InvalidArgumentError, MessageId
-from pulsar_nack.consumer import SupportsCumulativeAck, SupportsSeek
+from pulsar_nack.consumer import SupportsPositions
 from pulsar_nack.testing import FakeMessage, FakePort, FakeTopic, virtual_time
 from tests.for_each import for_each
 
@@ -579,8 +579,7 @@ async def test_seek() -> None:
 async def test_offers_what_consumers_may_use() -> None:
     """The port supports the optional calls of ports, and says how much it prefetches."""
     port = FakePort(receiver_queue_size=7)
-    assert isinstance(port, SupportsCumulativeAck)
-    assert isinstance(port, SupportsSeek)
+    assert isinstance(port, SupportsPositions)
     assert port.traits.receiver_queue_size == 7
 
 

@@ -14,7 +14,7 @@ from pulsar_nack.consumer._inbox import Inbox
 from pulsar_nack.testing._fake_delivery import FakeEntry, FakeInbox, FakeMessage
 from pulsar_nack.topic._inbox import LocalInbox
 from pulsar_nack.wire._consumer._inbox import WireInbox
-from tests.wire.stand_ins import FakeMember
+from tests.wire.test_inbox import Source
 
 
 class Box:
@@ -37,7 +37,7 @@ class Box:
             self.receive = lambda: local.get(self.check)
             self.wake_all = local.wake_all
         elif kind == "wire":
-            wire, source = WireInbox(self.check), cast("Any", FakeMember("t"))
+            wire, source = WireInbox(self.check), cast("Any", Source())
             self.put = lambda number: wire.put(delivery(number), source)
             self.receive = wire.get
             self.wake_all = wire.wake_all

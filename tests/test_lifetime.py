@@ -44,7 +44,7 @@ from pulsar_nack.topic import LocalTopic
 from pulsar_nack.wire import Client, Producer, Reader, TableView
 from tests.consumer.nowait_port import NowaitPort
 from tests.test_public_names import PUBLIC
-from tests.wire.fake_broker import FakeBroker
+from tests.wire.fake_broker import FakeBroker, later
 
 TOPIC = "persistent://public/default/t"
 NEVER = 2**60
@@ -163,7 +163,9 @@ async def test_what_is_closed_is_dropped_in_silence() -> None:
 async def test_over_the_native_client() -> None:
     """O40: a consumer, a producer and their client are dropped: each warns, the broker is told, nothing is left."""
     broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"x")
+    for _ in range(2):
+        broker.topic(TOPIC).publish(b"x")
+    broker.next("ACK", later(3))  # so long the client has to live
 
     async def forget() -> None:
         client = Client(broker.url, dial=broker.dial)
@@ -171,18 +173,19 @@ async def test_over_the_native_client() -> None:
         producer = await client.producer("t")
         del client
         gc.collect()
+        (await consumer.receive()).ack_soon()
         await (await consumer.receive()).nack(100)
         producer.send_nowait(b"y")
 
     with warned() as heard:
         await forget()
-        gc.collect()
-        await asyncio.sleep(30)
-        gc.collect()
-        await asyncio.sleep(1)
+        for seconds in (1, 30, 1):
+            gc.collect()
+            await asyncio.sleep(seconds)
     assert sorted(heard) == ["unclosed <Client", "unclosed <Consumer", "unclosed <Producer"]
     assert len(broker.commands("CLOSE_CONSUMER")) == len(broker.commands("CLOSE_PRODUCER")) == 1
     assert len(broker.commands("SEND")) == 1  # what was sent before is stored
+    assert broker.topic(TOPIC).subscriptions["s"].acked == {(7, 0)}
     assert len(asyncio.all_tasks()) == 1
 
 

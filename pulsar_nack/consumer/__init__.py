@@ -1,7 +1,6 @@
 """The Consumer and Message API, and the transport port beneath it."""
 
 from ._consumer import Consumer
-from ._dead_letter_rules import DeadLetterPolicy
 from ._dialect import KeyShared
 from ._drain import DrainReport
 from ._events import (
@@ -20,6 +19,7 @@ from ._events import (
     MessageRedelivered,
     MessageRetried,
 )
+from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy
 from ._message import Message
 from ._outcomes import DeadLetter, Defer, ErrorRule, Ignore, OnError, Retry, Verb
 from ._port import (
@@ -32,21 +32,18 @@ from ._port import (
     Publisher,
     SessionEvent,
     SupportsConnectionState,
-    SupportsCumulativeAck,
     SupportsDrain,
     SupportsHeldBack,
-    SupportsLastMessageId,
     SupportsNowait,
     SupportsPause,
+    SupportsPositions,
     SupportsPublishing,
     SupportsRedeliverNowait,
-    SupportsSeek,
     SupportsSessions,
     SupportsUnsubscribe,
 )
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
-from ._retry_topic import RetryTopicPolicy
 from ._runner import Handler
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
@@ -96,15 +93,13 @@ __all__ = [
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",
-    "SupportsCumulativeAck",
     "SupportsDrain",
     "SupportsHeldBack",
-    "SupportsLastMessageId",
     "SupportsNowait",
     "SupportsPause",
+    "SupportsPositions",
     "SupportsPublishing",
     "SupportsRedeliverNowait",
-    "SupportsSeek",
     "SupportsSessions",
     "SupportsUnsubscribe",
     "TraceNote",

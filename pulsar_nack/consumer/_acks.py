@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from ..clock import Clock
 from ..errors import ClosedError
 from ..ids import MessageId
 from ._message_state import MessageState, State
-from ._message_table import MessageTable
-from ._port import ConsumerPort, SupportsNowait
+from ._port import SupportsNowait
+from ._redelivery_queue import RedeliveryQueue
 
 if TYPE_CHECKING:
     from .durable import DurableNacks
@@ -28,36 +27,33 @@ _LONGEST_PAUSE_S: Final = 30.0
 class Acks:
     """Carries acknowledgements out.
 
+    :param queue: requests messages that an acknowledgement hid wrongly
     :param on_settled: called with the messages whose acknowledgement was confirmed
     :param on_failed: called with a message whose acknowledgement failed, the error, and whether its time came meanwhile
     :param on_unobserved_error: called with a message and the error of a failed acknowledgement that no caller waits for
-    :param ask_for: requests messages from the broker, by redelivery count at their last delivery; -1: not delivered
     :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
     """
 
     def __init__(
         self,
-        port: ConsumerPort,
-        table: MessageTable,
-        clock: Clock,
+        queue: RedeliveryQueue,
         *,
         tasks: asyncio.TaskGroup,
         on_settled: Callable[[Sequence[MessageState]], None],
         on_failed: Callable[..., None],
         on_unobserved_error: Callable[[MessageState, Exception], None],
-        ask_for: Callable[[Mapping[MessageId, int]], None],
         durable: DurableNacks | None = None,
     ) -> None:
         self.acked = 0
         self.acked_again = 0
-        self._port = port
-        self._table = table
-        self._clock = clock
+        self._port = port = queue.port
+        self._table = queue.table
+        self._clock = queue.clock
         self._tasks = tasks
         self._on_settled = on_settled
         self._on_failed = on_failed
         self._on_unobserved_error = on_unobserved_error
-        self._ask_for = ask_for
+        self._ask_for = queue.ask_for
         self._durable = durable
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}

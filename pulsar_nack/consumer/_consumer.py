@@ -12,6 +12,7 @@ from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, running_loop
 from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
+from ._consumer_state import YIELD_AFTER_MS, ConsumerState
 from ._drain import DrainReport
 from ._engine import ConsumerEngine
 from ._lifecycle import Lifecycle
@@ -20,7 +21,6 @@ from ._outcomes import OnError
 from ._port import ConsumerPort
 from ._runner import Handler, Runner, RunOptions
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
-from ._settler import YIELD_AFTER_MS, Settler
 from ._statistics import ConsumerStatistics, statistics_of
 from ._subscription import SubscriptionVerbs
 from ._tracing import names_of
@@ -51,7 +51,7 @@ class Consumer(ClosesWhenDropped):
         engine = self._engine = ConsumerEngine(port, ConsumerSettings.checked(port.traits, settings))
         self._receiver = engine.receiver
         self._settler = engine.settler
-        self._turn = engine.settler.turn
+        self._state = engine.state
         self._subscription = SubscriptionVerbs(engine)
         self._lifecycle = Lifecycle(engine)
         self._inner = self._twin()
@@ -103,14 +103,14 @@ class Consumer(ClosesWhenDropped):
         :raises MissingExtraError: a message came that this process cannot read without what the error names. It stays
             for others, each later call raises this too, and the consumer closes once no message is being processed
         """
-        receiver, settler, turn = self._receiver, self._settler, self._turn
-        if settler.is_closed or settler.acks is None or running_loop() is not settler.loop:
+        receiver, state, turn = self._receiver, self._state, self._state.turn
+        if state.is_closed or state.acks is None or running_loop() is not state.loop:
             receiver.check_readable()
-            settler.check_open()
+            state.check_open()
         receive_nowait = receiver.receive_nowait
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
-            wait = receiver.inbox.get if receiver.durable is None else receiver.wait_noted
+            wait = receiver.inbox.get if state.durable is None else receiver.wait_noted
             async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
                 message = await wait()
             if receiver.receive_nowait is None:
@@ -121,8 +121,8 @@ class Consumer(ClosesWhenDropped):
         receiver.delivered += 1
         if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
-        if settler.leases is not None:
-            settler.leases.begin(message)
+        if (leases := self._settler.leases) is not None:
+            message._lease = leases.begin(message._delivery, message._redelivery_count)
         return message
 
     async def batch_receive(
@@ -164,7 +164,7 @@ class Consumer(ClosesWhenDropped):
 
         :raises ClosedError: the consumer is closed
         """
-        self._settler.check_open()
+        self._state.check_open()
         self._engine.pausing.pause(self)
 
     def resume(self) -> None:
@@ -172,7 +172,7 @@ class Consumer(ClosesWhenDropped):
 
         :raises ClosedError: the consumer is closed
         """
-        self._settler.check_open()
+        self._state.check_open()
         self._engine.pausing.resume()
 
     # --- running a handler, draining -------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Consumer(ClosesWhenDropped):
         :raises InvalidArgumentError: names the argument; nothing was received
         :raises ClosedError: the consumer is closed, or failed; also what :meth:`receive` raises at last
         """
-        self._settler.check_open()
+        self._state.check_open()
         options = RunOptions(concurrency, key_ordered, max_held_per_key, on_error, drain_timeout, stop_on_signals)
         return await self._lifecycle.run(Runner(self._engine, self.receive, handler, options))
 
@@ -269,7 +269,7 @@ class Consumer(ClosesWhenDropped):
 
     async def defer(self, message: Message, delay: Delay) -> None:
         """Postpone a message, as :meth:`Message.defer`."""
-        await _checked_message(self._settler, message).defer(delay)
+        await _checked_message(self._state, message).defer(delay)
 
     async def reconsume_later(
         self,
@@ -280,7 +280,7 @@ class Consumer(ClosesWhenDropped):
         reason: str = "",
     ) -> None:
         """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
-        await _checked_message(self._settler, message).reconsume_later(delay, properties=properties, reason=reason)
+        await _checked_message(self._state, message).reconsume_later(delay, properties=properties, reason=reason)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
@@ -369,7 +369,7 @@ class Consumer(ClosesWhenDropped):
     def __repr__(self) -> str:
         topic, subscription, _ = names_of(self._engine.port)
         whose = f" of {topic!r} as {subscription!r}" if topic else ""
-        state = "closed" if self._settler.is_closed else "not open" if self._settler.acks is None else ""
+        state = "closed" if self._state.is_closed else "not open" if self._state.acks is None else ""
         return f"<Consumer{whose}, {state or f'{self._engine.limiter.count()} unacked'}>"
 
     @property
@@ -391,8 +391,8 @@ def _checked(message_id: object) -> MessageId:
     return message_id
 
 
-def _checked_message(settler: Settler, message: object) -> Message:
-    settler.check_open()
+def _checked_message(state: ConsumerState, message: object) -> Message:
+    state.check_open()
     if not isinstance(message, Message):
         raise InvalidArgumentError("message", message, "a Message")
     return message

@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 
 from .._delays import delay_ms
 from ..clock import LoopClock, WallClock
-from ..config import NackConfig
 from ..errors import ClosedError
 from ._acks import Acks
+from ._consumer_state import ConsumerState
 from ._gate_queue import DurableGateQueue
 from ._key_order import KeyOrder
 from ._letters import Letters
@@ -24,7 +24,6 @@ from ._mark_delete import MarkDeleteWatch, ignore_wait
 from ._message_state import MessageState, State
 from ._message_table import WAITING, MessageTable
 from ._pausing import Pausing
-from ._payloads import LruPayloads, PayloadCache
 from ._port import ConsumerPort, SessionEvent, SupportsConnectionState, SupportsHeldBack, SupportsSessions
 from ._receiver import Receiver
 from ._redelivery_queue import RedeliveryQueue
@@ -40,11 +39,9 @@ class ConsumerEngine:
     """Builds the parts of one consumer, and runs them from opening to closing."""
 
     def __init__(self, port: ConsumerPort, settings: ConsumerSettings) -> None:
-        traits, most = port.traits, settings.max_local_bytes
+        traits = port.traits
         self.port = port
         self.settings = settings
-        config = settings.config or NackConfig()
-        self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
         note = None if settings.trace is None else settings.trace.source(*names_of(port))
         trace = self.trace = MessageTrace(note, clock, settings.hooks)
@@ -70,19 +67,16 @@ class ConsumerEngine:
         self.queue = RedeliveryQueue(
             port,
             table,
-            PayloadCache(most),
-            settings.redelivery,
-            config,
-            clock=clock,
-            hooks=trace.hooks,
+            settings,
+            trace,
             freed=self.limiter.changed,
             waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
             lost=self._on_lost,
-            trace=trace,
         )
-        self.settler = Settler(self.queue, LruPayloads(most), self.limiter, self.letters, settings)
+        self.state = ConsumerState(self.queue, self.limiter, self.letters, settings)
+        self.settler = Settler(self.state, settings.lease)
         self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None)
-        self.pausing = Pausing(self.receiver, port, self.settler, self.stop)
+        self.pausing = Pausing(self.receiver, port, self.state, self.stop)
         self.key_order: KeyOrder | None = None
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
@@ -103,16 +97,13 @@ class ConsumerEngine:
             async with AsyncExitStack() as stack:
                 await self._open_durable(stack)
                 async with self.queue.tracker, asyncio.TaskGroup() as tasks:
-                    acks = settler.acks = Acks(
-                        self.port,
-                        self.table,
-                        self.clock,
+                    acks = self.state.acks = Acks(
+                        self.queue,
                         tasks=tasks,
                         on_settled=settler.on_settled,
                         on_failed=settler.on_ack_failed,
                         on_unobserved_error=settler.on_unobserved_error,
-                        ask_for=self.queue.ask_for,
-                        durable=settler.durable,
+                        durable=self.state.durable,
                     )
                     background = self._start(tasks, acks)
                     opened.set_result(None)
@@ -127,8 +118,8 @@ class ConsumerEngine:
                     for task in background:
                         task.cancel()
         finally:
-            if settler.acks is not None:
-                settler.acks.give_up()
+            if self.state.acks is not None:
+                self.state.acks.give_up()
                 if self.trace.is_on:
                     self.trace.disconnected(names_of(self.port)[0], -1, "closed")
             if self.letters is not None:
@@ -142,8 +133,8 @@ class ConsumerEngine:
             self.letters.start(tasks, acks)
         if self.mark_delete is not None:
             runs.append(self.mark_delete.run())
-        if self.settler.durable is not None:
-            runs.append(self.settler.durable.run())
+        if self.state.durable is not None:
+            runs.append(self.state.durable.run())
         if isinstance(self.port, SupportsHeldBack):
             runs.append(watch_held_back(self.port, receiver.inbox.wanted, self.limiter, lambda: receiver.received))
         if self._reporting is not None:
@@ -153,19 +144,19 @@ class ConsumerEngine:
     def stop(self) -> None:
         """Let :meth:`serve` end, within ``close_timeout``."""
         if not self._stopping.is_set():
-            self._ends_at = asyncio.get_running_loop().time() + self._close_timeout.total_seconds()
+            self._ends_at = asyncio.get_running_loop().time() + self.queue.config.close_timeout.total_seconds()
         self._stopping.set()
 
     def end_calls(self, error: Exception) -> None:
         """Raise an error in all calls that wait, and refuse later ones."""
-        self.settler.is_closed = True
+        self.state.is_closed = True
         self.receiver.inbox.close(self.receiver.unreadable or error)
         self.limiter.close(error)
 
     @property
     def has_ended(self) -> bool:
         """Return whether the consumer is closed, and nothing of it changes any more."""
-        return self.settler.is_closed and (self.settler.acks is None or self._has_ended)
+        return self.state.is_closed and (self.state.acks is None or self._has_ended)
 
     def on_end(self, server: asyncio.Task[None]) -> None:
         """End all waiting calls when serving ended, for whatever reason."""
@@ -200,7 +191,7 @@ class ConsumerEngine:
                 max_ack_state_bytes=settings.max_ack_state_bytes,
             ),
         )
-        self.settler.durable = self.receiver.durable = durable
+        self.state.durable = durable
         self.receiver.gate_queue = DurableGateQueue(durable, self.receiver.inbox)
 
         async def close() -> None:
@@ -211,7 +202,7 @@ class ConsumerEngine:
 
     async def _finish_durable(self) -> None:
         """Write everything; if the port keeps the acknowledgements, also note that they can be forgotten."""
-        durable = self.settler.durable
+        durable = self.state.durable
         if durable is None:
             return
         if self._is_local and self._reporting is not None:
@@ -237,8 +228,8 @@ class ConsumerEngine:
             table.sessions.lost(place, self.clock.now_ms())
         elif event is SessionEvent.CLOSED:
             table.sessions.closed(place)
-            if self.settler.durable is not None:
-                self.settler.durable.confirmed()
+            if self.state.durable is not None:
+                self.state.durable.confirmed()
         elif event is SessionEvent.INACTIVE:
             waiting = table.select(WAITING, place)
             table.leave(waiting)

@@ -19,7 +19,7 @@ from bisect import insort
 from collections.abc import Awaitable, Callable
 
 from ..ids import MessageId
-from ._message import DEFERRED, NACKED, Message
+from ._message import Message
 from ._message_state import SENT_AWAY, MessageState, State
 from ._message_table import WAITING
 from ._payloads import kept_bytes
@@ -101,7 +101,7 @@ class KeyOrder:
 
     async def begin(self, message: Message) -> bool:
         """Note durably that a handler begins with a message; return False if it was settled meanwhile."""
-        durable = self._receiver.durable
+        durable = self._receiver.state.durable
         if durable is None:
             return True
         await durable.delivered(message.id, message.redelivery_count)
@@ -117,7 +117,7 @@ class KeyOrder:
         if record is None or record.state in SENT_AWAY:
             return self._next_of(key, state)
         is_again = record.redelivery_count != message.redelivery_count  # its lease ended, and it is ready
-        is_coming = is_again or record.state in WAITING or message._settled_as in {NACKED, DEFERRED}
+        is_coming = is_again or record.state in WAITING or message.settled_by in {"negative_acknowledge", "defer"}
         if is_coming and not any(each.id == message.id for each in state.kept):  # else it is back already
             self._wait_for(key, state, record)
             return None
@@ -144,7 +144,7 @@ class KeyOrder:
             return True
         self._receiver.delivered -= 1
         if self._settler.leases is not None:
-            self._settler.leases.cancel(message)
+            self._settler.leases.cancel(message._lease)
         insort(state.kept, message, key=_id_of)
         self._count += 1
         self._bytes += kept_bytes(message._delivery)
@@ -167,7 +167,7 @@ class KeyOrder:
         else:
             self._receiver.delivered += 1
             if self._settler.leases is not None:
-                self._settler.leases.begin(found)
+                found._lease = self._settler.leases.begin(found._delivery, found._redelivery_count)
         self._update()
         return found
 

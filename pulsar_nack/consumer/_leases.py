@@ -6,28 +6,23 @@ in the lease only; then it is added again for the rest. So extending costs nothi
 
 When a lease ends the message is held by the backoff, as after a nack, or is a dead letter after its last attempt. Until
 it is delivered again its late handler can settle it, and while it is held an extension takes it back. After that all
-calls of the late handler raise :class:`~pulsar_nack.errors.LeaseExpiredError`.
+calls of the late handler raise :class:`~pulsar_nack.errors.LeaseExpiredError`, and so do all calls after the first that
+raised it: a handler that learns that the message is redelivered may give up and return, which must not acknowledge it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Sequence
+from typing import Final, NoReturn
 
 from .._delays import Delay, positive_delay_ms
-from ..config import NackConfig
 from ..errors import AlreadySettledError, LeaseExpiredError
 from ..ids import MessageId
-from ._letters import Letters
+from ._consumer_state import ConsumerState
 from ._message_state import Lease, MessageState, State
-from ._payloads import LruPayloads
 from ._port import Delivery
-from ._redelivery_queue import RedeliveryQueue
 from ._tracing import LEASE_EXPIRED
-
-if TYPE_CHECKING:
-    from .durable import DurableNacks
 
 _log = logging.getLogger("pulsar_nack.consumer")
 PAST_LEASE: Final = "past its lease"
@@ -35,113 +30,89 @@ _UNSEEN: Final = (State.HELD, State.REQUESTED, State.ACKING)
 """States after the end of a lease in which nobody else has the message here."""
 
 
-class _Handled(Protocol):
-    """What the leases use of a :class:`~pulsar_nack.Message`."""
-
-    _delivery: Delivery
-    _redelivery_count: int
-    _lease: Lease | None
-
-    @property
-    def id(self) -> MessageId: ...
-
-
-class _Settler(Protocol):
-    """What the leases use of the settler."""
-
-    queue: RedeliveryQueue
-    recent: LruPayloads
-    letters: Letters | None
-    durable: DurableNacks | None
-    config: NackConfig
-    is_closed: bool
-    on_idle: Callable[[], None] | None
-
-    def default_delay_ms(self, record: MessageState | None) -> int: ...
-
-
 class Leases:
     """The leases of the messages of one consumer; it exists only if the consumer has a ``lease``."""
 
-    def __init__(self, settler: _Settler, lease: Delay) -> None:
+    def __init__(self, state: ConsumerState, lease: Delay) -> None:
         self._lease_ms = positive_delay_ms(lease, "lease")
-        self._settler = settler
-        self._recent = settler.recent
-        self._queue = queue = settler.queue
+        self._state = state
+        self._recent = state.recent
+        self._queue = queue = state.queue
         self._table = queue.table
         self._clock = queue.clock
         self._late_ms = 1 if queue.tracker.lead_time else 0
         queue.end_leases = self._end_due
 
-    def begin(self, message: _Handled) -> None:
+    def begin(self, delivery: Delivery, redelivery_count: int) -> Lease | None:
         """Begin the lease of a message that a call of ``receive`` returns."""
-        delivery = message._delivery
         record = self._table.get(delivery.id)
         if record is None or record.state is not State.DELIVERED:
-            return  # it was settled by its id in this turn of the loop
-        message._lease = record.lease = Lease(record, self._clock.now_ms() + self._lease_ms)
+            return None  # it was settled by its id in this turn of the loop
+        lease = record.lease = Lease(record, redelivery_count, self._clock.now_ms() + self._lease_ms)
         self._queue.arm(record.id, self._lease_ms)
         if self._recent.get(delivery.id) is None:
             self._recent.add(delivery)
+        return lease
 
-    def cancel(self, message: _Handled) -> None:
+    def cancel(self, lease: Lease | None) -> None:
         """End the lease of a message that nobody handles yet: it is taken back, or waits for others of its key."""
-        lease, message._lease = message._lease, None
         if lease is not None and lease.record.lease is lease:
             lease.record.lease = None
             self._queue.tracker.ack(lease.record.id)
 
     # --- what a handler does ------------------------------------------------------------------------------------------
 
-    def check(self, message: _Handled) -> None:
-        """Raise if the lease of a message ended and it was delivered again, or given up, since."""
-        lease = message._lease
+    def check(self, lease: Lease | None) -> None:
+        """Raise if the lease of a message ended and it was delivered again, or given up, since; or if a call raised."""
         if lease is None or not lease.has_ended:
             return
-        if not self._is_latest(message, lease.record) or lease.record.state not in _UNSEEN:
-            raise LeaseExpiredError(message.id, PAST_LEASE)
+        if lease.is_refused or not self._is_latest(lease) or lease.record.state not in _UNSEEN:
+            self._refuse(lease)
 
-    def extend(self, message: _Handled, delay: Delay | None) -> None:
+    def _refuse(self, lease: Lease) -> NoReturn:
+        lease.is_refused = True
+        raise LeaseExpiredError(lease.record.id, PAST_LEASE)
+
+    def extend(self, lease: Lease | None, delivery: Delivery, delay: Delay | None) -> None:
         """Let the lease of a message end ``delay`` from now; if it ended and the message is held, it begins again.
 
         :raises LeaseExpiredError: it ended, and the message is requested, delivered again or given up
         :raises AlreadySettledError: the message was settled
         """
         milliseconds = self._lease_ms if delay is None else positive_delay_ms(delay)
-        lease = message._lease
         if lease is None:
             return
         record = lease.record
-        is_latest = self._is_latest(message, record)
-        is_held = is_latest and lease.has_ended and record.state is State.HELD
+        is_latest = self._is_latest(lease)
+        is_held = is_latest and lease.has_ended and record.state is State.HELD and not lease.is_refused
         if is_held:
-            self._take_back(message, lease)
+            self._take_back(lease, delivery)
         elif lease.has_ended:
-            raise LeaseExpiredError(message.id, PAST_LEASE)
+            self._refuse(lease)
         elif not is_latest or record.state is not State.DELIVERED:
             self._table.check_unsettled(record.id)
             state = record.state.value if is_latest else "forgotten by a seek"
-            raise AlreadySettledError(message.id, state)
+            raise AlreadySettledError(record.id, state)
         ends_at_ms = self._clock.now_ms() + milliseconds
         if is_held or ends_at_ms < lease.ends_at_ms:
             self._queue.arm(record.id, milliseconds)
         lease.ends_at_ms = ends_at_ms
 
-    def _take_back(self, message: _Handled, lease: Lease) -> None:
+    def _take_back(self, lease: Lease, delivery: Delivery) -> None:
         """Let a handler go on with a message that is held because its lease ended: the same attempt, no new one."""
-        record, delivery = lease.record, message._delivery
+        record = lease.record
         self._queue.drop(record.id)
         self._queue.trace.cancel(record.id, record.redelivery_count, "lease extended")
         record.redelivery_count -= 1
         self._table.redeliver(record)
         lease.has_ended, record.lease = False, lease
         self._recent.add(delivery)
-        if self._settler.durable is not None:
-            self._settler.durable.delivered(record.id, record.redelivery_count)
+        if self._state.durable is not None:
+            self._state.durable.delivered(record.id, record.redelivery_count)
 
-    def _is_latest(self, message: _Handled, record: MessageState) -> bool:
-        is_known = self._table.get(record.id) is record
-        return is_known and record.redelivery_count == message._redelivery_count
+    def _is_latest(self, lease: Lease) -> bool:
+        is_known = self._table.get(lease.record.id) is lease.record
+        return is_known and lease.record.redelivery_count == lease.redelivery_count
 
     # --- the end of leases --------------------------------------------------------------------------------------------
 
@@ -161,7 +132,7 @@ class Leases:
                 self._queue.arm(record.id, record.lease.ends_at_ms - now_ms + self._late_ms)
             else:
                 ended.append(record)
-        if ended and not self._settler.is_closed:
+        if ended and not self._state.is_closed:
             self._end_all(ended, now_ms)
         return self._without_early(held, now_ms)
 
@@ -179,14 +150,14 @@ class Leases:
         _log.warning("leases that ended: %d, each counts as a nack; the first is of %r", len(records), records[0].id)
         for record in records:
             self._end(record, now_ms)
-        if self._settler.on_idle is not None:
-            self._settler.on_idle()
+        if self._state.on_idle is not None:
+            self._state.on_idle()
 
     def _end(self, record: MessageState, now_ms: int) -> None:
-        settler, count = self._settler, record.redelivery_count
+        state, count = self._state, record.redelivery_count
         if record.lease is not None:
             record.lease.has_ended, record.lease = True, None
-        payload, letters = self._recent.pop(record.id), settler.letters
+        payload, letters = self._recent.pop(record.id), state.letters
         is_known = payload is not None and not record.is_doubtful
         if payload and is_known and letters is not None and letters.rules is not None and letters.rules.is_last(count):
             self._queue.trace.lease_expired(record, None)
@@ -196,12 +167,12 @@ class Leases:
         self._table.hold(record.id)
         self._queue.hold(record, delay_ms, payload, now_ms=now_ms)
         self._queue.trace.lease_expired(record, delay_ms)
-        if settler.durable is not None:
-            settler.durable.nacked(record.id, delay_ms, count)
+        if state.durable is not None:
+            state.durable.nacked(record.id, delay_ms, count)
 
     def _delay_ms(self, record: MessageState) -> int:
         try:
-            return self._settler.default_delay_ms(record)
+            return self._state.default_delay_ms(record)
         except Exception:  # noqa: BLE001 - of the user's callable, and nobody waits for it
             _log.exception("the backoff failed for %r; the default delay is used", record.id)
-            return self._settler.config.negative_ack_redelivery_delay_ms
+            return self._state.config.negative_ack_redelivery_delay_ms

@@ -6,11 +6,10 @@ import logging
 from typing import Any
 
 from ..errors import InvalidArgumentError
-from ._dead_letter_rules import DeadLetterPolicy
 from ._letter_message import LetterMessage
+from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy, check_delays
 from ._message_state import State
 from ._port import ConsumerPort, OwnPublisher, Publisher, SupportsPublishing
-from ._retry_topic import RetryTopicPolicy, check_delays
 
 _log = logging.getLogger("pulsar_nack.consumer")
 

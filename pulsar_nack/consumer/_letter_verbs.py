@@ -4,76 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .._delays import Delay, delay_ms
-from ..clock import Clock
 from ..errors import InvalidArgumentError, NoDeadLetterError
 from ..ids import MessageId
-from ._dead_letter_rules import as_reason
+from ._consumer_state import ConsumerState
+from ._letter_rules import Wait, as_reason, check_properties
 from ._letters import Letters
 from ._message_state import MessageState, State
 from ._port import Delivery
-from ._redelivery_queue import RedeliveryQueue
-from ._redelivery_router import RedeliveryPlan
-from ._retry_topic import Wait, check_properties
 from ._tracing import DEAD_LETTER, RETRY_TOPIC
-from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
-    from .durable import DurableNacks, Outcome
-
-
-class SettlesMessages(Protocol):
-    """What the verbs need of a settler."""
-
-    nacked: int
-    durable: DurableNacks | None
-    limiter: UnackedLimiter
-    queue: RedeliveryQueue
-    wall_clock: Clock
-
-    def check_open(self) -> object:
-        """Raise unless the consumer is open."""
-        ...
-
-    def check_not_sent_away(self, message_id: MessageId, to: State | None = None) -> None:
-        """Raise if the message is on its way to another topic, except ``to``."""
-        ...
-
-    def check_unsettled(self, message_id: MessageId, count: int | None) -> MessageState | None:
-        """Raise if the message is settled."""
-        ...
-
-    def default_delay_ms(self, record: MessageState | None) -> int:
-        """Return the delay of a nack that names none."""
-        ...
-
-    def must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
-        """Return whether a nack has to wait for room."""
-        ...
-
-    def forget(self, message_id: MessageId) -> None:
-        """End the hold of a message."""
-        ...
+    from .durable import Outcome
 
 
 class LetterVerbs:
-    """The part of a settler that sends messages to other topics.
+    """The part of a settler that sends messages to other topics."""
 
-    :param letters: None: the consumer has neither a dead-letter topic nor a retry topic
-    """
-
-    def __init__(self, settler: SettlesMessages, letters: Letters | None) -> None:
-        self._settler = settler
-        self._letters = letters
-        if letters is not None:
-            letters.hold_again = self._hold_again
+    def __init__(self, state: ConsumerState) -> None:
+        self._state = state
+        if state.letters is not None:
+            state.letters.hold_again = self._hold_again
 
     async def dead_letter(self, payload: Delivery, count: int, reason: str) -> None:
         """Send a message to the dead-letter topic, and wait until it is there and acknowledged."""
-        self._settler.check_open()
-        letters = self._letters
+        self._state.check_open()
+        letters = self._state.letters
         if letters is None or letters.rules is None:
             raise NoDeadLetterError(payload.id)
         reason = as_reason(reason)
@@ -84,10 +42,10 @@ class LetterVerbs:
         self, payload: Delivery, count: int, delay: Delay | None, properties: Mapping[str, str] | None, reason: str
     ) -> None:
         """Send a message to the retry topic, or after its last attempt to the dead-letter topic, and wait for that."""
-        settler, letters = self._settler, self._letters
-        settler.check_open()
-        record = settler.queue.table.get(payload.id)
-        wait = self._wait(settler.default_delay_ms(record) if delay is None else delay_ms(delay), properties)
+        state, letters = self._state, self._state.letters
+        state.check_open()
+        record = state.queue.table.get(payload.id)
+        wait = self._wait(state.default_delay_ms(record) if delay is None else delay_ms(delay), properties)
         reason = as_reason(reason)
         if letters is None or letters.retry is None:
             raise InvalidArgumentError("retry_topic", None, "a RetryTopicPolicy, for messages to be consumed later")
@@ -115,43 +73,43 @@ class LetterVerbs:
         :param attempt: the redelivery count of the attempt that ends; None: of any
         :param is_deferred: nothing failed: the message comes as the same attempt again
         """
-        letters = self._letters
+        letters = self._state.letters
         if letters is None or (record is not None and record.is_doubtful):  # then others may have settled it
             return None
         count = (attempt or 0) if record is None else record.redelivery_count
         if letters.rules is not None and letters.rules.is_last(count) and not is_deferred:
             return self._nack(letters, payload, count, attempt, None, reason)
         is_new = record is None or record.state is State.DELIVERED  # else the earlier of both deadlines counts
-        may_spill = letters.may_spill and not letters.is_full and not self._settler.queue.router.wants_all
+        may_spill = letters.may_spill and not letters.is_full and not self._state.queue.router.wants_all
         if is_new and may_spill and self._spills(letters, payload, milliseconds):
             wait = self._wait(milliseconds)._replace(is_deferred=is_deferred)
             return self._nack(letters, payload, count, attempt, wait, reason)
         return None
 
     def _spills(self, letters: Letters, payload: Delivery, milliseconds: int) -> bool:
-        limiter, settler, retry_topic = self._settler.limiter, self._settler, letters.retry_topic
+        limiter, state, retry_topic = self._state.limiter, self._state, letters.retry_topic
         assert retry_topic is not None
         if retry_topic.spills(milliseconds, limiter.count(), limiter.near, limiter.limit):
             return True
-        return settler.must_wait(settler.queue.router.choose(payload.id, milliseconds), payload)
+        return state.must_wait(state.queue.router.choose(payload.id, milliseconds), payload)
 
     async def _nack(  # noqa: PLR0917 - all that a nack has
         self, letters: Letters, payload: Delivery, count: int, attempt: int | None, wait: Wait | None, reason: str
     ) -> asyncio.Future[Outcome] | None:
-        to, settler = State.DEAD_LETTERING if wait is None else State.RETRYING, self._settler
+        to, state = State.DEAD_LETTERING if wait is None else State.RETRYING, self._state
         await self._until_room(letters, payload.id, attempt, to, is_new=False)
-        settler.nacked += wait is None or not wait.is_deferred
+        state.nacked += wait is None or not wait.is_deferred
         if wait is None:
             letters.dead_letter(payload, count, reason)
-            settler.queue.trace.nacked_last(payload.id, count, reason)
+            state.queue.trace.nacked_last(payload.id, count, reason)
             return None
         letters.reconsume_later(payload, count, wait, reason, is_spilled=True)
-        durable = settler.durable
+        durable = state.durable
         return None if durable is None else durable.nacked(payload.id, wait.delay_ms, count - wait.is_deferred)
 
     def _hold_again(self, payload: Delivery, record: MessageState, wait: Wait) -> None:
         """Hold a message whose nack could not wait in the retry topic."""
-        queue, left_ms = self._settler.queue, max(wait.until_ms - self._settler.wall_clock.now_ms(), 0)
+        queue, left_ms = self._state.queue, max(wait.until_ms - self._state.wall_clock.now_ms(), 0)
         plan = queue.router.choose_memory(record.id, left_ms) if wait.is_deferred else None
         queue.hold(queue.table.hold(record.id), left_ms, payload, plan)
         if wait.is_deferred:
@@ -161,26 +119,26 @@ class LetterVerbs:
     # --- both --------------------------------------------------------------------------------------------------------
 
     def _wait(self, milliseconds: int, properties: Mapping[str, str] | None = None) -> Wait:
-        until_ms = self._settler.wall_clock.now_ms() + milliseconds
+        until_ms = self._state.wall_clock.now_ms() + milliseconds
         return Wait(milliseconds, until_ms, check_properties(properties))
 
     async def _until_room(
         self, letters: Letters, message_id: MessageId, attempt: int | None, to: State, *, is_new: bool = True
     ) -> None:
         """Wait until a message may be sent to another topic; its nack is cancelled then."""
-        settler = self._settler
-        settler.check_not_sent_away(message_id, to)
+        state = self._state
+        state.check_not_sent_away(message_id, to)
         if is_new and message_id not in letters:
-            settler.check_unsettled(message_id, attempt)
+            state.check_unsettled(message_id, attempt)
         while letters.is_full and message_id not in letters:
             await letters.has_room.wait()
-            settler.check_open()
-            settler.check_not_sent_away(message_id, to)
+            state.check_open()
+            state.check_not_sent_away(message_id, to)
             if message_id not in letters:
-                settler.check_unsettled(message_id, attempt)
-        queue = settler.queue
+                state.check_unsettled(message_id, attempt)
+        queue = state.queue
         record = queue.table.get(message_id)
         if record is not None and record.state is State.HELD:
             reason = DEAD_LETTER if to is State.DEAD_LETTERING else RETRY_TOPIC
             queue.trace.cancel(message_id, record.redelivery_count, reason)
-        settler.forget(message_id)
+        state.forget(message_id)

@@ -16,15 +16,14 @@ from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._acks import Acks
-from ._dead_letter_rules import DeadLetterRules, as_reason, attempts_failed
 from ._letter_message import LetterMessage
 from ._letter_route import LetterRoute
+from ._letter_rules import DeadLetterRules, RetryTopic, Wait, as_reason, attempts_failed
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State
 from ._message_table import MessageTable
 from ._payloads import kept_bytes
 from ._port import ConsumerPort, Delivery
-from ._retry_topic import RetryTopic, Wait
 from ._settings import ConsumerSettings
 from ._tracing import MessageTrace, names_of
 

@@ -20,7 +20,7 @@ class Lifecycle:
 
     def __init__(self, engine: ConsumerEngine) -> None:
         self._engine = engine
-        self._settler = engine.settler
+        self._state = engine.state
         self._server: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] | None = None
         self._drain: Drain | None = None
@@ -29,21 +29,21 @@ class Lifecycle:
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """Return the event loop of an open consumer; None before it is opened and after it is closed."""
-        is_open = not self._settler.is_closed and self._server is not None and not self._server.done()
-        return self._settler.loop if is_open else None
+        is_open = not self._state.is_closed and self._server is not None and not self._server.done()
+        return self._state.loop if is_open else None
 
     async def open(self, consumer: object) -> None:
         """Serve a consumer, unless that has begun, and return once it is open; raises as :meth:`Consumer.open`."""
-        settler = self._settler
-        if settler.is_closed:
+        state = self._state
+        if state.is_closed:
             raise ClosedError("the consumer")
         is_first = self._server is None or self._opened is None
         if self._server is None or self._opened is None:
-            settler.loop = asyncio.get_running_loop()
-            self._opened = settler.loop.create_future()
+            state.loop = asyncio.get_running_loop()
+            self._opened = state.loop.create_future()
             self._server = asyncio.create_task(self._serve(consumer, self._opened), name="pulsar_nack.Consumer")
             self._server.add_done_callback(self._engine.on_end)
-        check_loop(settler.loop, "the consumer")
+        check_loop(state.loop, "the consumer")
         if not self._opened.done():
             try:
                 await asyncio.wait({self._opened, self._server}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,7 +76,7 @@ class Lifecycle:
     async def drain(self, timeout: Delay | None) -> DrainReport:
         """Drain, or wait for the drain that is under way."""
         seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-        if self._drain is None and self._settler.is_closed:
+        if self._drain is None and self._state.is_closed:
             return DrainReport()
         if self._runner is not None and asyncio.current_task() in self._runner.tasks.workers:
             raise InvalidArgumentError("timeout", timeout, "a call from outside: a handler would wait for itself")
@@ -87,8 +87,8 @@ class Lifecycle:
     def begin_drain(self, timeout_s: float | None) -> Drain:
         """Return the drain of this consumer, begun if it is the first call."""
         if self._drain is None:
-            if not self._settler.is_closed:
-                self._settler.check_open()
+            if not self._state.is_closed:
+                self._state.check_open()
             assert self._server is not None
             handlers = None if self._runner is None else self._runner.tasks
             self._drain = Drain(self._engine, handlers, self._server, self.close, timeout_s)
@@ -100,7 +100,7 @@ class Lifecycle:
         """Close the consumer: after a drain if a handler runs, unless that handler calls."""
         runner, drain = self._runner, self._drain
         if runner is not None and self.loop is not None and asyncio.current_task() not in runner.tasks.workers:
-            check_loop(self._settler.loop, "the consumer")
+            check_loop(self._state.loop, "the consumer")
             drain = self.begin_drain(runner.drain_timeout_s)
         else:
             await self.close()
@@ -110,8 +110,8 @@ class Lifecycle:
 
     async def close(self) -> None:
         """Close the consumer now."""
-        if not self._settler.is_closed or self._server is None or not self._server.done():
-            check_loop(self._settler.loop, "the consumer")
+        if not self._state.is_closed or self._server is None or not self._server.done():
+            check_loop(self._state.loop, "the consumer")
             self.begin_close()
         if self._server is None:
             if self._engine.letters is not None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from .._check import check_integer
 from .._delays import Delay, delay_ms, positive_delay_ms
 from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
-from ._message_state import Lease
+from ._consumer_state import YIELD_AFTER_MS
+from ._message_state import DEFERRED, VERBS, Lease, State
 from ._outcomes import NO_RULES, ErrorRules, OnError, Processing
 from ._port import Delivery
 from ._received_message import ReceivedMessage
-from ._settler import YIELD_AFTER_MS, Settler
+from ._settler import Settler
 
-ACKED = "acknowledged"
-NACKED = "negatively acknowledged"
-DEFERRED = "deferred"
-DEAD_LETTERED = "sent to the dead-letter topic"
-RETRIED = "sent to the retry topic"
+ACKED: Final = State.ACKING.value
+NACKED: Final = State.HELD.value
+DEAD_LETTERED: Final = State.DEAD_LETTERING.value
+RETRIED: Final = State.RETRYING.value
 
 
 class Message(ReceivedMessage):
@@ -61,6 +61,11 @@ class Message(ReceivedMessage):
             return self._settled_as is not None or not self._settler.is_in_work(self._delivery.id)
         return False  # its handler may still settle it
 
+    @property
+    def settled_by(self) -> str | None:
+        """Return the name of the consumer's verb that settled this attempt, as ``"negative_acknowledge"``; or None."""
+        return None if self._settled_as is None else VERBS[self._settled_as]
+
     async def ack(self) -> None:
         """Acknowledge the message; a nack of it that is not due is cancelled. A failed call changes nothing.
 
@@ -75,7 +80,7 @@ class Message(ReceivedMessage):
         :raises ClosedError: the consumer is closed
         """
         before = None
-        if self._settled_as is None and self._settler.leases is None:
+        if self._settled_as is None and self._lease is None:
             self._settled_as = ACKED
         else:
             before = self._begin_ack()
@@ -107,7 +112,7 @@ class Message(ReceivedMessage):
         before = self._settled_as
         if before is None:
             if self._settler.leases is not None:
-                self._settler.leases.check(self)
+                self._settler.leases.check(self._lease)
         elif before != ACKED:
             self._check_nacked(before)
         self._settled_as = ACKED
@@ -165,7 +170,7 @@ class Message(ReceivedMessage):
         """Nack or defer the message."""
         before, settler, delivery = self._settled_as, self._settler, self._delivery
         if settler.leases is not None and before is None:
-            settler.leases.check(self)
+            settler.leases.check(self._lease)
         self._settled_as = settled_as
         self._nacking = asyncio.current_task()
         is_deferred = settled_as is DEFERRED
@@ -195,11 +200,11 @@ class Message(ReceivedMessage):
         :raises InvalidArgumentError: the delay, also if it is 0
         :raises ClosedError: the consumer is closed
         """
-        self._settler.check_open()
+        self._settler.state.check_open()
         if self._settled_as is not None:
             raise AlreadySettledError(self.id, self._settled_as)
         if self._settler.leases is not None:
-            self._settler.leases.extend(self, delay)
+            self._settler.leases.extend(self._lease, self._delivery, delay)
         elif delay is not None:
             positive_delay_ms(delay)
 
@@ -250,7 +255,7 @@ class Message(ReceivedMessage):
             await sending
         except BaseException:
             sending.close()
-            if not self._settler.is_sent_away(self.id):
+            if not self._settler.state.is_sent_away(self.id):
                 self._settled_as = before
             raise
 
@@ -260,8 +265,8 @@ class Message(ReceivedMessage):
             raise AlreadySettledError(self.id, before)
         if before == NACKED:
             self._check_nacked(before)
-        elif self._settler.leases is not None and not self._settler.is_sent_away(self.id):
-            self._settler.leases.check(self)
+        elif self._settler.leases is not None and not self._settler.state.is_sent_away(self.id):
+            self._settler.leases.check(self._lease)
 
     def process(self, on_error: OnError | None = None) -> Processing:
         """Return a block, for ``async with``, at the end of which the message is settled.
@@ -291,7 +296,7 @@ class Message(ReceivedMessage):
         """
         if on_error is None:
             return Processing(self, NO_RULES)
-        return Processing(self, ErrorRules(on_error, has_dead_letters=self._settler.has_dead_letters))
+        return Processing(self, ErrorRules(on_error, has_dead_letters=self._settler.state.has_dead_letters))
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"
@@ -308,7 +313,7 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
     for each in several:
         if not isinstance(each, Message | MessageId):
             raise InvalidArgumentError("message", each, "a Message, a MessageId, or several of them")
-    settler.check_open()
+    settler.state.check_open()
     begun: dict[Message, str | None] = {}
     calls: dict[MessageId, asyncio.Future[None]] = {}
     failed: dict[MessageId, BaseException] = {}

@@ -19,6 +19,15 @@ class State(Enum):
     RETRYING = "sent to the retry topic"
 
 
+DEFERRED: Final = "deferred"
+VERBS: Final = {
+    State.ACKING.value: "acknowledge",
+    State.HELD.value: "negative_acknowledge",
+    State.DEAD_LETTERING.value: "dead_letter",
+    State.RETRYING.value: "reconsume_later",
+    DEFERRED: "defer",
+}
+"""How a message was settled, in the words of errors, and the verb of the consumer that does it."""
 SENT_AWAY: Final = (State.DEAD_LETTERING, State.RETRYING)
 """On the way to another topic, and acknowledged once there."""
 
@@ -92,11 +101,14 @@ class MessageState:
 
 
 class Lease:
-    """How long the latest attempt of a message may take; see ``_leases``."""
+    """How long one attempt of a message may take; see ``_leases``."""
 
-    __slots__ = ("ends_at_ms", "has_ended", "record")
+    __slots__ = ("ends_at_ms", "has_ended", "is_refused", "record", "redelivery_count")
 
-    def __init__(self, record: MessageState, ends_at_ms: int) -> None:
+    def __init__(self, record: MessageState, redelivery_count: int, ends_at_ms: int) -> None:
         self.record = record
+        self.redelivery_count = redelivery_count
         self.ends_at_ms = ends_at_ms
         self.has_ended = False
+        self.is_refused = False
+        """Whether a call of the late handler was refused; then all others are."""

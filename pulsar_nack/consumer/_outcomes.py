@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from .._delays import Delay, delay_ms
 from ..errors import InvalidArgumentError
-from ._dead_letter_rules import as_reason
+from ._letter_rules import as_reason
 
 Message: TypeAlias = Any
 """Stands for :class:`~pulsar_nack.Message`, which is built on this."""

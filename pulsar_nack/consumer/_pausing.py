@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Final
 
 from ..errors import ClosedError
+from ._consumer_state import ConsumerState
 from ._message import Message
 from ._port import ConsumerPort, SupportsDrain, SupportsPause
 from ._receiver import Receiver
-from ._settler import Settler
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _UNWANTED_AFTER_S: Final = 0.1
@@ -29,14 +29,14 @@ class Pausing:
     :param stop: called to close the consumer after a message that this process cannot read
     """
 
-    def __init__(self, receiver: Receiver, port: ConsumerPort, settler: Settler, stop: Callable[[], None]) -> None:
+    def __init__(self, receiver: Receiver, port: ConsumerPort, state: ConsumerState, stop: Callable[[], None]) -> None:
         self.drained: asyncio.Event | None = None
         """Set once a draining consumer has settled all delivered messages; None: it does not drain."""
         self.port = port if isinstance(port, SupportsPause) else None
         self._receiver = receiver
         self._port = port
-        self._settler = settler
-        self._table = settler.queue.table
+        self._state = state
+        self._table = state.queue.table
         self._stop = stop
         self._has_warned = False
         receiver.on_unreadable = self._end_unreadable
@@ -55,8 +55,8 @@ class Pausing:
         receiver.use_nowait()
         if self.port is not None:
             self._give_back(list(receiver.inbox.ready))
-            is_idle = not self._settler.limiter.count()
-            self._settler.on_idle = None if is_idle else self._on_idle
+            is_idle = not self._state.limiter.count()
+            self._state.on_idle = None if is_idle else self._on_idle
             self.port.pause(is_idle=is_idle)
         elif not self._has_warned:
             self._has_warned = True
@@ -67,7 +67,7 @@ class Pausing:
         """Deliver messages again."""
         inbox = self._receiver.inbox
         if inbox.is_paused and self.drained is None:
-            self._settler.on_idle = None if self._receiver.unreadable is None else self._on_idle
+            self._state.on_idle = None if self._receiver.unreadable is None else self._on_idle
             if self.port is not None:
                 self.port.resume()
             inbox.resume()
@@ -80,7 +80,7 @@ class Pausing:
         """
         receiver, inbox, given = self._receiver, self._receiver.inbox, 0
         self.drained = asyncio.Event()
-        if self._settler.is_closed:
+        if self._state.is_closed:
             self.drained.set()
             return 0
         receiver.is_draining = True
@@ -96,32 +96,32 @@ class Pausing:
             elif self.port is not None:
                 given += self.port.pause(is_idle=False) or 0
         inbox.kept = self._give_back_soon
-        self._settler.on_idle = self._on_idle
+        self._state.on_idle = self._on_idle
         self._on_idle()
         return given
 
     def _end_unreadable(self) -> None:
         """Close the consumer once every delivered message is settled, because this process cannot read one."""
-        self._settler.on_idle = self._on_idle
+        self._state.on_idle = self._on_idle
         self._on_idle()
 
     def _on_idle(self) -> None:
         """Go on once a paused, draining or ending consumer has settled all delivered messages."""
-        inbox, limiter = self._receiver.inbox, self._settler.limiter
+        inbox, limiter = self._receiver.inbox, self._state.limiter
         if self.drained is not None:
             if not self._receiver.in_work():
                 self.drained.set()
         elif self._receiver.unreadable is not None and not self._receiver.in_work():
             self._stop()
         elif inbox.is_paused and self.port is not None and not limiter.count():
-            self._settler.on_idle = None
+            self._state.on_idle = None
             self.port.pause(is_idle=True)
 
     def _give_back(self, messages: Sequence[Message]) -> int:
         """Give ready messages back to the broker, and return how many; members of batches stay with the others."""
         if self.port is None or not self._port.traits.honours_ids:
             return 0
-        receiver, trace = self._receiver, self._settler.queue.trace
+        receiver, trace = self._receiver, self._state.queue.trace
         given = [each for each in messages if each.id.batch_index < 0 and receiver.is_current(each)]
         if self.drained is not None:  # the broker counts each return; the others follow with the close
             given = [each for each in given if not each.redelivery_count]
@@ -144,5 +144,5 @@ class Pausing:
         asyncio.get_running_loop().call_soon(self._give_back_if_ready, message)
 
     def _give_back_if_ready(self, message: Message) -> None:
-        if message in self._receiver.inbox.ready and not self._settler.is_closed:
+        if message in self._receiver.inbox.ready and not self._state.is_closed:
             self._give_back([message])

@@ -120,11 +120,23 @@ class ConsumerPort(Protocol):
 
 
 @runtime_checkable
-class SupportsCumulativeAck(Protocol):
-    """A port that can acknowledge everything up to a message; Exclusive and Failover subscriptions only."""
+class SupportsPositions(Protocol):
+    """A port that can use positions in its topics. What it cannot do raises :class:`NotImplementedError`."""
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move the subscription to a message id, or to a publish time in epoch ms."""
+        ...
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge everything up to and including ``message_id``, in its partition."""
+        """Acknowledge everything up to and including a message of its partition; on Exclusive and Failover only."""
+        ...
+
+    async def last_message_ids(self) -> Sequence[MessageId]:
+        """Return the id of the last message of each topic or partition, each with its topic; entry -1: it is empty.
+
+        :raises BrokerError: the broker refused, or gave no answer
+        :raises ClosedError: after ``close``
+        """
         ...
 
 
@@ -220,19 +232,6 @@ class SupportsSessions(Protocol):
 
     async def flush(self) -> None:
         """Return when confirmed acknowledgements will survive the end of this process."""
-        ...
-
-
-@runtime_checkable
-class SupportsLastMessageId(Protocol):
-    """A port that can find out where its topics end."""
-
-    async def last_message_ids(self) -> Sequence[MessageId]:
-        """Return the id of the last message of each topic or partition, each with its topic; entry -1: it is empty.
-
-        :raises BrokerError: the broker refused, or gave no answer
-        :raises ClosedError: after ``close``
-        """
         ...
 
 
@@ -371,13 +370,4 @@ class SupportsPublishing(Protocol):
         :param initial_subscription: a subscription to be created in each topic before the first message
         :raises InvalidArgumentError: not a name of a topic
         """
-        ...
-
-
-@runtime_checkable
-class SupportsSeek(Protocol):
-    """A port that can move its subscription."""
-
-    async def seek(self, position: MessageId | int) -> None:
-        """Move to a message id, or to a publish time in epoch ms."""
         ...

@@ -5,23 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .._foreign import shown
 from ..errors import ClosedError
 from ._port import Schema
 
-
-class SupportsClose(Protocol):
-    """An object with an asynchronous ``close``."""
-
-    async def close(self) -> object:
-        """Close the object."""
-        ...
-
-
 Key = TypeVar("Key", bound=Hashable)
-Made = TypeVar("Made", bound=SupportsClose)
+Made = TypeVar("Made")
 Result = TypeVar("Result")
 
 
@@ -39,7 +30,7 @@ def warn_without_schema(log: logging.Logger, schema: Schema, error: Exception) -
 class DeadLetterProducers(Generic[Key, Made]):
     """Opens, keeps and closes the producers of one publisher.
 
-    :param make: opens the producer of a key: a topic, and the schema of its messages
+    :param make: opens the producer of a key: a topic, and the schema of its messages; it has an asynchronous ``close``
     """
 
     def __init__(self, make: Callable[[Key], Coroutine[Any, Any, Made]]) -> None:
@@ -94,7 +85,7 @@ class DeadLetterProducers(Generic[Key, Made]):
             await asyncio.wait(self._closing)
 
 
-async def _closed(producer: SupportsClose) -> object:
+async def _closed(producer: Any) -> object:
     try:
         return await producer.close()
     except Exception as error:  # noqa: BLE001 - it is of no use any more

@@ -10,23 +10,20 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
 from ._gate_queue import DurableGateQueue
 from ._inbox import Inbox, SetAside
+from ._letter_rules import RetryTopic
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
-from ._retry_topic import RetryTopic
 from ._sessions import Place, place_of
 from ._settler import Settler
-
-if TYPE_CHECKING:
-    from .durable import DurableNacks
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _USUAL_QUEUE: Final = 1_000
@@ -37,12 +34,11 @@ _KEPT: Final = RedeliveryPlan(keeps=True, must_keep=False, is_local=True, early_
 class Receiver:
     """The receiving half of one consumer.
 
-    :param is_durable: :attr:`durable` will be set before anything is received
+    :param is_durable: the state will be durable before anything is received
     """
 
     def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool) -> None:
         self.received = self.delivered = self.duplicates = self.replayed = 0
-        self.durable: DurableNacks | None = None
         self.gate_queue: DurableGateQueue | None = None
         self.key_order: SetAside[Message] | None = None
         """The messages that wait for earlier ones of their keys, which no call receives."""
@@ -53,6 +49,7 @@ class Receiver:
         """Called after :attr:`unreadable` is set; itself set by what closes the consumer then."""
         self.is_draining = False
         self.turn = settler.turn
+        self.state = state = settler.state
         self._port = port
         self._settler = settler
         self._queue = queue = settler.queue
@@ -61,10 +58,10 @@ class Receiver:
         self._payloads = queue.payloads
         self._trace = queue.trace
         self._clock = queue.clock
-        self._recent = settler.recent
-        self._limiter = settler.limiter
-        self._letters = settler.letters
-        self._retry_topic = None if settler.letters is None else settler.letters.retry_topic
+        self._recent = state.recent
+        self._limiter = state.limiter
+        self._letters = state.letters
+        self._retry_topic = None if state.letters is None else state.letters.retry_topic
         self._prefetched = port.traits.receiver_queue_size
         self._can_pause = isinstance(port, SupportsPause)
         self.inbox: Inbox[Message] = Inbox(self.is_current)
@@ -97,10 +94,9 @@ class Receiver:
 
     async def wait_noted(self) -> Message:
         """Wait for a message of a durable consumer, until it may be delivered and that is noted."""
-        assert self.durable is not None
         message = await self._next_admitted()
         is_noted_later = self.key_order is not None  # when it is its turn
-        return message if is_noted_later else await self._until_noted(message, self.durable)
+        return message if is_noted_later else await self._until_noted(message)
 
     async def _next_admitted(self) -> Message:
         while True:
@@ -109,18 +105,20 @@ class Receiver:
                 return message
             self._trace.hold(message.id, message.redelivery_count, "paused")
 
-    async def _until_noted(self, message: Message, durable: DurableNacks) -> Message:
+    async def _until_noted(self, message: Message) -> Message:
         """Note durably that a message is delivered before it is, so that an attempt counts that ends the process.
 
         If that fails the message is delivered anyway. If the call is cancelled, the next one gets the message.
         """
+        durable = self.state.durable
+        assert durable is not None
         while True:
             try:
                 await durable.delivered(message.id, message.redelivery_count)
             except asyncio.CancelledError:
                 self._put_back(message)
                 raise
-            self._settler.check_open()
+            self.state.check_open()
             if self.is_current(message):
                 return message
             message = await self._next_admitted()
@@ -138,7 +136,7 @@ class Receiver:
         """Take a message back that a call of ``receive`` returned, for the next one."""
         self.delivered -= 1
         if self._settler.leases is not None:
-            self._settler.leases.cancel(message)
+            self._settler.leases.cancel(message._lease)
         self._put_back(message)
 
     def _put_back(self, message: Message) -> None:
@@ -249,9 +247,9 @@ class Receiver:
         if not retry_topic.has(delivery.topic):
             return delivery, 0
         now_ms, message_id, table = self._clock.now_ms(), delivery.id, self._table
-        delivery, wait_ms = retry_topic.arrive(delivery, self._settler.wall_clock.now_ms())
+        delivery, wait_ms = retry_topic.arrive(delivery, self.state.wall_clock.now_ms())
         is_known = table.get(message_id) is not None or table.acked.hides(message_id, now_ms)
-        if not wait_ms or is_known or (self.durable is not None and self.durable.was_acked(message_id)):
+        if not wait_ms or is_known or (self.state.durable is not None and self.state.durable.was_acked(message_id)):
             return delivery, 0
         count = max(delivery.redelivery_count, table.requests.counts.pop(message_id, -1) + 1)
         record = table.restore(message_id, count - 1, count)
@@ -264,11 +262,11 @@ class Receiver:
         """Judge a delivery of a message that is or may be known, or whose arrival is to be noted."""
         now_ms = self.turn.now_ms = self._clock.now_ms()
         known = self._table.get(message_id)
-        if self.durable is not None and known is None:
-            if self.durable.was_acked(message_id):
+        if self.state.durable is not None and known is None:
+            if self.state.durable.was_acked(message_id):
                 self._acks.ack_duplicate(message_id)
                 return None
-            if self.durable.holds_back(delivery, now_ms):
+            if self.state.durable.holds_back(delivery, now_ms):
                 if self.on_held_back is not None:
                     self.on_held_back(delivery)
                 self._trace.hold(message_id, delivery.redelivery_count, "not due")
@@ -293,8 +291,8 @@ class Receiver:
 
     @property
     def _acks(self) -> Acks:
-        assert self._settler.acks is not None  # nothing is received before
-        return self._settler.acks
+        assert self.state.acks is not None  # nothing is received before
+        return self.state.acks
 
     def _redeliver(self, delivery: Delivery, record: MessageState) -> None:
         """Deliver a message from memory again."""

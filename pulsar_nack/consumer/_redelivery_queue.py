@@ -12,19 +12,19 @@ from operator import attrgetter
 from typing import Any, Final, NoReturn
 
 from .._delays import MAX_NUMBER_S, Delay
-from ..clock import Clock
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
-from ..nack import NackHook, NegativeAcksTracker, RedeliveryCallback
+from ..nack import NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member
 from ._message_state import MessageState, State
 from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
-from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
+from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
 from ._sessions import place_of
+from ._settings import ConsumerSettings
 from ._tracing import MessageTrace
 
 _MAX_IN_A_TURN: Final = 1_000
@@ -47,17 +47,15 @@ class RedeliveryQueue:
         self,
         port: ConsumerPort,
         table: MessageTable,
-        payloads: PayloadCache,
-        redelivery: Redelivery,
-        config: NackConfig,
+        settings: ConsumerSettings,
+        trace: MessageTrace,
         *,
-        clock: Clock,
-        hooks: Sequence[NackHook],
         freed: Callable[[], None],
         waits: Callable[[MessageState, int, int], None],
         lost: Callable[[Sequence[MessageState]], None],
-        trace: MessageTrace,
     ) -> None:
+        redelivery = settings.redelivery
+        self.config = settings.config or NackConfig()
         self.redeliver: Callable[[Delivery, MessageState], None]
         """Called with each message that is redelivered from memory, and its state; set by the receiver."""
         self.end_leases: Callable[[Sequence[MessageId]], Sequence[MessageId]] | None = None
@@ -66,11 +64,11 @@ class RedeliveryQueue:
         self.redelivered_local = 0
         self.redelivered_broker = 0
         self.requested_again = 0
-        self._port = port
+        self.port = port
         self.table = table
-        self.payloads = payloads
+        self.payloads = PayloadCache(settings.max_local_bytes)
         self._custom: RedeliveryCallback | None = redelivery if callable(redelivery) else None
-        self.clock = clock
+        self.clock = trace.clock
         self._freed = freed
         self._waits = waits
         self._lost = lost
@@ -81,12 +79,12 @@ class RedeliveryQueue:
         self._is_sooner = asyncio.Event()
         self._nowait_port = port if isinstance(port, SupportsRedeliverNowait) else None
         must_wait = self._custom is not None or self._nowait_port is None or self.router.only_rewinds
-        most = self._most_at_once = min(config.max_batch, port.traits.max_ids_per_request)
+        most = self._most_at_once = min(self.config.max_batch, port.traits.max_ids_per_request)
         self.tracker = NegativeAcksTracker(
             self.on_due if must_wait else self._on_due_nowait,
-            config.model_copy(update={"max_batch": most, "max_held": None}),
-            clock=clock,
-            hooks=hooks,
+            self.config.model_copy(update={"max_batch": most, "max_held": None}),
+            clock=trace.clock,
+            hooks=trace.hooks,
             collapse=self.router.only_rewinds,
             lead_time=self.router.lead_time,
         )
@@ -363,7 +361,7 @@ class RedeliveryQueue:
         self.trace.request_again(self._counts_of(ids), REQUESTED_AGAIN)
         try:
             if due:
-                await self._port.redeliver(ids)
+                await self.port.redeliver(ids)
         except ClosedError:
             return False
         except Exception as error:  # noqa: BLE001 - tried again
@@ -393,7 +391,7 @@ class RedeliveryQueue:
 
     async def _send(self, ids: Sequence[MessageId]) -> None:
         if self._custom is None:
-            await self._port.redeliver(ids)
+            await self.port.redeliver(ids)
             return
         result: Any = self._custom(ids)
         if inspect.isawaitable(result):

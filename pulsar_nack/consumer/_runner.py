@@ -75,7 +75,7 @@ class Runner:
         check_flag("stop_on_signals", options.stop_on_signals)
         timeout = options.drain_timeout
         self.drain_timeout_s = None if timeout is None else delay_ms(timeout, "drain_timeout") / 1000
-        self._rules = ErrorRules(options.on_error, has_dead_letters=engine.settler.has_dead_letters)
+        self._rules = ErrorRules(options.on_error, has_dead_letters=engine.state.has_dead_letters)
         self._options = options
         self.tasks = HandlerTasks()
         self._engine = engine

@@ -14,11 +14,10 @@ from ..backoff import Backoff, as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
-from ._dead_letter_rules import DeadLetterPolicy
 from ._events import ConsumerHook
+from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
-from ._retry_topic import RetryTopicPolicy
 from ._tracing import ConsumerTrace
 
 if TYPE_CHECKING:

@@ -117,7 +117,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         engine.settler,
     )
     table.expire(engine.clock.now_ms())
-    acks, durable, gate_queue, letters = settler.acks, settler.durable, receiver.gate_queue, engine.letters
+    acks, durable, gate_queue, letters = engine.state.acks, engine.state.durable, receiver.gate_queue, engine.letters
     dead, retry = (None, None) if letters is None else (letters.dead, letters.retry)
     return ConsumerStatistics(
         received=receiver.received,
@@ -127,7 +127,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         dropped=settler.dropped,
         acked=(0 if acks is None else acks.acked) - settler.given_up + settler.acked_through,
         acked_again=0 if acks is None else acks.acked_again,
-        nacked=settler.nacked,
+        nacked=engine.state.nacked,
         deferred=engine.trace.total_deferred,
         handler_errors=settler.handler_errors,
         retried=engine.trace.total_retried,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from .._check import check_flag, check_name
 from .._delays import Delay
 from .._lifetime import Opening
-from .._topic_pattern import for_official_client, pattern_text
+from .._topic_pattern import for_official_client, full_name, pattern_text
 from ..errors import InvalidArgumentError
 from ._consumer import Consumer
 from ._dialect import (
@@ -24,7 +23,6 @@ from ._dialect import (
     subscription_type,
 )
 from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio, traits_of
-from ._retry_topic import RetryTopicPolicy
 from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings, refuse_unknown, signature_with_settings
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ def subscribe(
     options = official_settings(settings)
     of_consumer = {name: options.pop(name) for name in CONSUMER_SETTINGS if name in options}
     kind = subscription_type(consumer_type)
-    topic = _checked_topic(topic, options)
+    wanted: Any = _checked_topic(topic, options)
     check_name("subscription", subscription)
     check_values(kind, options)
     _check_options(client, options)
@@ -108,16 +106,18 @@ def subscribe(
     if of_consumer.get("lease") is not None and (timeout_ms := options.get("unacked_messages_timeout_ms")):
         expected = "None with lease: that timer brings back held messages too, and whole batches"
         raise InvalidArgumentError("unacked_messages_timeout_ms", timeout_ms, expected)
-    if (retry_topic := of_consumer.get("retry_topic")) is not None:
-        topic, of_consumer["retry_topic"] = _with_retry_topic(topic, retry_topic, subscription, options)
     has_queue, is_pattern = promises["receiver_queue_size"] != 0, options.get("is_pattern_topic", False)
-    if not has_queue and (not isinstance(topic, str) or is_pattern):
+    if (retry_topic := of_consumer.get("retry_topic")) is not None:
+        topics = None if is_pattern else list(map(full_name, [wanted] if isinstance(wanted, str) else wanted))
+        named = of_consumer["retry_topic"] = retry_topic.named(topics, subscription, full_name)
+        wanted = [*named.topics, named.topic]
+    if not has_queue and (not isinstance(wanted, str) or is_pattern):
         raise _no_queue()
 
     async def make() -> Consumer:
-        if not has_queue and await client.get_topic_partitions(topic) != [_full_name(topic)]:
+        if not has_queue and await client.get_topic_partitions(wanted) != [full_name(wanted)]:
             raise _no_queue()
-        native = await _native(client, topic, subscription, kind, options)
+        native = await _native(client, wanted, subscription, kind, options)
         port = OfficialPort(native, has_several_topics=is_pattern, client=client, **promises)
         try:
             return Consumer(port, **of_consumer)
@@ -172,20 +172,6 @@ def _checked_topic(topic: object, options: dict[str, Any]) -> Any:
     return [check_name("topic", each, expected) for each in topic]
 
 
-def _with_retry_topic(
-    topic: Any, policy: RetryTopicPolicy, subscription: str, options: dict[str, Any]
-) -> tuple[list[str], RetryTopicPolicy]:
-    """Return the topics with the retry topic, and the policy with all names."""
-    if options.get("is_pattern_topic"):
-        raise InvalidArgumentError("retry_topic", policy, "None with a pattern: it is for a topic, or a list of topics")
-    topics = [_full_name(each) for each in ([topic] if isinstance(topic, str) else topic)]
-    if policy.topic is not None:
-        policy = replace(policy, topic=_full_name(policy.topic))
-    named = policy.named(topics, subscription)
-    assert named.topic is not None
-    return [*topics, named.topic], named
-
-
 def _check_options(client: Any, options: dict[str, Any]) -> None:
     """Raise for a setting that neither a :class:`Consumer` nor the official client knows."""
     known = inspect.signature(client.subscribe).parameters
@@ -206,13 +192,6 @@ async def _native(client: Any, topic: Any, subscription: str, kind: Subscription
         )
     except import_pulsar_asyncio().PulsarException as error:
         raise broker_error(f"subscribing to {topic!r} as {subscription!r}", error) from error
-
-
-def _full_name(topic: Any) -> str:
-    if "://" in topic:
-        return str(topic)
-    name = topic if topic.count("/") == 2 else f"public/default/{topic}"
-    return f"persistent://{name}"
 
 
 def _no_queue() -> InvalidArgumentError:

@@ -18,7 +18,7 @@ from ._batches import is_same_topic
 from ._engine import ConsumerEngine
 from ._message_state import MessageState, State
 from ._message_table import UNDELIVERED
-from ._port import SupportsCumulativeAck, SupportsLastMessageId, SupportsSeek, SupportsSessions, SupportsUnsubscribe
+from ._port import SupportsPositions, SupportsSessions, SupportsUnsubscribe
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _AT_ONCE: Final = 256
@@ -31,18 +31,17 @@ class SubscriptionVerbs:
     def __init__(self, engine: ConsumerEngine) -> None:
         self._engine = engine
         self._settler = engine.settler
+        self._state = engine.state
         self._port = engine.port
         self._unsubscribing: asyncio.Task[None] | None = None
 
     async def seek(self, position: MessageId | int | datetime) -> None:
         """Move the subscription, and forget what was known about its messages."""
         settler, table = self._settler, self._engine.table
-        settler.check_open()
-        port = self._port
-        if not isinstance(port, SupportsSeek):
-            raise NotImplementedError(f"{type(port).__name__} cannot seek")
+        port = self._positions("seek")
         position = seek_position(position)
-        cleared = None if settler.durable is None else settler.durable.cleared()  # before anything else is noted
+        durable = self._state.durable
+        cleared = None if durable is None else durable.cleared()  # before anything else is noted
         receiver = self._engine.receiver
         waiting: Sequence[Any] = [*table.select(UNDELIVERED), *receiver.inbox.ready]
         left = {each.id: each.redelivery_count for each in waiting}
@@ -61,23 +60,26 @@ class SubscriptionVerbs:
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition."""
-        self._settler.check_open()
-        port = self._port
-        if not isinstance(port, SupportsCumulativeAck):
-            raise NotImplementedError(f"{type(port).__name__} cannot acknowledge cumulatively")
+        port = self._positions("acknowledge cumulatively")
         record = self._engine.table.get(message_id)
         message_id = message_id if record is None else record.id
         await port.acknowledge_cumulative(message_id)
         self._settler.settled_through(message_id, self._engine.clock.now_ms())
-        if self._settler.durable is not None:
-            await self._settler.durable.acked_up_to(message_id)
+        if self._state.durable is not None:
+            await self._state.durable.acked_up_to(message_id)
+
+    def _positions(self, verb: str) -> SupportsPositions:
+        self._state.check_open()
+        if not isinstance(self._port, SupportsPositions):
+            raise NotImplementedError(f"{type(self._port).__name__} cannot {verb}")
+        return self._port
 
     # --- redelivery --------------------------------------------------------------------------------------------------
 
     async def redeliver(self) -> None:
         """Request all delivered, unsettled messages again; on Exclusive and Failover in order, with what follows."""
         settler, table, receiver = self._settler, self._engine.table, self._engine.receiver
-        settler.check_open()
+        self._state.check_open()
         behind = () if receiver.gate_queue is None else receiver.gate_queue.waiting
         waiting = {message.id for message in (*receiver.inbox.ready, *behind)}
         found = [each for each in table.select({State.DELIVERED}) if each.id not in waiting]
@@ -93,17 +95,13 @@ class SubscriptionVerbs:
                 settler.redeliver(record)
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
-                settler.check_open()
+                self._state.check_open()
 
     # --- the end of the topic ----------------------------------------------------------------------------------------
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition."""
-        self._settler.check_open()
-        port = self._port
-        if not isinstance(port, SupportsLastMessageId):
-            raise NotImplementedError(f"{type(port).__name__} cannot ask for the last message")
-        return list(await port.last_message_ids())
+        return list(await self._positions("ask for the last message").last_message_ids())
 
     async def last_message_id(self) -> MessageId:
         """Return the id of the last message of the only topic."""
@@ -114,7 +112,7 @@ class SubscriptionVerbs:
 
     async def has_message_available(self) -> bool:
         """Return whether a message waits here, or the last message of a topic has not been received."""
-        self._settler.check_open()
+        self._state.check_open()
         if self._has_waiting():
             return True
         for last in await self.last_message_ids():
@@ -141,7 +139,7 @@ class SubscriptionVerbs:
     async def unsubscribe(self, consumer: ClosesOnExit, *, force: bool) -> None:
         """Delete the subscription, then close the consumer; goes on when the call is cancelled."""
         check_flag("force", force)
-        self._settler.check_open()
+        self._state.check_open()
         port = self._port
         if not isinstance(port, SupportsUnsubscribe):
             raise NotImplementedError(f"{type(port).__name__} cannot unsubscribe")
@@ -159,7 +157,7 @@ class SubscriptionVerbs:
 
     async def _unsubscribe(self, port: SupportsUnsubscribe, consumer: ClosesOnExit, *, force: bool) -> None:
         await port.unsubscribe(force=force)
-        durable = self._settler.durable
+        durable = self._state.durable
         cleared = None if durable is None else durable.cleared()
         self._settler.clear("unsubscribe", "gone with its subscription")
         error = None if cleared is None else await cleared

@@ -80,7 +80,7 @@ class MessageTrace:
         self.is_on = note is not None or self._has_hooks
         self.total_retried = self.total_deferred = self.total_leases_expired = self.total_drains = 0
         self._note = note
-        self._clock = clock
+        self.clock = clock
         self._redelivery_hooks = Hooks([])
 
     def watch_redeliveries(self, hook: Callable[[MessageRedelivered], None]) -> None:
@@ -111,7 +111,7 @@ class MessageTrace:
     def nacked_last(self, message_id: MessageId, count: int, reason: str) -> None:
         """Note the negative acknowledgement of the last attempt; the trace has its dead letter."""
         if self._has_hooks:
-            self.hooks.emit(MessageNacked(message_id, count + 1, self._clock.now_ms(), None, reason))
+            self.hooks.emit(MessageNacked(message_id, count + 1, self.clock.now_ms(), None, reason))
 
     def deferred(self, record: MessageState, delay_ms: int) -> None:
         """Note and count a message that is postponed: in the trace a nack with the reason ``deferred``."""
@@ -199,31 +199,31 @@ class MessageTrace:
     def connected(self, topic: str, partition: int) -> None:
         """Note that a session began, or that the consumer is open."""
         if self._has_hooks:
-            self.hooks.emit(ConsumerConnected(topic, partition, self._clock.now_ms()))
+            self.hooks.emit(ConsumerConnected(topic, partition, self.clock.now_ms()))
 
     def disconnected(self, topic: str, partition: int, reason: str) -> None:
         """Note that a session ended, or that the consumer is closed."""
         if self._has_hooks:
-            self.hooks.emit(ConsumerDisconnected(topic, partition, self._clock.now_ms(), reason))
+            self.hooks.emit(ConsumerDisconnected(topic, partition, self.clock.now_ms(), reason))
 
     def drained(self, given_back: int, left: int) -> None:
         """Note and count a drain that is over."""
         self.total_drains += 1
         if self._has_hooks:
-            self.hooks.emit(ConsumerDrained(self._clock.now_ms(), given_back, left))
+            self.hooks.emit(ConsumerDrained(self.clock.now_ms(), given_back, left))
 
     def _note_held(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
         if self._note is not None:
             is_held = delay_ms is not None and record.is_held
-            due_in_ms = max(record.due_at_ms - self._clock.now_ms(), 0) if is_held else None
+            due_in_ms = max(record.due_at_ms - self.clock.now_ms(), 0) if is_held else None
             count = record.redelivery_count
             self._note("nack", record.id, count, delay_ms=delay_ms, due_in_ms=due_in_ms, reason=reason or None)
 
     def _about(self, record: MessageState) -> tuple[MessageId, int, int]:
-        return record.id, record.redelivery_count + 1, self._clock.now_ms()
+        return record.id, record.redelivery_count + 1, self.clock.now_ms()
 
     def _due_in(self, due_at_ms: int | None) -> int | None:
-        return None if due_at_ms is None else due_at_ms - self._clock.now_ms()
+        return None if due_at_ms is None else due_at_ms - self.clock.now_ms()
 
 
 def names_of(port: Any) -> tuple[str, str, str]:

@@ -18,8 +18,9 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
+from .._topic_pattern import full_name
 from ..consumer import Consumer, MessageRedelivered
-from ._scraping import Watched, full_name, measure_all, namespace_of
+from ._scraping import Watched, measure_all, namespace_of
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
@@ -161,7 +162,7 @@ class _WatchedConsumer(Watched):
     def measure(self) -> None:
         """Read the figures, and note whether they are final."""
         engine = self.consumer._engine
-        was_dropped = self._outer() is None and engine.settler.acks is None
+        was_dropped = self._outer() is None and engine.state.acks is None
         loop = None if self.loop is None else self.loop()
         is_over = self.loop is not None and (loop is None or loop.is_closed())
         self.has_ended = engine.has_ended or was_dropped or is_over

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
+from .._topic_pattern import full_name
 from ..errors import InvalidArgumentError
-from ._scraping import Watched, full_name, measure_all, namespace_of, prometheus
+from ._scraping import Watched, measure_all, namespace_of, prometheus
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric

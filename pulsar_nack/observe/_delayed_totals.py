@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from .._topic_pattern import full_name
 from ..delayed import (
     BucketDelayedDeliveryTracker,
     BucketStatistics,
@@ -14,7 +15,6 @@ from ..delayed import (
     SharedSubscription,
 )
 from ..delayed.bucket import LATENCY_BOUNDS_MS
-from ._scraping import full_name
 
 _ATTEMPTS: Final = 10
 QUANTILES: Final = (*map(str, LATENCY_BOUNDS_MS), "overflow")

@@ -45,14 +45,6 @@ _BY_EVENT: Final[dict[type[MessageEvent], str]] = {
     MessageRetried: "reconsume_later",
     LeaseExpired: "ack_timeout",
 }
-_BY_STATE: Final = {
-    "acknowledged": "acknowledge",
-    "negatively acknowledged": "negative_acknowledge",
-    "sent to the dead-letter topic": "dead_letter",
-    "sent to the retry topic": "reconsume_later",
-    "deferred": "defer",
-}
-"""The outcome of a message that was settled by its own verbs, if there are no events."""
 
 
 class MessageSpans:
@@ -133,8 +125,8 @@ class MessageSpans:
             raise
         finally:
             opened.is_left = True
-            if not self._is_hook and opened.outcome is None and message._settled_as is not None:
-                opened.outcome = _BY_STATE.get(message._settled_as)
+            if not self._is_hook and opened.outcome is None:
+                opened.outcome = message.settled_by
             if not self._is_hook or opened.outcome is not None or self._open.get(key) is not opened:
                 self._end(key, opened)
 

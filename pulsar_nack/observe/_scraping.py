@@ -37,13 +37,6 @@ def prometheus() -> Any:
     return core
 
 
-def full_name(topic_name: str) -> str:
-    """Return a topic's name as the broker writes it: ``orders`` is ``persistent://public/default/orders``."""
-    if not topic_name or "://" in topic_name:
-        return topic_name
-    return f"persistent://{topic_name if topic_name.count('/') >= 2 else f'public/default/{topic_name}'}"
-
-
 def namespace_of(full_topic_name: str) -> str:
     """Return the namespace of a topic: two parts, or three in old names with a cluster."""
     parts = full_topic_name.partition("://")[2].split("/", 3)

@@ -133,8 +133,7 @@ class _Counter:
         np = self._np
         size = len(events["time_ms"])
         found = np.ones(size, bool)
-        names = (MESSAGE, "ledger", "entry")
-        found[1:] = np.logical_or.reduce([events[name][1:] != events[name][:-1] for name in names])
+        found[1:] = events[MESSAGE][1:] != events[MESSAGE][:-1]
         return found[:size]
 
     def _pair(self, events: dict[str, Any]) -> None:

@@ -90,8 +90,9 @@ def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> 
 
     An arrival is a redelivery if it has a deadline or is not a first attempt; with ``redeliver`` every request is one.
 
-    The columns are those of the message, ``time_ms``, ``source`` (:func:`source_hash`), ``ms``, the deadline of a nack
-    or the lateness of a redelivery, and :data:`WHAT`: ``((attempt * CODES + code) * KINDS + kind) * classes + class``.
+    The columns are :data:`MESSAGE`, which differs between messages that follow each other, ``time_ms``, ``source``
+    (:func:`source_hash`), ``ms``, the deadline of a nack or the lateness of a redelivery, and :data:`WHAT`:
+    ``((attempt * CODES + code) * KINDS + kind) * classes + class``.
     Unknown values are :data:`UNKNOWN`, and -1 for attempts. The class of a nack with a delay is 1 plus the number of
     bounds below the delay, that of all other events 0; there are ``len(bounds_ms) + 2`` classes.
 
@@ -120,7 +121,9 @@ def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> 
         sf.coalesce(sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()), unknown).alias("ms"),
     )
     order = (MESSAGE, "ledger", "entry", "time_ms", "mono_ns", WHAT)
-    return events.repartition(MESSAGE).sortWithinPartitions(*order).drop("mono_ns")
+    ordered = events.repartition(MESSAGE).sortWithinPartitions(*order)
+    # each column costs as much on the way to a worker as its sort: one number tells where the next message begins
+    return ordered.select(sf.xxhash64(MESSAGE, "ledger", "entry").alias(MESSAGE), "time_ms", WHAT, "source", "ms")
 
 
 def _delay_class(is_nack: Column, bounds_ms: Sequence[int]) -> Column:

@@ -24,6 +24,11 @@ from .schemas import READ, TRACE
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+"""The setting for how many bytes Spark sends to a worker at once, besides the limit of 10 000 rows."""
+NO_LIMIT: Final = str(2**31 - 1)
+"""The value that ends the limit: with one Spark measures the batch for each row, half of the time that rows take."""
+_BATCH_LIMIT: Final = "64m"
 _COLUMNS: Final = TRACE.fieldNames()
 _SPECIAL: Final = "\\{}[]*?^"
 """Characters that Spark takes as a pattern in a path."""
@@ -133,6 +138,8 @@ def _read_by_spark(spark: SparkSession, where: Sequence[str], include_open: bool
     _check_files(where, files)
     parquet = [_literal(file.path) for file in files if file.suffix == PARQUET]
     lines = [_literal(file.path) for file in files if file.suffix != PARQUET]
+    if spark.conf.get(ARROW_BYTES, None) == NO_LIMIT:
+        spark.conf.set(ARROW_BYTES, _BATCH_LIMIT)  # foreign lines may be long, and Spark does not cut them
     found: list[DataFrame] = []
     name = sf.col("_metadata.file_path").alias("file")
     if lines:

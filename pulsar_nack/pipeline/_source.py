@@ -30,7 +30,7 @@ from ..errors import InvalidArgumentError
 from ..index import EntryRanges
 from ._files import SPLIT_BYTES, InputSplit, TraceFile, assign_splits, trace_files
 from ._lines import read_splits
-from ._read import Read, split_read
+from ._read import ARROW_BYTES, NO_LIMIT, Read, split_read
 from .schemas import READ
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ _SETTINGS: Final = {
     STATE_STORE: ROCKS_DB,
 }
 _LOCAL_SETTINGS: Final = {
+    ARROW_BYTES: NO_LIMIT,
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "8",

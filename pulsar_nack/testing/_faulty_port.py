@@ -13,9 +13,7 @@ from ..consumer import (
     PortTraits,
     SessionEvent,
     SupportsConnectionState,
-    SupportsCumulativeAck,
-    SupportsLastMessageId,
-    SupportsSeek,
+    SupportsPositions,
     SupportsSessions,
 )
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
@@ -140,9 +138,7 @@ class FaultyPort(PortWithFaults):
 
         :raises NotImplementedError: the port cannot
         """
-        port = self._port
-        if not isinstance(port, SupportsCumulativeAck):
-            raise NotImplementedError(f"{type(port).__name__} cannot acknowledge cumulatively")
+        port = self._positions("acknowledge cumulatively")
         await self._call("acknowledge_cumulative", [message_id], lambda: port.acknowledge_cumulative(message_id))
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
@@ -159,9 +155,7 @@ class FaultyPort(PortWithFaults):
 
         :raises NotImplementedError: the port cannot
         """
-        port = self._port
-        if not isinstance(port, SupportsSeek):
-            raise NotImplementedError(f"{type(port).__name__} cannot seek")
+        port = self._positions("seek")
         ids = [position] if isinstance(position, MessageId) else []
         await self._call("seek", ids, lambda: port.seek(position))
 
@@ -171,9 +165,7 @@ class FaultyPort(PortWithFaults):
         :raises NotImplementedError: the port cannot
         :raises BrokerError: there is no connection
         """
-        port = self._port
-        if not isinstance(port, SupportsLastMessageId):
-            raise NotImplementedError(f"{type(port).__name__} cannot ask for the last message")
+        port = self._positions("ask for the last message")
         if not self._connected.is_set():
             raise BrokerError("last_message_ids: there is no connection")
         return await port.last_message_ids()
@@ -207,6 +199,11 @@ class FaultyPort(PortWithFaults):
             self._connected.set()
             self._end("close", ())
             await self._port.close()
+
+    def _positions(self, verb: str) -> SupportsPositions:
+        if not isinstance(self._port, SupportsPositions):
+            raise NotImplementedError(f"{type(self._port).__name__} cannot {verb}")
+        return self._port
 
     def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
         if event is not SessionEvent.BEGAN:

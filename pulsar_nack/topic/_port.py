@@ -120,7 +120,7 @@ class LocalPort:
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
         """Return the mark-delete position, None for another topic."""
-        return self._subscription.mark_delete_position if (topic, partition) == (self._topic, -1) else None
+        return self._subscription.cursor.mark_delete_position if (topic, partition) == (self._topic, -1) else None
 
     async def flush(self) -> None:
         """Return when all acknowledgements are written, so that they survive the end of this process.
@@ -128,7 +128,7 @@ class LocalPort:
         :raises ClosedError: it, or its topic, is closed
         """
         self._check_open()
-        await self._subscription.flush()
+        await self._subscription.cursor.flush()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._inbox)} messages here"
@@ -210,11 +210,6 @@ class LocalPort:
         await self.close()
         await self._forget(self._subscription.name, force=force)
 
-    @property
-    def subscription_name(self) -> str:
-        """Return the name of its subscription."""
-        return self._subscription.name
-
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge messages, all or none; written within the cursor's ``flush_interval``.
 
@@ -223,11 +218,11 @@ class LocalPort:
         self._check_open()
         self._check_ids(ids)
         if self._members is None:
-            await self._subscription.acknowledge(ids)
+            await self._subscription.moves.acknowledge(ids)
             return
         noted = self._members.note(ids)
         try:
-            await self._subscription.acknowledge(noted.completed)
+            await self._subscription.moves.acknowledge(noted.completed)
         except Exception:
             self._members.undo(noted)
             raise
@@ -242,7 +237,7 @@ class LocalPort:
         self._check_ids([message_id])
         if self._is_shared:
             raise BrokerError("a shared subscription has no cumulative acknowledgement")
-        await self._subscription.acknowledge_cumulative(message_id)
+        await self._subscription.moves.acknowledge_cumulative(message_id)
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Request redelivery of the entries of these messages now; ids that this consumer does not hold are ignored.
@@ -263,7 +258,7 @@ class LocalPort:
         self._check_open()
         if isinstance(position, MessageId):
             self._check_ids([position])
-        await self._subscription.seek_to(position)
+        await self._subscription.moves.seek_to(position)
 
     async def close(self) -> None:
         """Give unacknowledged messages to other consumers at once; receivers that wait get an error. Idempotent."""

@@ -160,7 +160,7 @@ class SubscriptionRegistry:
     async def _delete(self, name: str, *, force: bool) -> None:
         self.cursor(name)
         subscription = await self._get_or_create(name)
-        for port in [each for each in self._ports if force and each.subscription_name == name]:
+        for port in [each for each in self._ports if force and each.names[1] == name]:
             await port.close()
         if not subscription.is_idle:
             raise BrokerError(f"subscription {name!r} has a consumer")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from .._tasks import TaskOwner
 from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
 from ..consumer import SessionEvent
-from ..cursor import Cursor, DispatchGate
+from ..cursor import Cursor
 from ..delayed import DelayedDeliveryTracker
 from ..errors import BrokerError
 from ..ids import MessageId, Position
@@ -71,28 +71,14 @@ class Subscription:
             tasks=self._tasks,
             on_trimmable=on_trimmable,
         )
-        """Skips and seeks: the changes of the cursor that are not acknowledgements."""
+        """Acknowledgements, skips and seeks."""
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-
-    @property
-    def gate(self) -> DispatchGate:
-        """Return the gate that holds new messages while the acknowledgement state is too large."""
-        return self._admission.gate
 
     @property
     def tracker(self) -> DelayedDeliveryTracker | None:
         """Return the tracker of delayed messages."""
         return self._delivery.tracker
-
-    @property
-    def mark_delete_position(self) -> Position:
-        """Return the mark-delete position."""
-        return self.cursor.mark_delete_position
-
-    async def flush(self) -> None:
-        """Return when everything that was acknowledged before the call is durable."""
-        await self.cursor.flush()
 
     async def last_message_id(self) -> MessageId:
         """Return the id of the topic's last message; entry -1 if it has none."""
@@ -125,7 +111,7 @@ class Subscription:
             delayed=0 if tracker is None else tracker.number_of_delayed_messages,
             mark_delete_position=self.cursor.mark_delete_position,
             metadata_size_bytes=self.cursor.metadata_size_bytes,
-            is_paused=self.gate.is_paused,
+            is_paused=self._admission.gate.is_paused,
             failed_reads=self._delivery.failures,
         )
 
@@ -228,15 +214,3 @@ class Subscription:
         positions = self._dispatcher.redeliver(number, positions)
         self._delivery.take_back(positions, *(() if self.type.is_shared else (number,)))
         self._delivery.changed()
-
-    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Acknowledge messages; see :meth:`CursorMoves.acknowledge`."""
-        await self.moves.acknowledge(ids)
-
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge everything up to a message; see :meth:`CursorMoves.acknowledge_cumulative`."""
-        await self.moves.acknowledge_cumulative(message_id)
-
-    async def seek_to(self, position: MessageId | int) -> None:
-        """Move to a message or a publish time; see :meth:`CursorMoves.seek_to`."""
-        await self.moves.seek_to(position)

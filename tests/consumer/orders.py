@@ -16,17 +16,21 @@ from time import process_time
 from typing import Any, Final, Self
 
 from pulsar_nack import Consumer, Message, MessageId
+from pulsar_nack.consumer._consumer_state import ConsumerState, LoopTurn
 from pulsar_nack.consumer._engine import ConsumerEngine
 from pulsar_nack.consumer._receiver import Receiver
 from pulsar_nack.consumer._settings import ConsumerSettings
-from pulsar_nack.consumer._settler import LoopTurn, Settler
+from pulsar_nack.consumer._settler import Settler
 from pulsar_nack.testing import VirtualClockEventLoop
 
 from .two_workers import LEDGER, World, WrongError
 
 _SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._consumer._ack_")
 """Objects of these modules are looked into; of others only the type counts."""
-_NOT_SEEN_THROUGH: Final = {Consumer, ConsumerEngine, ConsumerSettings, LoopTurn, Message, Receiver, Settler}
+_NOT_SEEN_THROUGH: Final = {
+    *(Consumer, ConsumerEngine, ConsumerSettings, ConsumerState),
+    *(LoopTurn, Message, Receiver, Settler),
+}
 _COUNTERS: Final = {
     *("acked", "acked_again", "done", "failures", "redelivered_local", "redelivered_broker"),
     *("requested_again", "request", "_tries", "id"),
@@ -133,7 +137,7 @@ def picture(world: World) -> bytes:
         consumer = worker.consumer
         parts.append((sorted(worker.hand), sorted(worker.acking), len(worker.calls)))
         engine = consumer._engine
-        for owner in (engine, engine.settler, engine.receiver):
+        for owner in (engine, engine.state, engine.settler, engine.receiver):
             parts += [draw.of(part) for part in vars(owner).values() if _is_looked_into(part)]
         parts += [
             (each.is_connected, draw.of(each.acks._groups), draw.of(each.acks.sets))

@@ -1,11 +1,8 @@
-"""The dead-letter way over the fake port, the scripted broker and local topics: what goes there, and every failure."""
+"""Dead letters over each kind of port: which messages go there; ``test_letters`` has the steps and their failures."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +10,17 @@ import pytest
 
 from pulsar_nack import (
     AlreadySettledError,
-    ClosedError,
     Consumer,
     DeadLetterPolicy,
     Delivery,
     InvalidArgumentError,
     Message,
-    NackConfig,
 )
-from pulsar_nack.consumer import _letters
 from pulsar_nack.errors import NoDeadLetterError, UndecodableMessageError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.consumer.durable import Machine
+from tests.consumer.letters import EXACT, backlog, consuming, is_quiet, settle
 from tests.consumer.ports import Ports
-
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 class Trace:
@@ -46,31 +39,6 @@ class Trace:
         self.events.append((event, reason))
 
 
-@asynccontextmanager
-async def consuming(
-    port: FakePort, most: int = 2, **options: Any
-) -> AsyncIterator[tuple[FakePort, Consumer, FakePublisher]]:
-    """A port, a consumer on it, and what gets its dead letters."""
-    publisher = FakePublisher()
-    setting = DeadLetterPolicy(most, "dead", publisher=publisher)
-    async with Consumer(port, **{"config": EXACT, "dead_letter": setting, **options}) as consumer:
-        yield port, consumer, publisher
-
-
-async def is_quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
-    """Return whether nothing more is shown."""
-    try:
-        await consumer.receive(timeout=seconds)
-    except TimeoutError:
-        return True
-    return False
-
-
-async def settle(seconds: float = 1.0) -> None:
-    """Let what is under way come to its end."""
-    await asyncio.sleep(seconds)
-
-
 async def last_attempt(consumer: Consumer, most: int = 2) -> Message:
     """Return a message at its last attempt."""
     for _ in range(most):
@@ -78,11 +46,6 @@ async def last_attempt(consumer: Consumer, most: int = 2) -> Message:
     message = await consumer.receive(timeout=10)
     assert message.attempt == most + 1
     return message
-
-
-def backlog(port: FakePort) -> int:
-    """Return how many entries are not acknowledged at the broker."""
-    return port.subscription.backlog
 
 
 # --- when ------------------------------------------------------------------------------------------------------------
@@ -325,55 +288,6 @@ async def test_a_reason_is_a_text() -> None:
         assert not publisher.letters
 
 
-@pytest.mark.parametrize("redelivery", ["local", "broker"])
-@virtual_time
-async def test_after_a_nack(ports: Ports, redelivery: Any) -> None:
-    """A nack that waits for its time is cancelled by it, as by an acknowledgement."""
-    async with consuming(ports.port(), redelivery=redelivery) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        await message.nack(5)
-        await message.dead_letter("on second thought")
-        assert await is_quiet(consumer)
-        assert len(publisher.letters) == 1
-        assert consumer.statistics().held == 0
-
-
-@virtual_time
-async def test_not_after_it_is_shown_again_or_acknowledged(ports: Ports) -> None:
-    """A later attempt belongs to the task that has it; and an acknowledgement is final."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        first = await consumer.receive(timeout=1)
-        await first.nack(0.1)
-        second = await consumer.receive(timeout=1)
-        with pytest.raises(AlreadySettledError, match="redelivered"):
-            await first.dead_letter("late")
-        await second.ack()
-        with pytest.raises(AlreadySettledError, match="acknowledged"):
-            await second.dead_letter("late")
-        assert not publisher.letters
-
-
-@virtual_time
-async def test_twice_is_once(ports: Ports) -> None:
-    """Two calls, and a nack meanwhile, make one dead letter; an acknowledgement meanwhile raises: it is too late."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        publisher.hold()
-        calls = [asyncio.create_task(message.dead_letter(reason)) for reason in ("one", "two")]
-        await settle()
-        with pytest.raises(AlreadySettledError, match="dead-letter"):
-            await consumer.acknowledge(message.id)
-        with pytest.raises(AlreadySettledError, match="dead-letter"):
-            consumer.acknowledge_soon(message.id)
-        await consumer.negative_acknowledge(message.id)
-        publisher.release()
-        await asyncio.gather(*calls)
-        assert [letter.properties["PULSAR_NACK_REASON"] for letter in publisher.letters] == ["one"]
-
-
 @virtual_time
 async def test_an_ack_after_the_last_nack_is_too_late(ports: Ports) -> None:
     """The last nack has begun to dead-letter the message: an ``ack`` raises while that is under way."""
@@ -434,233 +348,6 @@ async def test_what_cannot_be_read_goes_there_unseen(ports: Ports, caplog: pytes
 
 
 @virtual_time
-async def test_publishing_is_tried_again_until_it_succeeds(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
-    """A publish that fails is made again with backoff; meanwhile the message is neither acknowledged nor shown."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"poison")
-        message = await last_attempt(consumer)
-        publisher.fail_next(20)
-        with caplog.at_level(logging.WARNING):
-            await message.nack(0.1)
-            assert await is_quiet(consumer, 60)
-        assert not publisher.letters
-        assert backlog(port) == 1
-        assert 5 <= publisher.attempts < 20
-        statistics = consumer.statistics()
-        assert (statistics.dead_lettered, statistics.dead_letters_waiting) == (0, 1)
-        assert statistics.dead_letter_failures == publisher.attempts
-        assert sum("dead letter" in record.message for record in caplog.records) == 1
-        await settle(1_000)
-        assert len(publisher.letters) == 1
-        assert backlog(port) == 0
-
-
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), ClosedError("the producer"), ValueError("a bug")])
-@virtual_time
-async def test_whatever_publishing_raises(ports: Ports, error: BaseException) -> None:
-    """Whatever a publisher raises, also a cancellation that nobody asked for, it is tried again."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        publisher.fail_next(3, error=error)
-        await message.dead_letter("why")
-        assert publisher.attempts == 4
-        assert backlog(port) == 0
-
-
-@virtual_time
-async def test_a_lost_answer_makes_a_second_letter_never_none(ports: Ports) -> None:
-    """What was published though the answer was lost is published again: two are there, and one acknowledgement."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        publisher.fail_next(carried_out=True)
-        await (await consumer.receive(timeout=1)).dead_letter("why")
-        assert len(publisher.letters) == 2
-        assert backlog(port) == 0
-
-
-@pytest.mark.each_kind
-@virtual_time
-async def test_the_order_is_publish_then_acknowledge(ports: Ports) -> None:
-    """Nothing is acknowledged before the dead letter is there; a copy that comes meanwhile is not shown."""
-    async with consuming(ports.port(), redelivery="broker") as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        publisher.hold()
-        call = asyncio.create_task(message.dead_letter("why"))
-        await settle()
-        await port.redeliver([message.id])
-        assert await is_quiet(consumer)
-        assert (backlog(port), call.done()) == (1, False)
-        publisher.release()
-        await call
-        assert backlog(port) == 0
-
-
-@virtual_time
-async def test_cancelled_it_goes_on(ports: Ports) -> None:
-    """A call that is cancelled, or timed out, leaves the dead letter under way; calling again waits for the same."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        publisher.hold()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await message.dead_letter("why")
-        with pytest.raises(AlreadySettledError):
-            await message.ack()
-        publisher.release()
-        await message.dead_letter("why")
-        assert len(publisher.letters) == 1
-        assert backlog(port) == 0
-
-
-@virtual_time
-async def test_close_waits_for_what_is_under_way(ports: Ports) -> None:
-    """Closing waits for dead letters, up to the close timeout: they are there then, and acknowledged."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        topic = port.topic
-        topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        publisher.hold()
-        call = asyncio.create_task(message.dead_letter("why"))
-        await settle()
-        closing = asyncio.create_task(consumer.aclose())
-        await settle(2)
-        assert not closing.done()
-        publisher.release()
-        await closing
-        await call
-        assert len(publisher.letters) == 1
-        assert backlog(port) == 0
-
-
-@virtual_time
-async def test_close_gives_back_what_does_not_get_there(ports: Ports) -> None:
-    """A dead letter not published by the close timeout is given back: the call raises, the message comes again."""
-    topic = ports.topic()
-    topic.publish(b"bad")
-    topic.publish(b"poison")
-    async with consuming(ports.port(topic), most=1) as (_, consumer, publisher):
-        message, other = [await consumer.receive(timeout=1) for _ in range(2)]
-        await other.nack(0.1)
-        other = await consumer.receive(timeout=1)
-        publisher.hold()
-        call = asyncio.create_task(message.dead_letter("why"))
-        await other.nack()
-        await settle()
-        before = asyncio.get_running_loop().time()
-        await consumer.aclose()
-        assert asyncio.get_running_loop().time() - before == pytest.approx(5, abs=0.1)
-        with pytest.raises(ClosedError):
-            await call
-        with pytest.raises(ClosedError):
-            await message.dead_letter("why")
-        assert not publisher.letters
-    async with Consumer(ports.port(topic), config=EXACT) as consumer:
-        assert {(await consumer.receive(timeout=1)).data for _ in range(2)} == {b"bad", b"poison"}
-
-
-@virtual_time
-async def test_closed_in_the_turn_in_which_it_began(ports: Ports) -> None:
-    """A dead letter whose task has not even begun when everything is ended leaves no call that waits for ever."""
-    async with consuming(ports.port(), config=NackConfig(close_timeout=0)) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        publisher.hold()
-        call = asyncio.create_task(message.dead_letter("why"))
-        closing = asyncio.create_task(consumer.aclose())
-        await closing
-        with pytest.raises(ClosedError):
-            await call
-        assert not publisher.letters
-
-
-@virtual_time
-async def test_full_it_fetches_nothing_new(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where dead letters pile up no more messages are fetched, and calls wait, until there is room."""
-    monkeypatch.setattr(_letters, "_MOST", 2)
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        for number in range(5):
-            port.topic.publish(bytes([number]))
-        messages = [await consumer.receive(timeout=1) for _ in range(3)]
-        publisher.hold()
-        calls = [asyncio.create_task(message.dead_letter("why")) for message in messages]
-        await settle()
-        assert await is_quiet(consumer)
-        assert consumer.statistics().dead_letters_waiting == 2
-        publisher.release()
-        await asyncio.gather(*calls)
-        assert {(await consumer.receive(timeout=1)).data for _ in range(2)} == {b"\x03", b"\x04"}
-        assert len(publisher.letters) == 3
-
-
-@virtual_time
-async def test_bounded_in_bytes_too(ports: Ports) -> None:
-    """Payloads are bounded as well; however small that bound is, one message at a time finds its way."""
-    async with consuming(ports.port(), max_local_bytes=0, redelivery="broker") as (port, consumer, publisher):
-        for number in range(3):
-            port.topic.publish(bytes([number]))
-        first = await consumer.receive(timeout=1)
-        publisher.hold()
-        call = asyncio.create_task(first.dead_letter("why"))
-        await settle()
-        assert await is_quiet(consumer)
-        publisher.release()
-        await call
-        for _ in range(2):
-            await (await consumer.receive(timeout=1)).dead_letter("why")
-        assert [letter.data for letter in publisher.letters] == [b"\x00", b"\x01", b"\x02"]
-        assert backlog(port) == 0
-
-
-@virtual_time
-async def test_a_call_that_waits_for_room_and_is_cancelled_has_done_nothing(
-    ports: Ports, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call that is cancelled before there is room leaves the message as it was; a close ends such calls."""
-    monkeypatch.setattr(_letters, "_MOST", 1)
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        for number in range(3):
-            port.topic.publish(bytes([number]))
-        first, second, third = [await consumer.receive(timeout=1) for _ in range(3)]
-        publisher.hold()
-        calls = [asyncio.create_task(first.dead_letter("why"))]
-        await settle()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await second.dead_letter("why")
-        await second.ack()
-        calls.append(asyncio.create_task(third.dead_letter("why")))
-        await settle()
-        closing = asyncio.create_task(consumer.aclose())
-        await settle(0.1)
-        publisher.release()
-        await closing
-        with pytest.raises(ClosedError):
-            await calls[1]
-        await calls[0]
-        assert [letter.data for letter in publisher.letters] == [b"\x00"]
-
-
-@virtual_time
-async def test_acknowledging_is_tried_again_and_nothing_is_published_twice(ports: Ports) -> None:
-    """Once it is published only the acknowledgement is made again when that fails; nothing is shown meanwhile."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        port.fail_next("acknowledge", 3)
-        call = asyncio.create_task(message.dead_letter("why"))
-        await settle(0.05)
-        assert (len(publisher.letters), call.done(), backlog(port)) == (1, False, 1)
-        with pytest.raises(AlreadySettledError):
-            await message.nack()
-        await call
-        assert (len(publisher.letters), backlog(port)) == (1, 0)
-        assert consumer.statistics().dead_letter_failures == 3
-
-
-@virtual_time
 async def test_a_cumulative_acknowledgement_ends_what_is_under_way(ports: Ports) -> None:
     """A message that is acknowledged cumulatively is no dead letter any more; the call raises."""
     async with consuming(ports.port(subscription_type="exclusive")) as (port, consumer, publisher):
@@ -676,25 +363,6 @@ async def test_a_cumulative_acknowledgement_ends_what_is_under_way(ports: Ports)
         await settle()
         assert not publisher.letters
         assert consumer.statistics().unacked == 0
-
-
-@virtual_time
-async def test_a_seek_forgets_what_is_under_way(ports: Ports) -> None:
-    """A seek ends dead letters that are not published yet; the message comes again, as all others do."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        first = port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        publisher.hold()
-        call = asyncio.create_task(message.dead_letter("why"))
-        await settle()
-        await consumer.seek(first)
-        with pytest.raises(AlreadySettledError, match="seek"):
-            await call
-        publisher.release()
-        again = await consumer.receive(timeout=10)
-        assert again.data == b"bad"
-        await again.ack()
-        assert not publisher.letters
 
 
 @virtual_time

@@ -131,7 +131,7 @@ async def test_nacked_by_id_while_receive_lets_others_run(ports: Ports) -> None:
         await message.nack(0)
         nacking = asyncio.ensure_future(nack_soon(consumer, message))
         await asyncio.sleep(0.001)
-        consumer._turn.yielded_at_ms -= 10
+        consumer._state.turn.yielded_at_ms -= 10
         await consumer.receive()
         await nacking
         began = now()
@@ -178,11 +178,31 @@ async def test_a_late_ack_while_the_message_is_requested(ports: Ports) -> None:
         port.redeliver_acked_next()
         await asyncio.sleep(5.75)
         assert consumer.statistics().requested == 1
-        with pytest.raises(LeaseExpiredError):
-            await message.in_progress()
         await message.ack()
         assert await is_quiet(consumer)
         assert consumer.statistics().acked_again == 1
+
+
+@pytest.mark.not_on("wire", "local", reason="their deliveries have no latency")
+@for_each("call", ["ack", "nack", "dead_letter"])
+@virtual_time
+async def test_after_one_refused_call_all_are_refused(ports: Ports, call: str) -> None:
+    """U44: a handler that heard of the redelivery and returns acknowledges nothing, though it still could have."""
+    dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
+    port = ports.port(latency=0.5)
+    async with consuming(port, lease=1, backoff=5, dead_letter=dead) as (_, consumer):
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        await asyncio.sleep(5.75)
+        assert consumer.statistics().requested == 1
+        with pytest.raises(LeaseExpiredError):
+            await message.in_progress()
+        with pytest.raises(LeaseExpiredError):
+            await getattr(message, call)()
+        again = await consumer.receive()
+        assert again.attempt == 2
+        await again.ack()
+        assert await is_quiet(consumer)
 
 
 @pytest.mark.each_kind
@@ -478,7 +498,7 @@ async def test_settled_messages_leave_no_deadline(ports: Ports) -> None:
         await asyncio.sleep(0.01)
         figures = consumer.statistics()
         assert (figures.nack.pending, figures.leases_expired, figures.in_work) == (0, 0, 0)
-        assert consumer._settler.recent.delivered == {}
+        assert consumer._state.recent.delivered == {}
         assert await is_quiet(consumer)
 
 
@@ -823,6 +843,31 @@ async def test_a_handler_of_run_that_is_late(ports: Ports, takes_s: float) -> No
         figures = consumer.statistics()
         assert (figures.acked, figures.leases_expired, figures.in_work) == (1, 1, 0)
         assert port.subscription.backlog == 0
+        await consumer.drain()
+        await running
+
+
+@pytest.mark.not_on("wire", "local", reason="their deliveries have no latency")
+@virtual_time
+async def test_a_handler_of_run_that_gives_up(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
+    """U44: a handler that returns after a refused extension has not handled the message: the next attempt does."""
+    port = ports.port(latency=0.5)
+    async with consuming(port, lease=1, backoff=0.5, redelivery="broker") as (_, consumer):
+        port.topic.publish(b"x")
+        attempts: list[int] = []
+
+        async def handle(message: Message) -> None:
+            attempts.append(message.attempt)
+            if message.attempt == 1:
+                await asyncio.sleep(1.25)  # the lease has ended, and the message is requested
+                with pytest.raises(LeaseExpiredError):
+                    await message.in_progress()
+
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await asyncio.sleep(10)
+        assert attempts == [1, 2]
+        assert port.subscription.backlog == 0
+        assert caplog.text.count("was handled, but is not acknowledged") == 1
         await consumer.drain()
         await running
 

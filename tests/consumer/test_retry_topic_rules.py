@@ -9,8 +9,7 @@ import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId
 from pulsar_nack.consumer import RetryTopicPolicy
-from pulsar_nack.consumer._dead_letter_rules import DeadLetterRules
-from pulsar_nack.consumer._retry_topic import RetryTopic, Wait
+from pulsar_nack.consumer._letter_rules import DeadLetterRules, RetryTopic, Wait
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.for_each import for_each
 

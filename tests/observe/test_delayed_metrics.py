@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, InMemoryDelayedDeliveryTracker, InvalidArgumentError
+from pulsar_nack._topic_pattern import full_name
 from pulsar_nack.delayed import DelayedDeliveryTrackerFactory
 from pulsar_nack.delayed.bucket._statistics import OperationCounters
 from pulsar_nack.errors import InjectedError, MissingExtraError
 from pulsar_nack.observe import DelayedMetrics
-from pulsar_nack.observe._scraping import full_name, namespace_of
+from pulsar_nack.observe._scraping import namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 from tests.patience import patience
@@ -403,6 +404,9 @@ async def test_nothing_is_told_twice() -> None:
         ("acme/shop/orders", "persistent://acme/shop/orders", "acme/shop"),
         ("non-persistent://acme/shop/orders", "non-persistent://acme/shop/orders", "acme/shop"),
         ("persistent://acme/eu/shop/orders", "persistent://acme/eu/shop/orders", "acme/eu/shop"),
+        ("acme/eu/shop/orders", "acme/eu/shop/orders", ""),  # brokers refuse it: short names have one part or three
+        ("acme/orders", "acme/orders", ""),
+        ("persistent://orders", "persistent://orders", ""),
         ("", "", ""),
     ],
 )

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, NackConfig
-from pulsar_nack.consumer import ConsumerDrained, DeadLetter, Defer, Ignore, Retry
+from pulsar_nack.consumer import ConsumerDrained, DeadLetter, Defer, Ignore, Retry, RetryTopicPolicy
 from pulsar_nack.observe import MessageSpans
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.consumer.ten_messages import counts_of
@@ -189,17 +189,26 @@ async def test_without_events() -> None:
     """Without the events of the consumer a span ends with its handler; what that settled itself is known."""
     exported, port = Exported(), FakePort()
     spans = MessageSpans(exported.tracer)
-    for payload in (b"acked", b"nacked", b"neither"):
-        port.topic.publish(payload)
-    async with Consumer(port, config=EXACT) as consumer:
-        for _ in range(3):
+    letters = FakePublisher()
+    policies: dict[str, Any] = {
+        "dead_letter": DeadLetterPolicy(3, "dead", publisher=letters),
+        "retry_topic": RetryTopicPolicy("again", publisher=letters),
+    }
+    verbs: list[Any] = [
+        Message.ack,
+        Message.nack,
+        lambda each: each.defer(60),
+        Message.dead_letter,
+        Message.reconsume_later,
+    ]
+    async with Consumer(port, config=EXACT, **policies) as consumer:
+        for verb in [*verbs, lambda _: asyncio.sleep(0)]:
+            port.topic.publish(b"one")
             message = await consumer.receive()
             with spans.process(message):
-                if message.data == b"acked":
-                    await message.ack()
-                elif message.data == b"nacked":
-                    await message.nack(60)
-    assert exported.outcomes() == ["acknowledge", "negative_acknowledge", None]
+                await verb(message)
+    expected = ["acknowledge", "negative_acknowledge", "defer", "dead_letter", "reconsume_later", None]
+    assert exported.outcomes() == expected
     assert not spans._open
 
 

@@ -248,7 +248,13 @@ def test_what_only_spark_reaches(spark: SparkSession, tmp_path: Path, monkeypatc
     (folder / "p.jsonl.gz").write_bytes(gzip.compress(json.dumps(NACK | {"entry": 20}).encode()))
     rows = [(*ROW[:9], 21, *ROW[10:]), (*ROW[:9], -1, *ROW[10:])]
     spark.createDataFrame(rows, TRACE).coalesce(1).write.parquet(str(folder / "q.parquet"))
-    read = pipeline.read_traces(spark, folder)
+    limit = "spark.sql.execution.arrow.maxBytesPerBatch"
+    assert spark.conf.get(limit) == str(2**31 - 1)
+    try:
+        read = pipeline.read_traces(spark, folder)
+        assert spark.conf.get(limit) == "64m"  # Spark sends foreign lines of any length to the workers
+    finally:
+        spark.conf.set(limit, str(2**31 - 1))
     assert sorted(row.entry for row in read.traces.collect()) == [4, 20, 21]
     assert read.refused() == {BROKEN: 2, "entry is negative": 1}
     assert {"trace-1-ab-0.jsonl" in row.file or "parquet" in row.file for row in read.quarantine.collect()} == {True}

@@ -11,6 +11,7 @@ import pytest
 from pulsar_nack import BucketConfig, DelayedDeliveryConfig, InvalidArgumentError
 from pulsar_nack.config import TopicConfig
 from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, virtual_time
+from tests.topic.using import now, payloads, subscribed, until_quiet
 
 UNCACHED = TopicConfig(cache_bytes=0, max_entries_per_ledger=100)
 EXACT: dict[str, Any] = {
@@ -28,21 +29,6 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def now() -> float:
-    """Return virtual seconds."""
-    return asyncio.get_running_loop().time()
-
-
-async def until_quiet(port: FaultyPort, seconds: float = 0.5) -> list[bytes]:
-    """Receive until nothing comes for so long; return the payloads, and acknowledge nothing."""
-    got: list[bytes] = []
-    while True:
-        try:
-            got.append((await asyncio.wait_for(port.receive(), seconds)).data)
-        except TimeoutError:
-            return got
-
-
 async def arrivals(port: FaultyPort, count: int) -> list[tuple[bytes, float]]:
     """Receive and acknowledge this many messages; return payloads and times."""
     got = []
@@ -57,9 +43,7 @@ async def arrivals(port: FaultyPort, count: int) -> list[tuple[bytes, float]]:
 @virtual_time
 async def test_in_time(delayed: DelayedDeliveryConfig) -> None:
     """Each message comes at its own time, to the tick, whatever the order; one that is not delayed comes at once."""
-    async with LocalBroker(delayed=delayed) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(delayed=delayed) as (_, topic, port):
         for delay in (5, 1, 3, 2, 4):
             await topic.publish(b"%d" % delay, deliver_after=delay)
         await topic.publish(b"0")
@@ -73,12 +57,10 @@ async def test_in_time(delayed: DelayedDeliveryConfig) -> None:
 @virtual_time
 async def test_over_a_restart(delayed: DelayedDeliveryConfig) -> None:
     """After a kill delayed messages still come at their times, each once."""
-    async with LocalBroker(UNCACHED, delayed=delayed) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(UNCACHED, delayed=delayed) as (broker, topic, port):
         for number in range(80):
             await topic.publish(b"%d" % number, deliver_after=1_000 + number)
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         await broker.restart(kill=True)
         port = await broker.subscribe("s")
         got = await arrivals(port, 80)
@@ -89,27 +71,25 @@ async def test_over_a_restart(delayed: DelayedDeliveryConfig) -> None:
 @virtual_time
 async def test_what_buckets_hold_is_not_read_again() -> None:
     """After a restart what is sealed in buckets or acknowledged is stepped over; only what lies between is read."""
-    async with LocalBroker(UNCACHED, delayed=IN_BUCKETS) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(UNCACHED, delayed=IN_BUCKETS) as (broker, topic, port):
         await topic.publish([b"now"] * 20)
         ids = [(await port.receive()).id for _ in range(20)]
         await topic.publish([b"later"] * 300, deliver_after=10_000)
         await topic.publish([b"behind"] * 5)
-        assert await until_quiet(port) == [b"behind"] * 5
+        assert payloads(await until_quiet(port)) == [b"behind"] * 5
         await port.acknowledge([each for at, each in enumerate(ids) if at not in {3, 4, 9}])
         await broker.restart()
         topic = await broker.topic()
         before = broker.entries.entries_read
         port = await broker.subscribe("s")
-        assert await until_quiet(port) == [b"now"] * 3 + [b"behind"] * 5
+        assert payloads(await until_quiet(port)) == [b"now"] * 3 + [b"behind"] * 5
         held = topic.statistics().subscriptions["s"].delayed
         assert held == 300
         read = broker.entries.entries_read - before
         assert read <= 8 + 100  # a bucket that was not full was not sealed: its messages are read once more, to be held
         again: FaultyPort = await broker.subscribe("s")
         await port.close()
-        assert await until_quiet(again) == [b"now"] * 3 + [b"behind"] * 5
+        assert payloads(await until_quiet(again)) == [b"now"] * 3 + [b"behind"] * 5
         assert broker.entries.entries_read - before - read == 8
 
 
@@ -149,11 +129,9 @@ async def test_precision_of_a_subscription_of_its_own() -> None:
 @virtual_time
 async def test_settings_may_change_while_nobody_consumes() -> None:
     """A subscription gets another tracker when it was left by all; while somebody consumes that is refused."""
-    async with LocalBroker(delayed=IN_MEMORY) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):
         await topic.publish(b"m", deliver_after=10)
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         with pytest.raises(Exception, match="another way"):
             await broker.subscribe("s", delayed=IN_BUCKETS)
         await port.close()
@@ -165,18 +143,16 @@ async def test_settings_may_change_while_nobody_consumes() -> None:
 @virtual_time
 async def test_exclusive_subscriptions_hold_nothing_back() -> None:
     """Exclusive and Failover consumers get delayed messages at once, also what a Shared one before them held back."""
-    async with LocalBroker(delayed=IN_MEMORY) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):
         await topic.publish([b"0", b"1"], deliver_after=1_000)
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         await port.close()
         port = await broker.subscribe("s", "exclusive")
         await topic.publish(b"2", deliver_after=1_000)
-        assert await until_quiet(port) == [b"0", b"1", b"2"]
+        assert payloads(await until_quiet(port)) == [b"0", b"1", b"2"]
         await port.close()
         port = await broker.subscribe("s")
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         assert sorted(data for data, _ in await arrivals(port, 3)) == [b"0", b"1", b"2"]
 
 
@@ -184,29 +160,26 @@ async def test_exclusive_subscriptions_hold_nothing_back() -> None:
 @virtual_time
 async def test_moving_with_delayed_messages(delayed: DelayedDeliveryConfig) -> None:
     """A clear forgets delayed messages, a skip those that it passes, and a seek holds them back again."""
-    async with LocalBroker(delayed=delayed) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(delayed=delayed) as (_, topic, port):
         ids = await topic.publish([b"%d" % number for number in range(6)], deliver_after=100)
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         await topic.skip("s", 2)
         assert [data for data, _ in await arrivals(port, 4)] == [b"2", b"3", b"4", b"5"]
         later = await topic.publish([b"%d" % number for number in range(6, 9)], deliver_after=100)
         await port.seek(ids[4])
-        assert await until_quiet(port) == [b"4", b"5"]
+        assert payloads(await until_quiet(port)) == [b"4", b"5"]
         await port.acknowledge(ids[4:6])
         assert topic.backlog("s") == len(later)
         await topic.clear_backlog("s")
-        assert await until_quiet(port, 200) == []
+        assert payloads(await until_quiet(port, 200)) == []
         assert topic.backlog("s") == 0
 
 
 @virtual_time
 async def test_redelivery_is_not_delayed_again() -> None:
     """A delayed message that came, and is asked for again, or whose consumer leaves, comes at once."""
-    async with LocalBroker(delayed=DelayedDeliveryConfig(delayed_delivery_tick_time_millis=4_000)) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    coarse = DelayedDeliveryConfig(delayed_delivery_tick_time_millis=4_000)
+    async with subscribed(delayed=coarse) as (broker, topic, port):
         sent = await topic.publish(b"m", deliver_after=10)
         assert (await port.receive()).redelivery_count == 0
         at = now()
@@ -222,18 +195,16 @@ async def test_redelivery_is_not_delayed_again() -> None:
 @virtual_time
 async def test_many_in_a_row_that_cannot_go() -> None:
     """What lies behind thousands of delayed and of acknowledged messages comes without anybody having to ask again."""
-    async with LocalBroker(delayed=IN_MEMORY) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):
         first = await topic.publish([b"first"] * 2)
         await topic.publish([b"later"] * 3_000, deliver_after=1_000)
         await topic.publish(b"last")
-        assert await until_quiet(port) == [b"first", b"first", b"last"]
+        assert payloads(await until_quiet(port)) == [b"first", b"first", b"last"]
         assert topic.statistics().subscriptions["s"].delayed == 3_000
         await port.acknowledge(first[:1])
         await port.close()
         port = await broker.subscribe("s")
-        assert await until_quiet(port) == [b"first", b"last"]
+        assert payloads(await until_quiet(port)) == [b"first", b"last"]
 
 
 @virtual_time
@@ -250,11 +221,11 @@ async def test_when_to_deliver_can_be_given_in_several_ways() -> None:
         await topic.publish(b"c", deliver_at=timedelta(seconds=10))
         await topic.publish(b"d", deliver_after=10)
         clock.advance(9_999)
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         clock.advance(1)
-        assert await until_quiet(port) == [b"a", b"b", b"c", b"d"]
+        assert payloads(await until_quiet(port)) == [b"a", b"b", b"c", b"d"]
         await topic.publish(b"e", deliver_at=5)
-        assert await until_quiet(port) == [b"e"]
+        assert payloads(await until_quiet(port)) == [b"e"]
         for wrong in ({"deliver_at": -1}, {"deliver_at": 1.5}, {"deliver_at": "now"}, {"deliver_at": True}):
             with pytest.raises(InvalidArgumentError, match="deliver_at"):
                 await topic.publish(b"x", **wrong)
@@ -272,9 +243,7 @@ async def test_when_to_deliver_can_be_given_in_several_ways() -> None:
 @virtual_time
 async def test_keys_and_delays() -> None:
     """On a Key_Shared subscription a delayed message holds nothing of its key back, and comes when it is due."""
-    async with LocalBroker(delayed=IN_MEMORY) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", "key_shared")
+    async with subscribed(delayed=IN_MEMORY, kind="key_shared") as (_, topic, port):
         await topic.publish(b"later", key="k", deliver_after=5)
         await topic.publish(b"now", key="k")
         got = await arrivals(port, 2)

@@ -13,7 +13,7 @@ from pulsar_nack.errors import LogLockedError, TopicFormatError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.topic import LocalTopic, open_local
 from pulsar_nack.topic._entry import Entry, EntryMessage, decode_entry, encode_entry, hash_of
-from tests.topic.test_local_topic import nothing_comes, numbered, payloads, take
+from tests.topic.using import nothing_comes, numbered, payloads, take
 
 TIMES = st.integers(0, 2**63 - 1)
 MESSAGES = st.builds(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
@@ -13,20 +15,11 @@ from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
 from pulsar_nack.topic._dispatcher import SubscriptionType
 from tests.tiers import seeds, size
+from tests.topic.using import numbered, subscribed, until_quiet
 
 LIMIT = 1_024
 LITTLE = TopicConfig(cursor=CursorConfig(max_per_cursor_metadata_size_in_bytes=LIMIT))
 TICK = DelayedDeliveryConfig(delayed_delivery_tick_time_millis=1, is_delayed_delivery_deliver_at_time_strict=True)
-
-
-async def until_quiet(port: FaultyPort) -> list[Delivery]:
-    """Receive until nothing comes for a second."""
-    got: list[Delivery] = []
-    while True:
-        try:
-            got.append(await asyncio.wait_for(port.receive(), 1))
-        except TimeoutError:
-            return got
 
 
 async def acknowledge_each_second(port: FaultyPort) -> list[Delivery]:
@@ -49,15 +42,15 @@ def is_paused(topic: LocalTopic) -> bool:
     return topic.statistics().subscriptions["s"].is_paused
 
 
-async def paused(broker: LocalBroker, *, messages: int = 1_000, queue: int = 4) -> tuple[FaultyPort, list[Delivery]]:
-    """Return a port of a paused subscription, and the messages that it holds."""
-    topic = await broker.topic()
-    port: FaultyPort = await broker.subscribe("s", receiver_queue_size=queue)
-    await topic.publish([b"%d" % number for number in range(messages)])
-    kept = await acknowledge_each_second(port)
-    assert is_paused(topic)
-    assert topic.cursor("s").metadata_size_bytes <= LIMIT
-    return port, kept
+@asynccontextmanager
+async def paused(messages: int = 1_000) -> AsyncIterator[tuple[LocalBroker, LocalTopic, FaultyPort, list[Delivery]]]:
+    """Yield a topic, a port of a paused subscription, and the messages that it holds."""
+    async with subscribed(LITTLE, receiver_queue_size=4) as (broker, topic, port):
+        await topic.publish(numbered(messages))
+        kept = await acknowledge_each_second(port)
+        assert is_paused(topic)
+        assert topic.cursor("s").metadata_size_bytes <= LIMIT
+        yield broker, topic, port, kept
 
 
 async def drain(port: FaultyPort, topic: LocalTopic) -> None:
@@ -70,9 +63,7 @@ async def drain(port: FaultyPort, topic: LocalTopic) -> None:
 @virtual_time
 async def test_it_goes_on_by_itself() -> None:
     """K41: new messages stop at the limit; acks are taken; when all holes are filled delivery goes on, to the end."""
-    async with LocalBroker(LITTLE) as broker:
-        topic = await broker.topic()
-        port, kept = await paused(broker)
+    async with paused() as (_, topic, port, kept):
         assert 0 < len(kept) < 100
         backlog = topic.backlog("s")
         await port.acknowledge([kept[-1].id])
@@ -86,10 +77,8 @@ async def test_it_goes_on_by_itself() -> None:
 async def test_all_kinds_of_subscriptions() -> None:
     """O27: single acknowledgements leave holes on each kind, and pause it; in order or cumulatively there are none."""
     for kind in SubscriptionType:
-        async with LocalBroker(LITTLE) as broker:
-            topic = await broker.topic()
-            port: FaultyPort = await broker.subscribe("s", kind.value, receiver_queue_size=4)
-            await topic.publish([b"%d" % number for number in range(300)])
+        async with subscribed(LITTLE, kind=kind.value, receiver_queue_size=4) as (_, topic, port):
+            await topic.publish(numbered(300))
             for number in range(100):
                 delivery = await port.receive()
                 if number % 2 or kind.is_shared:
@@ -108,9 +97,7 @@ async def test_all_kinds_of_subscriptions() -> None:
 @virtual_time
 async def test_what_comes_back_passes_lowest_first() -> None:
     """K42: while paused, entries that are asked for again come, lowest first, before anything new does."""
-    async with LocalBroker(LITTLE) as broker:
-        topic = await broker.topic()
-        port, kept = await paused(broker)
+    async with paused() as (broker, topic, port, kept):
         asked = [delivery.id for delivery in kept[5:15]]
         await port.redeliver(asked[::-1])
         came = [delivery.id for delivery in await until_quiet(port)]
@@ -134,9 +121,7 @@ async def drain_from(port: FaultyPort, topic: LocalTopic, held: list[Delivery]) 
 @virtual_time
 async def test_moving_resumes(move: str) -> None:
     """K43: a skip, a clear of the backlog and a seek make delivery go on."""
-    async with LocalBroker(LITTLE) as broker:
-        topic = await broker.topic()
-        port, kept = await paused(broker)
+    async with paused() as (_, topic, port, kept):
         if move == "skip":
             assert await topic.skip("s", len(kept)) == len(kept)
         elif move == "clear":
@@ -154,9 +139,7 @@ async def test_moving_resumes(move: str) -> None:
 @virtual_time
 async def test_delayed_messages_that_come_due() -> None:
     """K44: while paused, delayed messages above the highest acknowledged position are held, those below pass."""
-    async with LocalBroker(LITTLE, delayed=TICK) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", receiver_queue_size=4)
+    async with subscribed(LITTLE, delayed=TICK, receiver_queue_size=4) as (_, topic, port):
         below = await topic.publish([b"below"] * 3, deliver_after=100)
         await topic.publish([b"0", b"1"])
         above = await topic.publish([b"above"] * 3, deliver_after=50)
@@ -181,11 +164,9 @@ async def test_delayed_messages_that_come_due() -> None:
 async def test_all_that_comes_due_is_held_on_demand() -> None:
     """K44: with hold_due_delayed no delayed message passes while paused; when delivery goes on they all come."""
     strict = TopicConfig(cursor=LITTLE.cursor, hold_due_delayed=True)
-    async with LocalBroker(strict, delayed=TICK) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", receiver_queue_size=4)
+    async with subscribed(strict, delayed=TICK, receiver_queue_size=4) as (_, topic, port):
         below = await topic.publish([b"below"] * 3, deliver_after=100)
-        await topic.publish([b"%d" % number for number in range(200)])
+        await topic.publish(numbered(200))
         kept = await acknowledge_each_second(port)
         assert is_paused(topic)
         await asyncio.sleep(200)
@@ -201,9 +182,7 @@ async def test_all_that_comes_due_is_held_on_demand() -> None:
 async def test_holes_that_are_all_delayed_drain() -> None:
     """K44: when every hole is a delayed message, the state drains as they come due."""
     two_a_ledger = TopicConfig(cursor=LITTLE.cursor, max_entries_per_ledger=2)
-    async with LocalBroker(two_a_ledger, delayed=TICK) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", receiver_queue_size=4)
+    async with subscribed(two_a_ledger, delayed=TICK, receiver_queue_size=4) as (_, topic, port):
         for number in range(400):
             await topic.publish(b"%d" % number, deliver_after=3_600 if number % 2 else None)
         seen = await until_quiet_acknowledging(port)
@@ -229,9 +208,7 @@ async def until_quiet_acknowledging(port: FaultyPort) -> int:
 async def test_the_last_ack_is_never_missed() -> None:
     """K45: at whatever moment the acks arrive while the reader decides, delivery goes on."""
     for pause in range(12):
-        async with LocalBroker(LITTLE) as broker:
-            topic = await broker.topic()
-            port, kept = await paused(broker, messages=200)
+        async with paused(messages=200) as (_, topic, port, kept):
             *first, last = kept
             await port.acknowledge([delivery.id for delivery in first])
             publishing = asyncio.create_task(topic.publish(b"more"))
@@ -249,9 +226,7 @@ async def test_the_last_ack_is_never_missed() -> None:
 async def test_what_is_in_flight_can_always_be_persisted(seed: int, sizes: tuple[int, ...]) -> None:
     """K48: whatever of what is in flight is acknowledged, between two persists too, the state fits into the limit."""
     random = Random(seed)
-    async with LocalBroker(LITTLE) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", receiver_queue_size=1_000)
+    async with subscribed(LITTLE, receiver_queue_size=1_000) as (_, topic, port):
         for _ in range(size(300, fast=60)):
             if members := random.choice(sizes):
                 await topic.publish([b"m"] * members, batch=True)

@@ -14,7 +14,7 @@ from pulsar_nack.errors import LogStorageError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 from pulsar_nack.topic import LocalTopic
-from tests.topic.test_local_topic import numbered, payloads, take
+from tests.topic.using import numbered, payloads, take
 
 SMALL = TopicConfig(max_entries_per_ledger=3)
 

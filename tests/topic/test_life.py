@@ -11,27 +11,17 @@ from random import Random
 
 import pytest
 
-from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, MessageId
+from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.consumer import ConsumerPort
 from pulsar_nack.errors import AlreadyEnteredError, LogLockedError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, MemoryFiles, virtual_time
 from pulsar_nack.topic import LocalTopic, SubscriptionType, open_local
-from tests.topic.test_local_topic import nothing_comes, numbered, payloads, take
+from tests.topic.using import nothing_comes, numbered, payloads, subscribed, take, until_quiet
 
 SMALL = TopicConfig(max_entries_per_ledger=7)
 TYPES = pytest.mark.parametrize("kind", [each.value for each in SubscriptionType])
-
-
-async def until_quiet(port: ConsumerPort) -> list[Delivery]:
-    """Receive until nothing comes for a moment."""
-    got: list[Delivery] = []
-    while True:
-        try:
-            got.append(await asyncio.wait_for(port.receive(), 0.2))
-        except TimeoutError:
-            return got
 
 
 async def test_entered_once_at_a_time(tmp_path: Path) -> None:
@@ -168,9 +158,7 @@ async def test_cancelled_calls_do_all_or_nothing() -> None:
         max_entries_per_ledger=5, cursor=CursorConfig(max_individual_ack_cache_bytes_per_cursor=0, flush_interval=0.01)
     )
     for pause in range(8):
-        async with LocalBroker(little) as broker:
-            topic = await broker.topic()
-            port: FaultyPort = await broker.subscribe("s")
+        async with subscribed(little) as (_, topic, port):
             ids = await topic.publish(numbered(40))
             await take(port, 40)
             await port.acknowledge([each for each in ids if each.entry % 2])
@@ -247,15 +235,15 @@ async def test_batches_on_every_way(tmp_path: Path) -> None:
         await port.acknowledge([ids[4]])
         await port.acknowledge_cumulative(ids[1])
         await port.redeliver([ids[0]])
-        assert payloads(await until_quiet(port)) == [b"2", b"3", b"5", b"single"]
+        assert payloads(await until_quiet(port, 0.2)) == [b"2", b"3", b"5", b"single"]
         await topic.flush()
     async with open_local(tmp_path) as topic:
         port = await topic.subscribe("s", "exclusive")
-        assert payloads(await until_quiet(port)) == [b"2", b"3", b"5", b"single"]
+        assert payloads(await until_quiet(port, 0.2)) == [b"2", b"3", b"5", b"single"]
         await port.seek(ids[3])
-        assert payloads(await until_quiet(port)) == [b"3", b"4", b"5", b"single"]
+        assert payloads(await until_quiet(port, 0.2)) == [b"3", b"4", b"5", b"single"]
         await port.seek(ids[0])
-        assert payloads(await until_quiet(port)) == [*numbered(6), b"single"]
+        assert payloads(await until_quiet(port, 0.2)) == [*numbered(6), b"single"]
 
 
 async def test_bad_acknowledgements_change_nothing(tmp_path: Path) -> None:
@@ -390,7 +378,7 @@ async def test_publish_times_do_not_fall(tmp_path: Path) -> None:
         async with open_local(tmp_path, clock=ManualClock(at)) as topic:
             port = await topic.subscribe("s", initial_position="earliest")
             await topic.publish(b"m")
-            assert {each.publish_time_ms for each in await until_quiet(port)} == {5_000}
+            assert {each.publish_time_ms for each in await until_quiet(port, 0.2)} == {5_000}
 
 
 async def test_ledgers_that_are_done_with_go_also_after_a_restart(tmp_path: Path) -> None:
@@ -416,9 +404,9 @@ async def test_ledgers_that_are_done_with_go_also_after_a_restart(tmp_path: Path
         assert list(topic.ledgers) == [4]
         assert topic.backlog("one") == topic.backlog("other") == 1
         port = await topic.subscribe("other", "exclusive")
-        assert payloads(await until_quiet(port)) == [b"21"]
+        assert payloads(await until_quiet(port, 0.2)) == [b"21"]
         await port.seek(ids[0])
-        assert payloads(await until_quiet(port)) == [b"21"]
+        assert payloads(await until_quiet(port, 0.2)) == [b"21"]
         await port.acknowledge_cumulative(await topic.publish(b"22"))
         assert topic.backlog("other") == 0
         await topic.unsubscribe("one")
@@ -478,9 +466,7 @@ async def test_many_producers_and_consumers(tmp_path: Path) -> None:
 @virtual_time
 async def test_ledgers_that_go_while_they_are_read(caplog: pytest.LogCaptureFixture) -> None:
     """An entry that is acknowledged, and deleted with its ledger, while it is being read is no failure."""
-    async with LocalBroker(TopicConfig(max_entries_per_ledger=2, cache_bytes=0)) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(TopicConfig(max_entries_per_ledger=2, cache_bytes=0)) as (broker, topic, port):
         ids = await topic.publish(numbered(4))
         await take(port, 4)
         broker.delay_reads(10)

@@ -6,33 +6,15 @@ import asyncio
 
 import pytest
 
-from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, NackConfig
+from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, NackConfig
 from pulsar_nack.config import TopicConfig
 from pulsar_nack.consumer import ConsumerPort
 from pulsar_nack.errors import LogStorageError
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
+from tests.topic.using import nothing_comes, now, subscribed, take
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 UNCACHED = TopicConfig(cache_bytes=0)
-
-
-def now() -> float:
-    """Return virtual seconds."""
-    return asyncio.get_running_loop().time()
-
-
-async def take(port: FaultyPort, count: int) -> list[Delivery]:
-    """Receive ``count`` messages."""
-    return [await asyncio.wait_for(port.receive(), 60) for _ in range(count)]
-
-
-async def is_quiet(port: FaultyPort) -> bool:
-    """Return whether nothing comes for a minute."""
-    try:
-        await asyncio.wait_for(port.receive(), 60)
-    except TimeoutError:
-        return True
-    return False
 
 
 @virtual_time
@@ -59,9 +41,7 @@ async def test_is_a_port_that_consumers_take() -> None:
 @virtual_time
 async def test_calls_fail_when_they_are_told_to() -> None:
     """A failed call does nothing, a lost one neither and says nothing, one that was carried out fails afterwards."""
-    async with LocalBroker() as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed() as (_, topic, port):
         (first, second) = await topic.publish([b"0", b"1"])
         await take(port, 2)
         port.fail_next("acknowledge")
@@ -83,7 +63,7 @@ async def test_calls_fail_when_they_are_told_to() -> None:
         port.fail_next("receive")
         with pytest.raises(BrokerError):
             await port.receive()
-        assert await is_quiet(port)
+        assert await nothing_comes(port, 60)
         with pytest.raises(InvalidArgumentError):
             port.fail_next("receive", carried_out=True)
 
@@ -117,9 +97,7 @@ async def test_connections_that_are_lost() -> None:
 @virtual_time
 async def test_storage_that_fails_and_is_slow() -> None:
     """Failed reads are retried, slow ones are awaited, and a failed write raises in the publisher."""
-    async with LocalBroker(UNCACHED) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(UNCACHED) as (broker, topic, port):
         broker.fail_reads(3)
         await topic.publish(b"0")
         assert (await port.receive()).data == b"0"
@@ -141,9 +119,7 @@ async def test_storage_that_fails_and_is_slow() -> None:
 @virtual_time
 async def test_restarts(how: dict[str, bool]) -> None:
     """What was published is there after any end; what was acknowledged and not flushed is so after a clean one only."""
-    async with LocalBroker() as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed() as (broker, topic, port):
         ids = await topic.publish([b"0", b"1", b"2"])
         await take(port, 3)
         await port.redeliver(ids)

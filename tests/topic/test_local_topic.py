@@ -10,35 +10,11 @@ import pytest
 
 from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError, MessageId
 from pulsar_nack.config import CursorConfig, DelayedDeliveryConfig, TopicConfig
-from pulsar_nack.consumer import ConsumerPort
 from pulsar_nack.topic import LocalTopic
 from tests.patience import patience
+from tests.topic.using import nothing_comes, numbered, payloads, take
 
 SHORT = TopicConfig(max_entries_per_ledger=4)
-
-
-async def take(port: ConsumerPort, count: int) -> list[Delivery]:
-    """Receive this many messages."""
-    return [await asyncio.wait_for(port.receive(), patience(5)) for _ in range(count)]
-
-
-async def nothing_comes(port: ConsumerPort) -> bool:
-    """Return whether nothing is received for a moment."""
-    try:
-        await asyncio.wait_for(port.receive(), 0.05)
-    except TimeoutError:
-        return True
-    return False
-
-
-def payloads(deliveries: list[Delivery]) -> list[bytes]:
-    """Return what was received."""
-    return [delivery.data for delivery in deliveries]
-
-
-def numbered(count: int) -> list[bytes]:
-    """Return this many payloads."""
-    return [b"%d" % number for number in range(count)]
 
 
 @pytest.fixture
@@ -236,7 +212,7 @@ async def test_the_gate_holds_new_messages(tmp_path: Path) -> None:
                 kept.append(delivery)
         assert got < 2_000
         assert topic.cursor("s").metadata_size_bytes <= 1024
-        assert topic._subscriptions.used["s"].gate.is_paused
+        assert topic._subscriptions.used["s"]._admission.gate.is_paused
         await port.acknowledge([each.id for each in kept])
         rest = 2_000 - got
         for _ in range(rest):

@@ -11,7 +11,7 @@ from pulsar_nack import BucketConfig, DelayedDeliveryConfig, LocalTopic
 from pulsar_nack.config import TopicConfig
 from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.testing import ManualClock
-from tests.topic.test_local_topic import numbered, payloads, take
+from tests.topic.using import numbered, payloads, take
 
 
 async def publish_each(topic: LocalTopic, messages: list[bytes], deliver_after: float | None = None) -> None:

@@ -17,7 +17,7 @@ from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic, open_local
 from pulsar_nack.topic._inbox import BatchMembers
 from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY
-from tests.topic.test_local_topic import numbered, payloads, take
+from tests.topic.using import numbered, payloads, subscribed, take, until_quiet
 
 PAIRS = TopicConfig(max_entries_per_ledger=2, cache_bytes=0)
 NOTHING_LOADED = TopicConfig(
@@ -39,46 +39,27 @@ def before_each(monkeypatch: pytest.MonkeyPatch, thing: object, name: str, do: C
     monkeypatch.setattr(thing, name, patched)
 
 
-async def until_count(port: FaultyPort, count: int) -> list[bytes]:
-    """Receive this many messages."""
-    return [(await port.receive()).data for _ in range(count)]
-
-
-async def quiet(port: FaultyPort) -> list[bytes]:
-    """Receive until nothing comes for a second."""
-    got: list[bytes] = []
-    while True:
-        try:
-            got.append((await asyncio.wait_for(port.receive(), 1)).data)
-        except TimeoutError:
-            return got
-
-
 @virtual_time
 async def test_what_is_acknowledged_before_it_is_due_is_not_read() -> None:
     """A delayed message that is acknowledged by its id is not read when it comes due, nor sent."""
-    async with LocalBroker(PAIRS, delayed=IN_MEMORY) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(PAIRS, delayed=IN_MEMORY) as (broker, topic, port):
         await topic.publish(b"held")
         later = await topic.publish(b"later", deliver_after=10)
-        assert await quiet(port) == [b"held"]
+        assert payloads(await until_quiet(port)) == [b"held"]
         await port.acknowledge([later])
         before = broker.entries.entries_read
         await asyncio.sleep(20)
-        assert await quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         assert broker.entries.entries_read == before
 
 
 @virtual_time
 async def test_a_ledger_that_goes_while_a_due_message_is_read() -> None:
     """Where an entry is acknowledged and deleted while it is read for a consumer, delivery leaves it and goes on."""
-    async with LocalBroker(PAIRS, delayed=IN_MEMORY) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(PAIRS, delayed=IN_MEMORY) as (broker, topic, port):
         held = await topic.publish(b"held")
         later = await topic.publish(b"later", deliver_after=10)
-        assert await quiet(port) == [b"held"]
+        assert payloads(await until_quiet(port)) == [b"held"]
         broker.delay_reads(4)
         await asyncio.sleep(12)
         ids = await topic.publish(numbered(3))
@@ -86,7 +67,7 @@ async def test_a_ledger_that_goes_while_a_due_message_is_read() -> None:
         topic._subscriptions.used["s"]._dispatcher.requeue([later.position])  # as if it came due once more
         await port.acknowledge([held, ids[0]])
         async with asyncio.timeout(100):
-            assert await until_count(port, 2) == [b"1", b"2"]
+            assert payloads([await port.receive() for _ in range(2)]) == [b"1", b"2"]
         assert list(topic.ledgers) == [2, 3]
         assert topic.statistics().subscriptions["s"].waiting == 0
 
@@ -95,9 +76,7 @@ async def test_a_ledger_that_goes_while_a_due_message_is_read() -> None:
 @virtual_time
 async def test_a_clear_keeps_what_comes_meanwhile(delayed: BucketConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is published while a backlog is cleared is not forgotten, also when it is delayed and was held back."""
-    async with LocalBroker(delayed=delayed) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(delayed=delayed) as (_, topic, port):
         await topic.publish([b"cleared"] * 3, deliver_after=5)
 
         async def publish() -> None:
@@ -109,15 +88,13 @@ async def test_a_clear_keeps_what_comes_meanwhile(delayed: BucketConfig, monkeyp
         assert topic.backlog("s") == 1
         async with asyncio.timeout(100):
             assert (await port.receive()).data == b"kept"
-        assert await quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
 
 
 @virtual_time
 async def test_a_skip_beside_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
     """A skip whose messages are all acknowledged while it begins does nothing, and is no error."""
-    async with LocalBroker() as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", "exclusive")
+    async with subscribed(kind="exclusive") as (_, topic, port):
         ids = await topic.publish(numbered(6))
         await take(port, 6)
         cursor = topic.cursor("s")
@@ -140,12 +117,15 @@ async def test_a_member_that_is_acknowledged_while_its_batch_is_read(monkeypatch
         ids = await topic.publish(numbered(3), batch=True)
         await topic.create_subscription("s", initial_position="earliest")
         other: FaultyPort = await broker.subscribe("s", "shared")
-        assert await quiet(other) == numbered(3)
+        assert payloads(await until_quiet(other)) == numbered(3)
         before_each(
-            monkeypatch, topic.cursor("s"), "is_acked", lambda: topic._subscriptions.used["s"].acknowledge([ids[1]])
+            monkeypatch,
+            topic.cursor("s"),
+            "is_acked",
+            lambda: topic._subscriptions.used["s"].moves.acknowledge([ids[1]]),
         )
         await other.redeliver(ids[:1])
-        assert await quiet(other) == [b"0", b"2"]
+        assert payloads(await until_quiet(other)) == [b"0", b"2"]
         await other.acknowledge([ids[0], ids[2]])
         assert topic.backlog("s") == 0
         assert topic.statistics().subscriptions["s"].in_flight == 0
@@ -154,9 +134,7 @@ async def test_a_member_that_is_acknowledged_while_its_batch_is_read(monkeypatch
 @virtual_time
 async def test_acknowledging_in_a_batch_whose_ledger_goes() -> None:
     """A member that is acknowledged again while its ledger is deleted is accepted."""
-    async with LocalBroker(PAIRS) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(PAIRS) as (broker, topic, port):
         single = await topic.publish(b"3")
         batch = await topic.publish(numbered(3), batch=True)
         next_one = await topic.publish(b"4")
@@ -188,9 +166,7 @@ def test_members_that_are_acknowledged_at_once() -> None:
 @virtual_time
 async def test_batches_that_are_completed_by_calls_that_wait() -> None:
     """Without index acknowledgement too, calls that wait for storage beside each other complete a batch."""
-    async with LocalBroker(NOTHING_LOADED) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", batch_index_ack=False)
+    async with subscribed(NOTHING_LOADED, batch_index_ack=False) as (_, topic, port):
         holes = await topic.publish(numbered(20))
         batch = await topic.publish(numbered(2), batch=True)
         await take(port, 22)
@@ -203,9 +179,7 @@ async def test_batches_that_are_completed_by_calls_that_wait() -> None:
 @virtual_time
 async def test_members_whose_acknowledgement_fails() -> None:
     """Where acknowledging fails, the members of a batch count as not acknowledged, and may be tried again."""
-    async with LocalBroker(NOTHING_LOADED) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", batch_index_ack=False)
+    async with subscribed(NOTHING_LOADED, batch_index_ack=False) as (_, topic, port):
         (batch, beyond) = await topic.publish(numbered(2), batch=True), MessageId(1, 99)
         await take(port, 2)
         for members in (batch[:1], batch):
@@ -294,9 +268,7 @@ async def test_unsubscribing_while_nothing_can_be_written() -> None:
 @virtual_time
 async def test_subscribing_while_ledgers_go(pause: int) -> None:
     """A subscription that begins while ledgers are deleted begins with the first message that is left."""
-    async with LocalBroker(PAIRS) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s")
+    async with subscribed(PAIRS) as (broker, topic, port):
         ids = await topic.publish(numbered(9))
         await take(port, 9)
         acknowledging = asyncio.create_task(port.acknowledge(ids[:7]))
@@ -306,11 +278,11 @@ async def test_subscribing_while_ledgers_go(pause: int) -> None:
         await acknowledging
         left = topic.backlog("other")
         assert left in {3, 9}
-        assert await quiet(other) == numbered(9)[-left:]
+        assert payloads(await until_quiet(other)) == numbered(9)[-left:]
         await other.acknowledge(ids[-left:])
         await port.acknowledge(ids)
         await topic.publish(b"9")
-        assert await quiet(other) == [b"9"]
+        assert payloads(await until_quiet(other)) == [b"9"]
         assert (topic.backlog("s"), topic.backlog("other")) == (1, 1)
 
 

@@ -12,7 +12,8 @@ from pulsar_nack import DelayedDeliveryConfig
 from pulsar_nack.observe import CursorMetrics
 from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, virtual_time
 from pulsar_nack.topic import open_local
-from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY, SHARED_INDEX, UNCACHED, arrivals, until_quiet
+from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY, SHARED_INDEX, UNCACHED, arrivals
+from tests.topic.using import payloads, subscribed, until_quiet
 
 UNSEALED = 100
 """Messages that may be in buckets that were not sealed when the topic ended."""
@@ -44,12 +45,12 @@ async def test_a_shared_index_is_not_read_again() -> None:
         ids = await topic.publish([b"now"] * 20)
         await topic.publish([b"later"] * 400, deliver_after=10_000)
         for at, port in enumerate(ports):
-            assert await until_quiet(port) == [b"now"] * 20
+            assert payloads(await until_quiet(port)) == [b"now"] * 20
             await port.acknowledge(ids[at:])
         await broker.restart()
         before = broker.entries.entries_read
         ports = [await broker.subscribe(name) for name in ("a", "b")]
-        assert [await until_quiet(port) for port in ports] == [[], [b"now"]]
+        assert [payloads(await until_quiet(port)) for port in ports] == [[], [b"now"]]
         assert broker.entries.entries_read - before <= 1 + 2 * UNSEALED
         for got in await asyncio.gather(*(arrivals(port, 400) for port in ports)):
             assert {data for data, _ in got} == {b"later"}
@@ -60,12 +61,10 @@ async def test_a_shared_index_is_not_read_again() -> None:
 @virtual_time
 async def test_from_buckets_to_memory_and_back() -> None:
     """Each tracker goes on where another one ended, over restarts; what that one had stored is deleted in the end."""
-    async with LocalBroker(UNCACHED) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", delayed=IN_BUCKETS)
+    async with subscribed(UNCACHED, delayed=IN_BUCKETS) as (broker, topic, port):
         for number in range(100):
             await topic.publish(b"%d" % number, deliver_after=1_000 + number)
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         came: list[tuple[bytes, float]] = []
         settings: list[DelayedDeliveryConfig] = [IN_MEMORY, IN_BUCKETS, SHARED_INDEX, IN_MEMORY]
         for delayed in settings:
@@ -77,7 +76,7 @@ async def test_from_buckets_to_memory_and_back() -> None:
         topic = await broker.topic()
         assert topic.backlog("s") == 0
         await topic.publish(b"last")
-        assert await until_quiet(port) == [b"last"]
+        assert payloads(await until_quiet(port)) == [b"last"]
         names = await topic._subscriptions._trackers._store.names()
         assert {re.sub(r"[-.].*", "", name) for name in names} == {"ledger", "subscription", "delayed"}
         assert {name for name in names if name.startswith("delayed")} == {"delayed-index-1"}
@@ -86,20 +85,18 @@ async def test_from_buckets_to_memory_and_back() -> None:
 @virtual_time
 async def test_from_the_last_bucket_on_nothing_is_read_twice() -> None:
     """Buckets that were sealed under a tracker are used by the next one of their kind, also after one in memory."""
-    async with LocalBroker(UNCACHED) as broker:
-        topic = await broker.topic()
-        port: FaultyPort = await broker.subscribe("s", delayed=IN_BUCKETS)
+    async with subscribed(UNCACHED, delayed=IN_BUCKETS) as (broker, topic, port):
         await topic.publish([b"later"] * 300, deliver_after=10_000)
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         for _ in range(2):
             await port.close()
             before = broker.entries.entries_read
             port = await broker.subscribe("s", delayed=IN_BUCKETS)
-            assert await until_quiet(port) == []
+            assert payloads(await until_quiet(port)) == []
             assert broker.entries.entries_read - before <= UNSEALED
         await port.close()
         port = await broker.subscribe("s", delayed=IN_MEMORY)
-        assert await until_quiet(port) == []
+        assert payloads(await until_quiet(port)) == []
         assert topic.statistics().subscriptions["s"].delayed == 300
 
 

@@ -15,16 +15,12 @@ from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import LocalBroker, virtual_time
 from tests.patience import patience
+from tests.topic.using import now
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 TOPIC = "persistent://public/default/local"
 RETRY = f"{TOPIC}-billing-RETRY"
 ABOUT: dict[str, Any] = {"config": EXACT, "retry_topic": RetryTopicPolicy()}
-
-
-def now() -> float:
-    """Return the time of the loop."""
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize("strict", [False, True])

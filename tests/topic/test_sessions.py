@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, MessageId, NackConfig
+from pulsar_nack import DeadLetterPolicy, MessageId
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import FakePublisher, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
 from tests.for_each import for_each
 from tests.tiers import seeds
-
-EXACT: Final = NackConfig(negative_ack_precision_bit_cnt=0)
-LATEST: Final = MessageId(2**63 - 1, 2**63 - 1)
-
-
-async def shown(consumer: Consumer, seconds: float = 2.0) -> list[bytes]:
-    """Receive and acknowledge until nothing comes for a while."""
-    data: list[bytes] = []
-    while True:
-        try:
-            message = await consumer.receive(timeout=seconds)
-        except TimeoutError:
-            return data
-        data.append(message.data)
-        await message.ack()
+from tests.wire.using import EXACT, LATEST, shown
 
 
 async def publish(topic: LocalTopic, count: int, *, batch: bool = False) -> list[bytes]:
@@ -156,7 +142,7 @@ async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> No
         elif clearing == "skip":
             await topic.skip("s", 9)
         else:
-            await topic._subscriptions.used["s"].acknowledge_cumulative(MessageId(*topic.last_position))
+            await topic._subscriptions.used["s"].moves.acknowledge_cumulative(MessageId(*topic.last_position))
         await asyncio.sleep(5)
         assert times - before <= 1
         assert letters.letters == []
@@ -177,7 +163,7 @@ async def test_a_failover_switch(batch: bool) -> None:
         assert (second.statistics().ready, second.statistics().held) == (2, 2)
         async with broker.consumer("s", "failover", consumer_name="a") as first:
             assert sorted(await shown(first)) == expected
-            assert await shown(second, 100) == []
+            assert await shown(second, seconds=100) == []
         assert second.statistics().dropped == 4
 
 

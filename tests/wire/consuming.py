@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -24,6 +24,34 @@ from tests.wire.fake_topics import FakeSubscription, FakeTopic
 
 TOPIC: Final = "persistent://public/default/t"
 NAME: Final = "s"
+
+
+def context_of(url: str, dial: Any = None, **settings: Any) -> ClientContext:
+    """Return what the consumers and producers of one client share."""
+    options = ClientOptions(**settings)
+    pool = Pool(url, options, dial=dial)
+    return ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+
+
+@asynccontextmanager
+async def nothing_remains(broker: FakeBroker, context: ClientContext, users: Sequence[Any]) -> AsyncIterator[None]:
+    """Close consumers or producers in the end, and their client; then no task and no connection is left."""
+    before = asyncio.all_tasks()
+    try:
+        yield
+    finally:
+        for user in users:
+            await user.aclose()
+        await context.pool.aclose()
+    assert asyncio.all_tasks() == before
+    assert broker.links == []
+
+
+class Ended(list[tuple[Any, Exception | None]]):
+    """What acknowledgements ended with: their tokens and errors, in order; to be given as ``done``."""
+
+    def __call__(self, tokens: Sequence[Any], error: Exception | None) -> None:
+        self.extend((token, error) for token in tokens)
 
 
 class Arrived:
@@ -69,9 +97,7 @@ class Consuming:
 
     def __init__(self, broker: FakeBroker, **settings: Any) -> None:
         self.broker = broker
-        options = ClientOptions(**settings)
-        pool = Pool(broker.url, options, dial=broker.dial)
-        self.context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.context = context_of(broker.url, broker.dial, **settings)
         self.arrived = Arrived()
         self.consumers: list[TopicConsumer] = []
 
@@ -104,6 +130,18 @@ class Consuming:
         await consumer.open()
         return consumer
 
+    async def holding(
+        self, count: int, *, published: int | None = None, **options: Any
+    ) -> tuple[TopicConsumer, list[Delivery]]:
+        """Publish numbers; return a consumer of them that is subscribed, and the first messages, which it has taken.
+
+        :param published: how many are published; None: as many as are taken
+        """
+        for number in range(published or count):
+            self.topic.publish(b"%d" % number)
+        consumer = await self.open(**options)
+        return consumer, await self.arrived.take(count)
+
     def permits(self) -> int:
         """Return how many messages the broker may send the first consumer by its own count."""
         return self.subscription.consumers[0].permits
@@ -112,13 +150,6 @@ class Consuming:
 @asynccontextmanager
 async def consuming(**settings: Any) -> AsyncIterator[Consuming]:
     """Yield a broker and a client; afterwards all is closed, and no task and no connection is left."""
-    before = asyncio.all_tasks()
     made = Consuming(FakeBroker(), **settings)
-    try:
+    async with nothing_remains(made.broker, made.context, made.consumers):
         yield made
-    finally:
-        for consumer in made.consumers:
-            await consumer.aclose()
-        await made.context.pool.aclose()
-    assert asyncio.all_tasks() == before
-    assert made.broker.links == []

@@ -97,12 +97,9 @@ class FakeBroker:
     def close_consumers(self, subscription: FakeSubscription) -> None:
         """Close all consumers of a subscription; their connections stay open."""
         for link in self.links:
-            for consumer_id, (other, consumer) in list(link.consumers.items()):
+            for consumer_id, (other, _) in list(link.consumers.items()):
                 if other is subscription:
-                    link.drop_consumer(consumer_id)
-                    closing = command("CLOSE_CONSUMER")
-                    closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer.id, 0
-                    link.send(closing)
+                    link.close_consumer(consumer_id)
 
     def _tell_of(self, name: str, **changes: list[str]) -> None:
         for link in self.links:
@@ -224,14 +221,9 @@ class Link:
 
     def close_users_of(self, topic: FakeTopic, url: str | None = None) -> None:
         """Close the consumers and producers of a topic, as a broker does that unloads it."""
-        for consumer_id, (subscription, consumer) in list(self.consumers.items()):
+        for consumer_id, (subscription, _) in list(self.consumers.items()):
             if subscription.topic is topic:
-                self.drop_consumer(consumer_id)
-                closing = command("CLOSE_CONSUMER")
-                closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer.id, 0
-                if url is not None:
-                    closing.close_consumer.assignedBrokerServiceUrl = url
-                self.send(closing)
+                self.close_consumer(consumer_id, url)
         for producer_id, (of, _) in list(self.producers.items()):
             if of is topic:
                 del self.producers[producer_id]
@@ -240,6 +232,15 @@ class Link:
                 if url is not None:
                     closing.close_producer.assignedBrokerServiceUrl = url
                 self.send(closing)
+
+    def close_consumer(self, consumer_id: int, url: str | None = None) -> None:
+        """Close a consumer, and say where its topic moves to, if anywhere."""
+        self.drop_consumer(consumer_id)
+        closing = command("CLOSE_CONSUMER")
+        closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer_id, 0
+        if url is not None:
+            closing.close_consumer.assignedBrokerServiceUrl = url
+        self.send(closing)
 
     def drop_consumer(self, consumer_id: int) -> None:
         """Remove a consumer; its unacknowledged entries are redelivered."""

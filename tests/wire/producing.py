@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any
 
-from pulsar_nack.clock import LoopClock
-from pulsar_nack.wire._connection._context import ClientContext
-from pulsar_nack.wire._connection._lookup import Lookup
-from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._producer._options import ProducerOptions
 from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._entries import decode_entry
+from tests.wire.consuming import TOPIC, context_of, nothing_remains
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeTopic
 from tests.wire.frames import messages_of
-
-TOPIC: Final = "persistent://public/default/t"
 
 
 class Made:
@@ -28,9 +21,7 @@ class Made:
 
     def __init__(self, broker: FakeBroker, **settings: Any) -> None:
         self.broker = broker
-        options = ClientOptions(**settings)
-        pool = Pool(broker.url, options, dial=broker.dial)
-        self.context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.context = context_of(broker.url, broker.dial, **settings)
         self.producers: list[Producer] = []
 
     @property
@@ -60,13 +51,6 @@ class Made:
 @asynccontextmanager
 async def producing(**settings: Any) -> AsyncIterator[Made]:
     """Yield a broker and a client; afterwards all is closed, and no task and no connection is left."""
-    before = asyncio.all_tasks()
     made = Made(FakeBroker(), **settings)
-    try:
+    async with nothing_remains(made.broker, made.context, made.producers):
         yield made
-    finally:
-        for producer in made.producers:
-            await producer.aclose()
-        await made.context.pool.aclose()
-    assert asyncio.all_tasks() == before
-    assert made.broker.links == []

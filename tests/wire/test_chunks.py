@@ -15,10 +15,9 @@ from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._chunks import AbandonedMessage, AssembledMessage, Chunk, ChunkAssembler
 from pulsar_nack.wire._protocol._compression import compress
-from tests.wire.consuming import Consuming, consuming
+from tests.wire.consuming import Consuming, Ended, consuming
 from tests.wire.fake_topics import FakeEntry, metadata_of
 from tests.wire.frames import message_rest
-from tests.wire.stand_ins import Ended
 
 
 def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", count: int = 3, total: int = 3) -> Chunk:

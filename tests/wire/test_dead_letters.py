@@ -3,56 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError, MessageId
 from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SchemaInfo
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from tests.consumer.letters import is_quiet
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
-from tests.wire.frames import read_message
-
-TOPIC = "persistent://public/default/orders"
-DEAD = f"{TOPIC}-billing-DLQ"
+from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked
+from tests.wire.using import broker_with, numbers
 
 
-@asynccontextmanager
-async def giving_up(broker: FakeBroker, most: int = 1, **settings: Any) -> AsyncIterator[Consumer]:
-    """A consumer that gives up."""
-    setting = DeadLetterPolicy(most, initial_subscription="repair")
-    about = {"config": NackConfig(negative_ack_precision_bit_cnt=0), "dead_letter": setting, **settings}
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("orders", "billing", initial_position="earliest", **about) as consumer,
-    ):
-        yield consumer
-
-
-def letters(broker: FakeBroker) -> list[tuple[pb.MessageMetadata, bytes]]:
-    """Return what is in the dead-letter topic."""
-    return [read_message(entry.rest) for entry in broker.topic(DEAD).entries]
-
-
-def is_settled(broker: FakeBroker) -> bool:
-    """Return whether the subscription has nothing left."""
-    topic = broker.topic(TOPIC)
-    return {entry.place for entry in topic.entries} == topic.subscriptions["billing"].acked
-
-
-async def quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
-    """Return whether nothing is shown for a while."""
-    try:
-        await consumer.receive(timeout=seconds)
-    except TimeoutError:
-        return True
-    return False
+def giving_up(broker: FakeBroker, **settings: Any) -> AbstractAsyncContextManager[Consumer]:
+    """A consumer that gives up after the first redelivery."""
+    policy = DeadLetterPolicy(1, initial_subscription="repair")
+    return consuming(broker, **{"retry_topic": None, "dead_letter": policy, **settings})
 
 
 @virtual_time
@@ -70,12 +42,12 @@ async def test_all_that_a_message_has_is_there() -> None:
     )
     async with giving_up(broker) as consumer:
         await (await consumer.receive(timeout=1)).dead_letter("why")
-        assert is_settled(broker)
-    ((metadata, payload),) = letters(broker)
+        assert unacked(broker, TOPIC) == 0
+    ((metadata, payload),) = stored(broker, DEAD)
     assert payload == b"bad"
     assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("AP8Q", True)
     assert (metadata.ordering_key, metadata.event_time) == (ordering_key, 5)
-    assert {each.key: each.value for each in metadata.properties} == {
+    assert properties(metadata) == {
         "colour": "red",
         "REAL_TOPIC": TOPIC,
         "REAL_SUBSCRIPTION": "billing",
@@ -91,9 +63,7 @@ async def test_all_that_a_message_has_is_there() -> None:
 @virtual_time
 async def test_one_producer_made_when_it_is_needed() -> None:
     """No producer is made before the first dead letter, one for all of a topic, and it is closed with the consumer."""
-    broker = FakeBroker()
-    for number in range(50):
-        broker.topic(TOPIC).publish(b"%d" % number)
+    broker = broker_with(*numbers(50), topic=TOPIC)
     async with giving_up(broker) as consumer:
         messages = [await consumer.receive(timeout=1) for _ in range(50)]
         assert not broker.commands("PRODUCER")
@@ -101,7 +71,7 @@ async def test_one_producer_made_when_it_is_needed() -> None:
         assert len(broker.commands("PRODUCER")) == 1
         await consumer.aclose()
         assert len(broker.commands("CLOSE_PRODUCER")) == 1
-    assert sorted(payload for _, payload in letters(broker)) == sorted(b"%d" % number for number in range(50))
+    assert sorted(payload for _, payload in stored(broker, DEAD)) == sorted(b"%d" % number for number in range(50))
 
 
 @pytest.mark.parametrize(
@@ -120,35 +90,46 @@ async def test_one_producer_made_when_it_is_needed() -> None:
         ("CLOSE_PRODUCER", silence),
     ],
 )
+@pytest.mark.parametrize("topic", [DEAD, RETRY])
 @virtual_time
-async def test_trouble(kind: str, answer: Any) -> None:
-    """Whatever the broker does at whichever step, the dead letter is there in the end, and then all is acknowledged."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
-    async with giving_up(broker) as consumer:
+async def test_trouble(topic: str, kind: str, answer: Any) -> None:
+    """U15: whatever the broker does once at whichever step, the message is there in the end, and then acknowledged."""
+    broker = broker_with(b"bad", topic=TOPIC)
+    async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         message = await consumer.receive(timeout=1)
         broker.next(kind, answer)
-        await message.dead_letter("why")
-        assert is_settled(broker)
-        assert await quiet(consumer)
-    assert {payload for _, payload in letters(broker)} == {b"bad"}
+        await (message.dead_letter("why") if topic == DEAD else message.reconsume_later(5))
+        assert unacked(broker, TOPIC) == 0
+        seen: set[MessageId] = set()
+        while len(seen) < len(stored(broker, RETRY)):
+            again = await consumer.receive(timeout=60)
+            assert again.attempt == 2
+            seen.add(again.id)
+            await again.ack()
+        assert await is_quiet(consumer)
+    assert unacked(broker, RETRY) == 0
+    assert {payload for _, payload in stored(broker, topic)} == {b"bad"}
 
 
+@pytest.mark.parametrize("topic", [DEAD, RETRY])
 @virtual_time
-async def test_nothing_is_acknowledged_before_the_receipt() -> None:
-    """While the receipt is late the message stays as it is at the broker; a reconnect meanwhile shows it to nobody."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
-    async with giving_up(broker) as consumer:
+async def test_nothing_is_acknowledged_before_the_receipt(topic: str) -> None:
+    """U15: while the receipt is late the message stays as it is at the broker; a reconnect shows it to nobody."""
+    broker = broker_with(b"bad", topic=TOPIC)
+    async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         message = await consumer.receive(timeout=1)
         broker.next("SEND", later(10))
-        call = asyncio.create_task(message.dead_letter("why"))
+        call = asyncio.create_task(message.dead_letter("why") if topic == DEAD else message.reconsume_later(3600))
         await asyncio.sleep(5)
-        assert not is_settled(broker)
+        assert (call.done(), unacked(broker, TOPIC)) == (False, 1)
+        for verb in (message.ack, message.nack):
+            with pytest.raises(AlreadySettledError, match="sent to the"):
+                await verb()
         broker.cut()
-        assert await quiet(consumer)
-        await call
-        assert is_settled(broker)
+        call.cancel()  # it goes on
+        assert await is_quiet(consumer)
+        assert unacked(broker, TOPIC) == 0
+    assert {payload for _, payload in stored(broker, topic)} == {b"bad"}
 
 
 @for_each("is_batch", [False, True])
@@ -165,7 +146,7 @@ async def test_null_is_told_from_empty(is_batch: bool) -> None:
         assert "attempt 1, null>" in repr(messages[0])
         for message in messages:
             await message.dead_letter("why")
-        assert [(about.null_value, payload) for about, payload in letters(broker)] == [
+        assert [(about.null_value, payload) for about, payload in stored(broker, DEAD)] == [
             (True, b""),
             (False, b""),
             (False, b"x"),
@@ -196,11 +177,11 @@ async def test_dead_letters_have_the_schema_of_their_messages() -> None:
             await client.schema(TOPIC, 9)  # type: ignore[arg-type]
         for message in messages:
             await message.dead_letter("why")
-        assert [about.schema_version[-1] for about, _ in letters(broker)] == [1, 2, 1]
-        assert [await client.schema(DEAD, about.schema_version) for about, _ in letters(broker)][:2] == schemas
+        assert [about.schema_version[-1] for about, _ in stored(broker, DEAD)] == [1, 2, 1]
+        assert [await client.schema(DEAD, about.schema_version) for about, _ in stored(broker, DEAD)][:2] == schemas
         producers = [each for each in broker.commands("PRODUCER") if each.topic == DEAD]
         assert len(producers) == 2
-        assert is_settled(broker)
+        assert unacked(broker, TOPIC) == 0
 
 
 @virtual_time
@@ -212,7 +193,7 @@ async def test_a_schema_that_the_broker_does_not_tell(caplog: pytest.LogCaptureF
     async with giving_up(broker) as consumer:
         await (await consumer.receive(timeout=1)).dead_letter("why")
         assert consumer.statistics().dead_letter_failures == 1
-    ((about, payload),) = letters(broker)
+    ((about, payload),) = stored(broker, DEAD)
     assert (about.HasField("schema_version"), payload) == (False, b"x")
     assert sum("without their schema, version 05" in record.message for record in caplog.records) == 1
 
@@ -223,25 +204,23 @@ async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     keys = [pb.EncryptionKeys(key="k", value=b"v")]
-    stored = topic.publish_batch([b"0", b"1", b"2"], encryption_keys=keys)
+    batched = topic.publish_batch([b"0", b"1", b"2"], encryption_keys=keys)
     lone = topic.publish(b"?", properties={"colour": "red"}, encryption_keys=keys)
     topic.publish(b"readable")
     async with giving_up(broker) as consumer:
         messages = [await consumer.receive(timeout=1) for _ in range(3)]
         assert [str(message.error) for message in messages[:2]] == ["payload: encrypted with the key k"] * 2
         assert messages[2].data == b"readable"
-        assert await quiet(consumer)
+        assert await is_quiet(consumer)
         assert consumer.statistics().dead_lettered == 0
         for message in messages[:2]:
             await message.dead_letter("no key")
         await messages[2].ack()
-        assert is_settled(broker)
-    (about_batch, batch), (about_lone, alone) = letters(broker)
-    assert (batch, alone) == (stored.rest, lone.rest)
-    assert {each.key: each.value for each in about_lone.properties}["colour"] == "red"
-    reasons = [
-        {each.key: each.value for each in about.properties}["PULSAR_NACK_REASON"] for about in (about_batch, about_lone)
-    ]
+        assert unacked(broker, TOPIC) == 0
+    (about_batch, batch), (about_lone, alone) = stored(broker, DEAD)
+    assert (batch, alone) == (batched.rest, lone.rest)
+    assert properties(about_lone)["colour"] == "red"
+    reasons = [properties(about)["PULSAR_NACK_REASON"] for about in (about_batch, about_lone)]
     assert reasons == ["no key"] * 2
 
 
@@ -267,8 +246,8 @@ async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
     async with giving_up(broker) as consumer:
         for _ in range(2):
             await (await consumer.receive(timeout=1)).dead_letter("why")
-    assert sorted(payload for _, payload in letters(broker)) == [b"0", b"1"]
-    origins = [{each.key: each.value for each in about.properties} for about, _ in letters(broker)]
+    assert sorted(payload for _, payload in stored(broker, DEAD)) == [b"0", b"1"]
+    origins = [properties(about) for about, _ in stored(broker, DEAD)]
     assert {each["REAL_TOPIC"] for each in origins} == {TOPIC}
     assert {each["ORIGIN_MESSAGE_ID"] for each in origins} == {"7:0:0", "7:0:1"}
 
@@ -276,8 +255,7 @@ async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
 @virtual_time
 async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
     """A client that is closed lets its consumers send what is under way, as they do when they are closed."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = broker_with(b"bad", topic=TOPIC)
     async with Client(broker.url, dial=broker.dial) as client:
         consumer = await client.subscribe(
             "orders", "billing", initial_position="earliest", dead_letter=DeadLetterPolicy(1)
@@ -288,8 +266,8 @@ async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
         await asyncio.sleep(0.1)
         await client.aclose()
         await call
-    assert [payload for _, payload in letters(broker)] == [b"bad"]
-    assert is_settled(broker)
+    assert [payload for _, payload in stored(broker, DEAD)] == [b"bad"]
+    assert unacked(broker, TOPIC) == 0
 
 
 @virtual_time
@@ -316,22 +294,21 @@ async def test_a_topic_that_takes_nothing_for_a_while() -> None:
         broker.cut()  # the producer is refused for good when it connects again
         message = await consumer.receive(timeout=1)
         call = asyncio.create_task(message.dead_letter("why"))
-        assert await quiet(consumer)
-        assert (call.done(), is_settled(broker)) == (False, False)
+        assert await is_quiet(consumer)
+        assert (call.done(), unacked(broker, TOPIC)) == (False, 1)
         assert consumer.statistics().dead_letter_failures > 1
         before = len(broker.commands("PRODUCER"))
         broker.topic(DEAD).is_terminated = False
         await call
-        assert is_settled(broker)
+        assert unacked(broker, TOPIC) == 0
         assert len(broker.commands("PRODUCER")) > before
-    assert [payload for _, payload in letters(broker)] == [b"first", b"second"]
+    assert [payload for _, payload in stored(broker, DEAD)] == [b"first", b"second"]
 
 
 @virtual_time
 async def test_cancelled_while_the_producer_is_made() -> None:
     """A consumer that is closed while the first producer is being made ends in time, and leaves no task."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"bad")
+    broker = broker_with(b"bad", topic=TOPIC)
     async with giving_up(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.always("PRODUCER", silence)
@@ -342,7 +319,7 @@ async def test_cancelled_while_the_producer_is_made() -> None:
         assert asyncio.get_running_loop().time() - before < 10
         with pytest.raises(pulsar_nack.ClosedError):
             await call
-    assert not letters(broker)
+    assert not stored(broker, DEAD)
     assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 

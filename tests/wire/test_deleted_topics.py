@@ -15,9 +15,8 @@ from pulsar_nack.wire import Client, ClientOptions
 from tests.for_each import for_each
 from tests.tiers import size
 from tests.wire.fake_broker import Answer, FakeBroker, cut, later, refuse, silence
+from tests.wire.using import BASE, TYPES, subscribed
 
-BASE = "persistent://public/default/"
-TYPES = ("shared", "key_shared", "exclusive", "failover")
 SELECTIONS: dict[str, tuple[Any, str]] = {
     "pattern": (re.compile("orders-.*"), "orders-1"),
     "name": ("orders-1", "orders-1"),
@@ -52,11 +51,8 @@ async def _shown_again(selected: Any, name: str, consumer_type: Any, *, tells: b
     broker.tells_of_topics = tells
     broker.partitions[f"{BASE}parted"] = 2
     broker.topic(BASE + name).publish(b"before")
-    subscribing = {"consumer_type": consumer_type, "discovery_interval": 5}
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe(selected, "s", **subscribing) as consumer,
-    ):
+    subscribing = {"consumer_type": consumer_type, "discovery_interval": 5, "initial_position": "latest"}
+    async with subscribed(broker, selected, **subscribing) as consumer:
         broker.topic(BASE + name).publish(b"old")
         await (await consumer.receive(timeout=5)).ack()
         broker.delete(BASE + name)
@@ -75,10 +71,7 @@ async def test_receive_raises_while_the_topic_of_a_consumer_is_deleted() -> None
     broker = forbidding("one")
     for number in range(3):
         broker.topic(f"{BASE}one").publish(b"%d" % number)
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("one", "s", initial_position="earliest") as consumer,
-    ):
+    async with subscribed(broker, "one") as consumer:
         messages = [await consumer.receive(timeout=1) for _ in range(3)]
         await messages[0].nack(20)
         waiting = asyncio.create_task(consumer.receive())
@@ -110,10 +103,7 @@ async def test_others_go_on_without_a_topic_that_is_deleted(selected: Any, caplo
     names = ["one", "two"] if selected != "parted" else ["parted-partition-0", "parted-partition-1"]
     broker = forbidding(*names)
     broker.partitions[f"{BASE}parted"] = 2
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe(selected, "s", discovery_interval=5) as consumer,
-    ):
+    async with subscribed(broker, selected, discovery_interval=5) as consumer:
         waiting = asyncio.create_task(consumer.receive())
         broker.delete(BASE + names[0])
         await asyncio.sleep(20)
@@ -146,10 +136,7 @@ def test_a_patterns_consumer_creates_no_topic_again() -> None:
         broker.tells_of_topics = True
         for name in ("orders-0", "orders-1"):
             broker.topic(BASE + name)
-        async with (
-            Client(broker.url, dial=broker.dial) as client,
-            client.subscribe(re.compile("orders-.*"), "s") as consumer,
-        ):
+        async with subscribed(broker, re.compile("orders-.*")) as consumer:
             await asyncio.sleep(1)
             broker.delete(f"{BASE}orders-0")
             await asyncio.sleep(1)
@@ -167,10 +154,7 @@ async def test_a_pattern_asks_only_for_partitions_that_it_saw() -> None:
     broker = forbidding("orders-1", "orders-2-partition-0", "orders-3-partition-7")
     broker.partitions[f"{BASE}orders-2"] = 2
     broker.topic(f"{BASE}orders-2-partition-1")
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe(re.compile("orders-.*"), "s") as consumer,
-    ):
+    async with subscribed(broker, re.compile("orders-.*")) as consumer:
         assert {member.topic.removeprefix(BASE) for member in consumer.port._consumers} == {
             "orders-1",
             "orders-2-partition-0",
@@ -205,10 +189,8 @@ async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_shown(tells: b
     broker.tells_mark_delete = tells
     topic = broker.topic(f"{BASE}one")
     topic.publish(b"before")
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("one", "s", consumer_type="exclusive", durable_subscription=False) as reader,
-    ):
+    settings: dict[str, Any] = {"durable_subscription": False, "initial_position": "latest"}
+    async with subscribed(broker, "one", consumer_type="exclusive", **settings) as reader:
         for number in range(3):
             broker.cut()
             topic.publish(b"%d" % number)

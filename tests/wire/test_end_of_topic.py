@@ -12,10 +12,9 @@ from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, refuse
-from tests.wire.test_pausing import TOPIC, publish, shown, workers
-from tests.wire.test_replays import EARLIEST, LATEST
+from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, broker_with, shown, subscribed
 
-OTHER = "persistent://public/default/other"
+OTHER = f"{BASE}other"
 
 
 def places(ids: list[MessageId]) -> list[tuple[str | None, int, int, int]]:
@@ -31,16 +30,16 @@ async def test_the_last_ids_of_topics_and_partitions() -> None:
     broker.topic(f"{TOPIC}-partition-0").publish(b"0")
     broker.topic(f"{TOPIC}-partition-0").publish_batch([b"1", b"2", b"3"])
     broker.topic(OTHER).publish(b"4")
-    async with workers(broker, topic=[TOPIC, OTHER]) as consumer:
+    async with subscribed(broker, [TOPIC, OTHER]) as consumer:
         assert places(await consumer.last_message_ids()) == [
+            (OTHER, -1, 0, -1),
             (f"{TOPIC}-partition-0", 0, 1, 2),
             (f"{TOPIC}-partition-1", 1, -1, -1),
-            (OTHER, -1, 0, -1),
         ]
         with pytest.raises(BrokerError, match=r"there are 3 topics or partitions: use last_message_ids\(\)"):
             await consumer.get_last_message_id()
-        assert sorted(await shown(consumer)) == [b"0", b"1", b"2", b"3", b"4"]
-    async with workers(broker, topic=[OTHER]) as consumer:
+        assert sorted(await shown(consumer, seconds=1)) == [b"0", b"1", b"2", b"3", b"4"]
+    async with subscribed(broker, [OTHER]) as consumer:
         last = await consumer.get_last_message_id()
         assert places([last]) == [(OTHER, -1, 0, -1)]
         broker.next("GET_LAST_MESSAGE_ID", refuse("MetadataError"))
@@ -55,7 +54,7 @@ async def test_what_is_available() -> None:
     """True until the last message of each topic was received, also for batches and when others publish meanwhile."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
-    async with workers(broker, topic=[TOPIC, OTHER]) as consumer:
+    async with subscribed(broker, [TOPIC, OTHER]) as consumer:
         assert not await consumer.has_message_available()
         for name in (f"{TOPIC}-partition-1", OTHER):
             broker.topic(name).publish(b"0")
@@ -71,31 +70,29 @@ async def test_what_is_available() -> None:
             again = await consumer.receive(timeout=6)
             await again.ack()
             assert not await consumer.has_message_available()
-        assert await shown(consumer) == []
+        assert await shown(consumer, seconds=1) == []
 
 
 @for_each("start", ["latest", "earliest"])
 @virtual_time
 async def test_where_a_subscription_begins_or_is_moved_to(start: str) -> None:
     """What lies before the subscription is not available, what a seek goes back to is."""
-    broker = FakeBroker()
-    publish(broker, b"0", b"1")
-    async with workers(broker, initial_position=start) as consumer:
+    broker = broker_with(b"0", b"1")
+    async with subscribed(broker, initial_position=start) as consumer:
         assert await consumer.has_message_available() is (start == "earliest")
         await consumer.seek(LATEST)
         assert not await consumer.has_message_available()
         await consumer.seek(EARLIEST)
         assert await consumer.has_message_available()
-        assert await shown(consumer) == [b"0", b"1"]
+        assert await shown(consumer, seconds=1) == [b"0", b"1"]
         assert not await consumer.has_message_available()
 
 
 @virtual_time
 async def test_what_waits_here_is_available() -> None:
     """A message that came due counts although no call received it, but not once it is acknowledged by its id."""
-    broker = FakeBroker()
-    publish(broker, b"0")
-    async with workers(broker, redelivery="local") as consumer:
+    broker = broker_with(b"0")
+    async with subscribed(broker, redelivery="local") as consumer:
         message = await consumer.receive(timeout=1)
         await message.nack(delay=1)
         assert not await consumer.has_message_available()
@@ -105,7 +102,7 @@ async def test_what_waits_here_is_available() -> None:
         assert not await consumer.has_message_available()
 
 
-@for_each("kind", ["shared", "key_shared", "failover", "exclusive"])
+@for_each("kind", TYPES)
 @virtual_time
 async def test_everything_comes_again_from_partitions(kind: str) -> None:
     """What was received from each partition comes again, where one consumer gets all in order; held messages do not."""
@@ -115,7 +112,7 @@ async def test_everything_comes_again_from_partitions(kind: str) -> None:
     for number, name in enumerate(names):
         for at in range(5):
             broker.topic(name).publish(b"%d%d" % (number, at))
-    async with workers(broker, consumer_type=kind) as consumer:
+    async with subscribed(broker, consumer_type=kind) as consumer:
         messages: dict[bytes, Any] = {}
         while len([each for each in messages if each[1:] == b"2"]) < 2:
             message = await consumer.receive(timeout=1)
@@ -138,22 +135,21 @@ async def test_everything_comes_again_from_partitions(kind: str) -> None:
         message = await consumer.receive(timeout=6)
         assert (message.data, message.attempt) == (b"01", 2)
         await message.ack()
-        assert await shown(consumer) == []
+        assert await shown(consumer, seconds=1) == []
 
 
 @virtual_time
 async def test_leaving_by_force() -> None:
     """The command says so when it is asked for; a broker that takes no notice refuses, and the consumer goes on."""
-    broker = FakeBroker()
-    publish(broker, b"0")
-    async with workers(broker) as consumer:
+    broker = broker_with(b"0")
+    async with subscribed(broker) as consumer:
         broker.next("UNSUBSCRIBE", refuse("NotAllowedError"))
         with pytest.raises(BrokerRefusedError, match="NotAllowedError"):
             await consumer.unsubscribe(force=True)
         broker.next("UNSUBSCRIBE", refuse("NotAllowedError"))
         with pytest.raises(BrokerRefusedError, match="NotAllowedError"):
             await consumer.unsubscribe()
-        assert await shown(consumer) == [b"0"]
+        assert await shown(consumer, seconds=1) == [b"0"]
         await consumer.unsubscribe(force=True)
         with pytest.raises(ClosedError):
             await consumer.receive()
@@ -167,14 +163,13 @@ async def test_leaving_by_force() -> None:
 @virtual_time
 async def test_cancelled_questions() -> None:
     """A question that is cancelled changes nothing, and the next one is answered."""
-    broker = FakeBroker()
-    publish(broker, b"0")
+    broker = broker_with(b"0")
     consumer: Consumer
-    async with workers(broker) as consumer:
+    async with subscribed(broker) as consumer:
         for call in (consumer.last_message_ids, consumer.has_message_available, consumer.get_last_message_id):
             task = asyncio.create_task(call())
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
         assert await consumer.has_message_available()
-        assert await shown(consumer) == [b"0"]
+        assert await shown(consumer, seconds=1) == [b"0"]

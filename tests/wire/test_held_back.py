@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from pulsar_nack import Message
+from pulsar_nack import Consumer, Message
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client
 from tests.wire.fake_broker import Answer, FakeBroker, cut, refuse, silence
-
-TOPIC = "persistent://public/default/t"
-
-
-@asynccontextmanager
-async def consuming(broker: FakeBroker, count: int, **settings: Any) -> AsyncIterator[Any]:
-    """Publish this many messages, and consume them."""
-    for number in range(count):
-        broker.topic(TOPIC).publish(b"%d" % number)
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("t", "s", initial_position="earliest", **settings) as consumer,
-    ):
-        yield consumer
+from tests.wire.using import TOPIC, broker_with, numbers, publish, subscribed
 
 
-async def all_that_comes(consumer: Any, seconds: float) -> list[Message]:
+async def all_that_comes(consumer: Consumer, seconds: float) -> list[Message]:
     """Receive until nothing came for so long."""
     messages = []
     while True:
@@ -45,8 +28,8 @@ async def test_a_limit_of_the_broker_below_ours_is_told_once(
     consumer_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """O20: nothing comes while as many are held as the broker allows: a line, and statistics until it goes on."""
-    broker = FakeBroker()
-    async with consuming(broker, 60, consumer_type=consumer_type, receiver_queue_size=10) as consumer:
+    broker = broker_with(*numbers(60))
+    async with subscribed(broker, consumer_type=consumer_type, receiver_queue_size=10) as consumer:
         broker.topic(TOPIC).subscriptions["s"].max_unacked = 50
         messages = await all_that_comes(consumer, 1)
         assert len(messages) == 50
@@ -69,7 +52,7 @@ async def test_a_limit_of_the_broker_below_ours_is_told_once(
 async def test_a_large_backlog_of_which_nothing_comes_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """O20: where the broker limits the whole subscription it does not say so: much more is there than is here."""
     broker = FakeBroker()
-    async with consuming(broker, 0) as consumer:
+    async with subscribed(broker) as consumer:
         for _ in range(2):
             broker.topic(TOPIC).publish(b"x")
             await (await consumer.receive(timeout=1)).nack(3600)
@@ -83,8 +66,8 @@ async def test_a_large_backlog_of_which_nothing_comes_is_told(caplog: pytest.Log
 @virtual_time
 async def test_nothing_is_told_or_asked_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
     """O20: nacked messages that wait alone, an idle topic, messages that others have, and nobody who waits."""
-    broker = FakeBroker()
-    async with consuming(broker, 3) as consumer:
+    broker = broker_with(*numbers(3))
+    async with subscribed(broker) as consumer:
         (first, *others) = await all_that_comes(consumer, 100)
         for message in others:
             await message.ack()
@@ -109,7 +92,8 @@ async def test_a_broker_that_does_not_tell_is_asked_no_more(answer: Answer, capl
     """O20: three times at most, and nothing is reported."""
     broker = FakeBroker()
     broker.always("CONSUMER_STATS", answer)
-    async with consuming(broker, 1) as consumer:
+    publish(broker, *numbers(1))
+    async with subscribed(broker) as consumer:
         await (await consumer.receive(timeout=1)).nack(10_000)
         await all_that_comes(consumer, 500)
         assert len(broker.commands("CONSUMER_STATS")) == 3

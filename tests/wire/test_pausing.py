@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message
 from pulsar_nack.errors import MissingExtraError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
@@ -21,53 +19,12 @@ from pulsar_nack.wire._protocol._compression import compress
 from tests.for_each import for_each
 from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker
-from tests.wire.fake_topics import FakeTopic, metadata_of
+from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import batch_payload, message_rest
+from tests.wire.using import TOPIC, TYPES, broker_with, numbers, publish, shown, subscribed, take
 
-TOPIC = "persistent://public/default/orders"
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
-KINDS = ("shared", "key_shared", "failover", "exclusive")
 MANY = size(200, fast=20)
 CODECS = (pb.LZ4, pb.ZSTD, pb.SNAPPY)
-
-
-@asynccontextmanager
-async def workers(broker: FakeBroker, count: int = 1, topic: Any = "orders", **settings: Any) -> AsyncIterator[Any]:
-    """Several consumers of one subscription, each with its client; a single consumer as itself."""
-    clients = [Client(broker.url, dial=broker.dial) for _ in range(count)]
-    about = {"initial_position": "earliest", "config": EXACT, **settings}
-    try:
-        made: list[Consumer] = [await client.subscribe(topic, "s", **about) for client in clients]
-        yield made[0] if count == 1 else made
-    finally:
-        for client in clients:
-            await client.aclose()
-
-
-async def shown(consumer: Consumer, seconds: float = 1.0, *, ack: bool = True) -> list[bytes]:
-    """Return what is shown until nothing comes for a while."""
-    found = []
-    try:
-        while True:
-            message = await consumer.receive(timeout=seconds)
-            found.append(message.data)
-            if ack:
-                await message.ack()
-    except TimeoutError:
-        return found
-
-
-def publish(broker: FakeBroker, *payloads: bytes) -> FakeTopic:
-    """Publish messages."""
-    topic = broker.topic(TOPIC)
-    for payload in payloads:
-        topic.publish(payload)
-    return topic
-
-
-def numbers(count: int) -> list[bytes]:
-    """Payloads that differ."""
-    return [b"%d" % number for number in range(count)]
 
 
 # --- paused ----------------------------------------------------------------------------------------------------------
@@ -89,7 +46,7 @@ async def test_a_pause_keeps_what_a_key_waits_for() -> None:
         if seen[-1] == (b"0", 1):
             await message.nack(0.5)
 
-    async with workers(broker) as consumer:
+    async with subscribed(broker) as consumer:
         running = asyncio.create_task(consumer.run(handler, concurrency=1, key_ordered=True))
         await asyncio.sleep(1)
         consumer.pause()
@@ -107,19 +64,19 @@ async def test_what_was_fetched_ahead_goes_to_others() -> None:
     broker = FakeBroker()
     ahead = numbers(size(1_000, fast=200))
     publish(broker, *ahead)
-    async with workers(broker, receiver_queue_size=1_000) as first:
+    async with subscribed(broker, receiver_queue_size=1_000) as first:
         await asyncio.sleep(1)
         assert f"{len(ahead)} messages here" in repr(first.port)
-        async with workers(broker, receiver_queue_size=1_000) as second:
+        async with subscribed(broker, receiver_queue_size=1_000) as second:
             first.pause()
             first.pause()
             assert first.is_paused
-            assert sorted(await shown(second)) == sorted(ahead)
+            assert sorted(await shown(second, seconds=1)) == sorted(ahead)
             with pytest.raises(TimeoutError):
                 await first.receive(timeout=100)
         publish(broker, b"later")
         first.resume()
-        assert await shown(first) == [b"later"]
+        assert await shown(first, seconds=1) == [b"later"]
 
 
 @virtual_time
@@ -127,8 +84,8 @@ async def test_what_is_in_work_is_settled_while_paused() -> None:
     """U41: ack and nack work meanwhile; deadlines go on, and what comes due is shown after the resume."""
     broker = FakeBroker()
     topic = publish(broker, b"a", b"b", b"c")
-    async with workers(broker, redelivery="local") as consumer:
-        a, b, c = [await consumer.receive(timeout=1) for _ in range(3)]
+    async with subscribed(broker, redelivery="local") as consumer:
+        a, b, c = await take(consumer, 3)
         await b.nack(delay=5)
         waiting = asyncio.create_task(consumer.receive())
         await asyncio.sleep(0)
@@ -146,9 +103,8 @@ async def test_what_is_in_work_is_settled_while_paused() -> None:
 @virtual_time
 async def test_what_is_acknowledged_by_its_id_is_not_delivered() -> None:
     """U41: a message that came due and waited for a call, although the session ends once it is acknowledged."""
-    broker = FakeBroker()
-    publish(broker, b"0")
-    async with workers(broker, redelivery="local") as consumer:
+    broker = broker_with(b"0")
+    async with subscribed(broker, redelivery="local") as consumer:
         message = await consumer.receive(timeout=1)
         await message.nack(delay=1)
         consumer.pause()
@@ -156,7 +112,7 @@ async def test_what_is_acknowledged_by_its_id_is_not_delivered() -> None:
         assert consumer.statistics().ready == 1
         await consumer.acknowledge(message.id)
         consumer.resume()
-        assert await shown(consumer) == []
+        assert await shown(consumer, seconds=1) == []
 
 
 @virtual_time
@@ -164,7 +120,7 @@ async def test_a_broker_without_others_is_asked_seldom() -> None:
     """Permits that are out bring messages that go back after longer and longer; none of that counts as an attempt."""
     broker = FakeBroker()
     topic = publish(broker, b"in work")
-    async with workers(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
+    async with subscribed(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         in_work = await consumer.receive(timeout=1)
         consumer.pause()
         publish(broker, b"x")
@@ -188,9 +144,8 @@ async def test_a_broker_without_others_is_asked_seldom() -> None:
 @virtual_time
 async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:
     """O17: on Exclusive and Failover nobody else could have them; they are shown after the resume."""
-    broker = FakeBroker()
-    publish(broker, *numbers(10))
-    async with workers(broker, consumer_type=kind) as consumer:
+    broker = broker_with(*numbers(10))
+    async with subscribed(broker, consumer_type=kind) as consumer:
         await asyncio.sleep(1)
         consumer.pause()
         publish(broker, b"10")
@@ -198,7 +153,7 @@ async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:
             await consumer.receive(timeout=10)
         assert broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES") == []
         consumer.resume()
-        assert await shown(consumer) == numbers(11)
+        assert await shown(consumer, seconds=1) == numbers(11)
 
 
 @virtual_time
@@ -208,14 +163,14 @@ async def test_a_batch_of_which_a_part_was_shown_stays() -> None:
     topic = broker.topic(TOPIC)
     topic.publish_batch(numbers(3))
     topic.publish_batch([b"3", b"4"])
-    async with workers(broker) as first:
+    async with subscribed(broker) as first:
         message = await first.receive(timeout=1)
-        async with workers(broker) as second:
+        async with subscribed(broker) as second:
             first.pause()
-            assert await shown(second) == [b"3", b"4"]
+            assert await shown(second, seconds=1) == [b"3", b"4"]
             assert first.statistics().unacked == 1
             await message.ack()
-            assert await shown(second) == [b"1", b"2"]
+            assert await shown(second, seconds=1) == [b"1", b"2"]
 
 
 @virtual_time
@@ -225,7 +180,7 @@ async def test_pauses_outlive_connections_and_partitions_share_them() -> None:
     broker.partitions[TOPIC] = 2
     for number in range(2):
         broker.topic(f"{TOPIC}-partition-{number}").publish(b"%d" % number)
-    async with workers(broker, receiver_queue_size=5) as first:
+    async with subscribed(broker, receiver_queue_size=5) as first:
         call = asyncio.create_task(first.receive())
         await asyncio.sleep(0)
         call.cancel()
@@ -238,8 +193,8 @@ async def test_pauses_outlive_connections_and_partitions_share_them() -> None:
         assert first.port.is_connected
         for number in range(2):
             broker.topic(f"{TOPIC}-partition-{number}").publish(b"%d" % (2 + number))
-        async with workers(broker) as second:
-            assert sorted(await shown(second)) == numbers(4)
+        async with subscribed(broker) as second:
+            assert sorted(await shown(second, seconds=1)) == numbers(4)
         first.resume()
         broker.topic(f"{TOPIC}-partition-0").publish(b"4")
         message = await first.receive(timeout=1)
@@ -269,9 +224,10 @@ async def test_a_long_job_keeps_no_others(is_batch: bool) -> None:
         else:
             topic.publish(payload)
     done: dict[bytes, float] = {}
-    async with workers(broker, 2, receiver_queue_size=0) as both:
+    settings: dict[str, Any] = {"receiver_queue_size": 0}
+    async with subscribed(broker, **settings) as one, subscribed(broker, **settings) as two:
         began = asyncio.get_running_loop().time()
-        tasks = [asyncio.create_task(work(each, done)) for each in both]
+        tasks = [asyncio.create_task(work(each, done)) for each in (one, two)]
         await asyncio.sleep(8)
         for task in tasks:
             task.cancel()
@@ -280,7 +236,7 @@ async def test_a_long_job_keeps_no_others(is_batch: bool) -> None:
     assert max(at for data, at in done.items() if data != b"0") - began < 1.5
 
 
-@for_each("kind", KINDS)
+@for_each("kind", TYPES)
 @virtual_time
 async def test_permits_are_given_one_by_one_and_on_request(kind: str) -> None:
     """O16: nobody waits, nothing is permitted; batches, chunks and nacks still come, also over a reconnect."""
@@ -291,10 +247,10 @@ async def test_permits_are_given_one_by_one_and_on_request(kind: str) -> None:
         about: dict[str, Any] = {"uuid": "u", "num_chunks_from_msg": 3, "chunk_id": number, "total_chunk_msg_size": 3}
         topic.publish(b"d", **about)
     topic.publish(b"e")
-    async with workers(broker, receiver_queue_size=0, consumer_type=kind) as consumer:
+    async with subscribed(broker, receiver_queue_size=0, consumer_type=kind) as consumer:
         await asyncio.sleep(1)
         assert broker.commands("FLOW") == []
-        found = [await consumer.receive(timeout=1) for _ in range(4)]
+        found = await take(consumer, 4)
         assert [message.data for message in found] == [b"a", b"b", b"c", b"ddd"]
         await found[3].nack(delay=1)
         for message in found[:3]:
@@ -302,7 +258,7 @@ async def test_permits_are_given_one_by_one_and_on_request(kind: str) -> None:
         await asyncio.sleep(0.5)
         broker.cut()
         await asyncio.sleep(0.4)
-        again = [await consumer.receive(timeout=5) for _ in range(2)]
+        again = await take(consumer, 2)
         assert sorted(message.data for message in again) == [b"ddd", b"e"]
         assert all(flow.messagePermits <= 3 for flow in broker.commands("FLOW"))
 
@@ -312,7 +268,8 @@ async def test_a_cancelled_call_loses_nothing() -> None:
     """O16: what is on its way is for the next call; where none comes another worker gets it, as the same attempt."""
     broker = FakeBroker()
     publish(broker)
-    async with workers(broker, 2, receiver_queue_size=0) as (first, second):
+    settings: dict[str, Any] = {"receiver_queue_size": 0}
+    async with subscribed(broker, **settings) as first, subscribed(broker, **settings) as second:
         with pytest.raises(TimeoutError):
             await first.receive(timeout=0.5)
         publish(broker, b"a")
@@ -336,8 +293,8 @@ async def test_no_queue_is_for_one_topic() -> None:
             with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
                 client.subscribe(topic, "s", receiver_queue_size=0)
         with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
-            await client.subscribe("orders", "s", receiver_queue_size=0)
-        async with client.subscribe("orders-partition-1", "s", receiver_queue_size=0):
+            await client.subscribe("t", "s", receiver_queue_size=0)
+        async with client.subscribe("t-partition-1", "s", receiver_queue_size=0):
             pass
 
 
@@ -350,7 +307,7 @@ def packed(payload: bytes, codec: pb.CompressionType = pb.LZ4, **fields: Any) ->
     return message_rest(about, compress(codec, payload))
 
 
-@for_each(("kind", "codec"), [*zip(KINDS, CODECS * 2, strict=False), *(("shared", codec) for codec in CODECS[1:])])
+@for_each(("kind", "codec"), [*zip(TYPES, CODECS * 2, strict=False), *(("shared", codec) for codec in CODECS[1:])])
 @virtual_time
 async def test_what_is_not_installed_is_no_fault_of_the_message(
     kind: str, codec: pb.CompressionType, monkeypatch: pytest.MonkeyPatch
@@ -364,17 +321,17 @@ async def test_what_is_not_installed_is_no_fault_of_the_message(
         topic.append(packed(payload, codec))
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cramjam", None)
-        async with workers(broker, consumer_type=kind, dead_letter=DeadLetterPolicy(1)) as consumer:
+        async with subscribed(broker, consumer_type=kind, dead_letter=DeadLetterPolicy(1)) as consumer:
             for _ in range(3):
                 with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[compression\]'"):
-                    await shown(consumer, 5, ack=False)
+                    await shown(consumer, seconds=5, ack=False)
             assert consumer.statistics().dead_lettered == 0
             await asyncio.sleep(100)
             asked = len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES"))
     assert asked < 5
     assert topic.subscriptions["s"].acked == set()
-    async with workers(broker, consumer_type=kind) as other:
-        assert len(await shown(other)) == 4 + MANY
+    async with subscribed(broker, consumer_type=kind) as other:
+        assert len(await shown(other, seconds=1)) == 4 + MANY
 
 
 @virtual_time
@@ -382,9 +339,9 @@ async def test_what_is_in_work_is_finished_before_it_closes(monkeypatch: pytest.
     """O12: messages in flight can be settled; then the consumer closes, so that a Failover standby gets the rest."""
     broker = FakeBroker()
     topic, entry = publish(broker, b"readable"), packed(b"x" * 100)
-    async with workers(broker, consumer_type="failover", consumer_name="a") as first:
+    async with subscribed(broker, consumer_type="failover", consumer_name="a") as first:
         message = await first.receive(timeout=1)
-        async with workers(broker, consumer_type="failover", consumer_name="b") as standby:
+        async with subscribed(broker, consumer_type="failover", consumer_name="b") as standby:
             with monkeypatch.context() as patch:
                 patch.setitem(sys.modules, "cramjam", None)
                 topic.append(entry)
@@ -393,7 +350,7 @@ async def test_what_is_in_work_is_finished_before_it_closes(monkeypatch: pytest.
             with pytest.raises(TimeoutError):
                 await standby.receive(timeout=10)
             await message.ack()
-            assert await shown(standby) == [b"x" * 100]
+            assert await shown(standby, seconds=1) == [b"x" * 100]
             with pytest.raises(MissingExtraError):
                 await first.receive(timeout=1)
 
@@ -403,7 +360,7 @@ async def test_another_worker_gets_it_meanwhile(monkeypatch: pytest.MonkeyPatch)
     """O12: while the first still has a message in flight another one on Shared gets most of it, and then the rest."""
     broker = FakeBroker()
     topic, entries = publish(broker, b"readable"), [packed(payload) for payload in numbers(20)]
-    async with workers(broker) as first:
+    async with subscribed(broker) as first:
         message = await first.receive(timeout=1)
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "cramjam", None)
@@ -411,11 +368,11 @@ async def test_another_worker_gets_it_meanwhile(monkeypatch: pytest.MonkeyPatch)
                 topic.append(entry)
             with pytest.raises(MissingExtraError):
                 await first.receive(timeout=1)
-        async with workers(broker, dead_letter=DeadLetterPolicy(5)) as second:
-            found = await shown(second, 5)
+        async with subscribed(broker, dead_letter=DeadLetterPolicy(5)) as second:
+            found = await shown(second, seconds=5)
             assert len(found) >= 10
             await message.ack()
-            assert sorted(found + await shown(second)) == sorted(numbers(20))
+            assert sorted(found + await shown(second, seconds=1)) == sorted(numbers(20))
             assert second.statistics().dead_lettered == 0
     assert topic.subscriptions["s"].acked == {entry.place for entry in topic.entries}
 
@@ -437,11 +394,11 @@ async def test_chunks_of_what_cannot_be_read_go_back(monkeypatch: pytest.MonkeyP
         topic.publish(part, compression=pb.LZ4, uncompressed_size=200, **about)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cramjam", None)
-        async with workers(broker) as consumer:
+        async with subscribed(broker) as consumer:
             with pytest.raises(MissingExtraError):
                 await consumer.receive(timeout=1)
-    async with workers(broker) as other:
-        assert await shown(other) == [bytes(range(200))]
+    async with subscribed(broker) as other:
+        assert await shown(other, seconds=1) == [bytes(range(200))]
 
 
 # --- whatever happens ------------------------------------------------------------------------------------------------
@@ -538,8 +495,8 @@ async def test_whatever_happens_each_message_is_with_one_and_nothing_is_lost(see
         "receiver_queue_size": random.choice([0, 1, 3, 1_000]),
         "redelivery": random.choice(["local", "auto"]),
     }
-    async with workers(broker, 2, **about) as both:
-        life = Life(broker, both, random)
+    async with subscribed(broker, **about) as one, subscribed(broker, **about) as two:
+        life = Life(broker, [one, two], random)
         for _ in range(size(300, fast=100)):
             await life.step()
         await life.end()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -15,42 +13,13 @@ from pulsar_nack import (
     AlreadySettledError,
     BrokerError,
     ClosedError,
-    Consumer,
     DeadLetterPolicy,
-    Message,
     MessageId,
-    NackConfig,
 )
 from pulsar_nack.testing import FakePublisher, virtual_time
-from pulsar_nack.wire import Client
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import FakeBroker, as_usual, later, refuse
-from tests.wire.fake_topics import FakeSubscription
-
-BASE: Final = "persistent://public/default/"
-TOPIC: Final = f"{BASE}t"
-EARLIEST: Final = MessageId(-1, -1)
-LATEST: Final = MessageId(2**63 - 1, 2**63 - 1)
-SETTINGS: Final[dict[str, Any]] = {
-    "initial_position": "earliest",
-    "config": NackConfig(negative_ack_precision_bit_cnt=0),
-}
-TYPES: Final = ["shared", "key_shared", "exclusive", "failover"]
-
-
-@asynccontextmanager
-async def subscribed(broker: FakeBroker, topic: str | list[str] = TOPIC, **settings: Any) -> AsyncIterator[Consumer]:
-    """A client with a consumer."""
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe(topic, "s", **{**SETTINGS, **settings}) as consumer,
-    ):
-        yield consumer
-
-
-def the(broker: FakeBroker, topic: str = TOPIC) -> FakeSubscription:
-    """Return the subscription at the broker."""
-    return broker.topic(topic).subscriptions["s"]
+from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, shown, subscribed, take, the
 
 
 def publish(broker: FakeBroker, count: int, *, first: int = 0, in_batches_of: int = 1, topic: str = TOPIC) -> None:
@@ -67,24 +36,6 @@ def publish(broker: FakeBroker, count: int, *, first: int = 0, in_batches_of: in
 def asked(broker: FakeBroker) -> int:
     """Return how often the last message id was asked for."""
     return len(broker.commands("GET_LAST_MESSAGE_ID"))
-
-
-async def shown(consumer: Consumer, *, seconds: float = 5.0, ack: bool = True) -> list[bytes]:
-    """Receive and acknowledge until nothing comes for a while."""
-    data: list[bytes] = []
-    while True:
-        try:
-            message = await consumer.receive(timeout=seconds)
-        except TimeoutError:
-            return data
-        data.append(message.data)
-        if ack:
-            await message.ack()
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Receive what must be there."""
-    return [await consumer.receive(timeout=5) for _ in range(count)]
 
 
 def numbers(count: int) -> list[bytes]:

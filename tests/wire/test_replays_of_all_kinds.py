@@ -15,7 +15,8 @@ from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker, refuse
-from tests.wire.test_replays import BASE, EARLIEST, LATEST, TYPES, numbers, shown, subscribed, take, the
+from tests.wire.test_replays import numbers
+from tests.wire.using import BASE, EARLIEST, LATEST, TYPES, shown, subscribed, take, the
 
 FORMS: Final = ["single", "batch", "chunks"]
 PLACES: Final[dict[str, tuple[Any, list[str]]]] = {

@@ -83,18 +83,3 @@ async def test_answers_that_nobody_waits_for() -> None:
     await asyncio.sleep(20)
     assert not forgotten.done()
     assert len(requests) == 0
-
-
-@virtual_time
-async def test_waiting_on() -> None:
-    """A request that the broker works on has no limit any more; the others keep theirs."""
-    requests = table()
-    first, second = requests.expect(1, "PRODUCER"), requests.expect(2, "PING", 20)
-    requests.remove_timeout(1)
-    await asyncio.sleep(15)
-    assert not first.done()
-    await asyncio.sleep(10)
-    with pytest.raises(RequestTimeoutError):
-        await second
-    requests.resolve(1, DONE)
-    assert (await first) is DONE

@@ -1,11 +1,9 @@
-"""The retry topic over the native wire, on a scripted broker: names, properties, attempts, and every failure."""
+"""The retry topic over the native wire, on a scripted broker: names, properties, attempts and long delays."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,62 +13,17 @@ import pytest
 from pulsar_nack import (
     AlreadySettledError,
     ClosedError,
-    Consumer,
     DeadLetterPolicy,
     Exponential,
     InvalidArgumentError,
-    MessageId,
     NackConfig,
 )
-from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client, ClientOptions
-from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
-from tests.wire.frames import read_message
-
-TOPIC = "persistent://public/default/orders"
-RETRY = f"{TOPIC}-billing-RETRY"
-DEAD = f"{TOPIC}-billing-DLQ"
-
-
-@asynccontextmanager
-async def consuming(broker: FakeBroker, topic: Any = "orders", **settings: Any) -> AsyncIterator[Consumer]:
-    """A consumer with a retry topic, on the clock of the loop."""
-    broker.topic(RETRY).ledger = 8  # a broker gives each ledger to one topic
-    about = {
-        "config": NackConfig(negative_ack_precision_bit_cnt=0),
-        "retry_topic": RetryTopicPolicy(),
-        "wall_clock": LoopClock(),
-        **settings,
-    }
-    async with (
-        Client(broker.url, ClientOptions(keep_alive=600), dial=broker.dial) as client,
-        client.subscribe(topic, "billing", initial_position="earliest", **about) as consumer,
-    ):
-        yield consumer
-
-
-def stored(broker: FakeBroker, topic: str = RETRY) -> list[tuple[pb.MessageMetadata, bytes]]:
-    """Return what is in a topic."""
-    return [read_message(entry.rest) for entry in broker.topic(topic).entries]
-
-
-def properties(metadata: pb.MessageMetadata) -> dict[str, str]:
-    """Return the properties of a message."""
-    return {each.key: each.value for each in metadata.properties}
-
-
-def unacked(broker: FakeBroker, topic: str) -> int:
-    """Return how many entries of a topic the subscription has not acknowledged."""
-    found = broker.topic(topic)
-    return len({entry.place for entry in found.entries} - found.subscriptions["billing"].acked)
-
-
-def now() -> float:
-    """Return the time of the loop."""
-    return asyncio.get_running_loop().time()
+from pulsar_nack.wire import Client
+from tests.wire.fake_broker import FakeBroker, refuse, silence
+from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked
+from tests.wire.using import broker_with, now, numbers
 
 
 @virtual_time
@@ -217,83 +170,10 @@ async def test_dead_letters_of_partitions_by_the_java_setting() -> None:
 # --- trouble ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer"),
-    [
-        ("PRODUCER", refuse("ServiceNotReady")),
-        ("PRODUCER", cut),
-        ("SEND", cut),
-        ("SEND", carried_out_then_cut),
-        ("SEND", silence),
-        ("SEND", refuse("NotAllowedError")),
-        ("ACK", cut),
-        ("ACK", carried_out_then_cut),
-        ("ACK", refuse("UnknownError")),
-    ],
-)
-@virtual_time
-async def test_trouble(kind: str, answer: Any) -> None:
-    """U15: whatever fails once is repeated; the message comes again, and the original is acknowledged."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next(kind, answer)
-        await message.reconsume_later(5)
-        assert unacked(broker, TOPIC) == 0
-        seen: set[MessageId] = set()
-        while len(seen) < len(stored(broker)):
-            again = await consumer.receive(timeout=60)
-            assert again.attempt == 2
-            seen.add(again.id)
-            await again.ack()
-    assert unacked(broker, RETRY) == 0
-
-
-@virtual_time
-async def test_nothing_is_acknowledged_before_the_receipt() -> None:
-    """U15: while publishing is not confirmed the original stays unacknowledged, and a copy of it is not shown."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", later(20))
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(1)
-        assert (call.done(), unacked(broker, TOPIC), consumer.statistics().retries_waiting) == (False, 1, 1)
-        with pytest.raises(AlreadySettledError, match="sent to the retry topic"):
-            await message.ack()
-        with pytest.raises(AlreadySettledError, match="sent to the retry topic"):
-            await message.nack()
-        call.cancel()  # goes on
-        await asyncio.sleep(25)
-        assert unacked(broker, TOPIC) == 0
-        await (await consumer.receive(timeout=1)).ack()
-
-
-@virtual_time
-async def test_closed_before_it_is_published() -> None:
-    """U15: what is not published when the consumer closes goes back to the broker: it comes again, at once."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", silence)
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(1)
-        await consumer.aclose()
-        with pytest.raises(ClosedError):
-            await call
-    assert unacked(broker, TOPIC) == 1
-    async with consuming(broker) as consumer:
-        assert (await consumer.receive(timeout=1)).topic == TOPIC
-
-
 @virtual_time
 async def test_killed_between_publishing_and_acknowledging() -> None:
     """U15: killed between both steps there are two, of one origin, and never none."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker) as consumer:
         message = await consumer.receive(timeout=1)
         broker.always("ACK", silence)
@@ -312,30 +192,13 @@ async def test_killed_between_publishing_and_acknowledging() -> None:
     assert (origins, len(stored(broker))) == ({"7:0:-1"}, 2)
 
 
-@virtual_time
-async def test_a_seek_forgets_what_is_under_way() -> None:
-    """A seek ends it: the call says so, and the message comes by the seek."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
-    async with consuming(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        broker.next("SEND", silence)
-        call = asyncio.create_task(message.reconsume_later(1))
-        await asyncio.sleep(0.1)
-        await consumer.seek(0)
-        with pytest.raises(AlreadySettledError, match="seek"):
-            await call
-        assert (await consumer.receive(timeout=5)).data == b"order"
-
-
 # --- long delays -----------------------------------------------------------------------------------------------------
 
 
 @virtual_time
 async def test_a_long_nack_waits_there() -> None:
     """U45: a nack for an hour, ``spill_after`` ten minutes: nothing is unacknowledged, and attempt 2 in an hour."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=timedelta(minutes=10))) as consumer:
         began_at = now()
         delayed = broker.topic(RETRY).subscriptions["billing"]
@@ -358,8 +221,7 @@ async def test_a_long_nack_waits_there() -> None:
 @virtual_time
 async def test_what_cannot_be_published_waits_here(caplog: pytest.LogCaptureFixture) -> None:
     """U45: if the retry topic refuses a long nack it is held here, exactly as long, and that is logged and counted."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     caplog.set_level(logging.WARNING, "pulsar_nack.consumer")
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=60)) as consumer:
         began_at = now()
@@ -379,9 +241,7 @@ async def test_what_cannot_be_published_waits_here(caplog: pytest.LogCaptureFixt
 @virtual_time
 async def test_where_room_is_short_the_longest_go_first() -> None:
     """U33, U17: from 80 % of the limit on nacks wait there, the longest first; at the limit no call waits."""
-    broker = FakeBroker()
-    for number in range(30):
-        broker.topic(TOPIC).publish(b"%d" % number)
+    broker = broker_with(*numbers(30), topic=TOPIC)
     retry_topic = RetryTopicPolicy(spill_after=600)
     about = {"retry_topic": retry_topic, "unacked_limit": 1_020, "redelivery": "broker"}
     async with consuming(broker, **about) as consumer:  # 20 beside what is prefetched
@@ -401,9 +261,7 @@ async def test_where_room_is_short_the_longest_go_first() -> None:
 @virtual_time
 async def test_where_no_more_may_be_held() -> None:
     """U17: beyond ``max_held`` nacks wait there, instead of their callers here."""
-    broker = FakeBroker()
-    for number in range(5):
-        broker.topic(TOPIC).publish(b"%d" % number)
+    broker = broker_with(*numbers(5), topic=TOPIC)
     config = NackConfig(negative_ack_precision_bit_cnt=0, max_held=2)
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=600), config=config) as consumer:
         for message in [await consumer.receive(timeout=1) for _ in range(5)]:
@@ -420,8 +278,7 @@ async def test_where_no_more_may_be_held() -> None:
 @virtual_time
 async def test_durable_until_it_is_there(tmp_path: Path) -> None:
     """U9, U45: killed before a long nack is published, it waits here after the restart, until the same time."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     about = {"retry_topic": RetryTopicPolicy(spill_after=60), "durable": tmp_path}
     async with consuming(broker, **about) as consumer:
         began_at = now()
@@ -443,8 +300,7 @@ async def test_durable_until_it_is_there(tmp_path: Path) -> None:
 @virtual_time
 async def test_without_a_retry_topic() -> None:
     """U14: without the setting the call says what is missing, and nothing changes: the message can be settled."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker, retry_topic=None) as consumer:
         message = await consumer.receive(timeout=1)
         with pytest.raises(InvalidArgumentError, match="retry_topic: expected a RetryTopicPolicy"):
@@ -458,8 +314,7 @@ async def test_without_a_retry_topic() -> None:
 @virtual_time
 async def test_arguments_are_checked_first() -> None:
     """N24: a bad delay, property, reason or message is refused, and nothing changes."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker) as consumer:
         message = await consumer.receive(timeout=1)
         wrong: list[tuple[str, dict[str, Any]]] = [
@@ -500,8 +355,7 @@ async def test_forged_properties() -> None:
 @virtual_time
 async def test_deferred_ten_times() -> None:
     """U12, U45: deferred for long ten times, then nacked: attempt 1 all the time, then 2, and never a dead letter."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     about = {"retry_topic": RetryTopicPolicy(spill_after=5), "dead_letter": DeadLetterPolicy(2)}
     async with consuming(broker, **about) as consumer:
         for number in range(10):
@@ -520,8 +374,7 @@ async def test_deferred_ten_times() -> None:
 @virtual_time
 async def test_deferred_durably_until_it_is_there(tmp_path: Path) -> None:
     """U9, U12, U45: killed before a long deferral is published, it waits after the restart, as the same attempt."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"order")
+    broker = broker_with(b"order", topic=TOPIC)
     about = {"retry_topic": RetryTopicPolicy(spill_after=60), "durable": tmp_path}
     async with consuming(broker, **about) as consumer:
         began_at = now()

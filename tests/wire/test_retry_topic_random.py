@@ -12,7 +12,7 @@ from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.testing import virtual_time
 from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, refuse
-from tests.wire.test_retry_topic import DEAD, RETRY, TOPIC, consuming, stored, unacked
+from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, stored, unacked
 
 FAULTS = {
     "SEND": [cut, carried_out_then_cut, refuse("NotAllowedError"), refuse("UnknownError")],

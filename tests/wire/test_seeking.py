@@ -10,29 +10,23 @@ import pytest
 
 from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client
 from tests.wire.consuming import consuming
 from tests.wire.fake_broker import Call, FakeBroker, refuse, silence
-
-TOPIC = "persistent://public/default/t"
+from tests.wire.using import TOPIC, broker_with, now, subscribed, take
 
 
 @pytest.mark.parametrize("position", [-1, 2**63, 1.5, True, "x", None, 1_790_000_000, 1_790_000_000_000_000])
 @virtual_time
 async def test_what_is_no_position_is_refused_before_anything_changes(position: Any) -> None:
     """O7: seconds and microseconds are none; a nack still comes back at its time."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"x")
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("t", "s", initial_position="earliest") as consumer,
-    ):
+    broker = broker_with(b"x")
+    async with subscribed(broker) as consumer:
         await (await consumer.receive()).nack(5)
         with pytest.raises(InvalidArgumentError, match="position"):
             await consumer.seek(position)
-        before = asyncio.get_running_loop().time()
+        before = now()
         assert (await consumer.receive(timeout=60)).data == b"x"
-        assert 4.5 < asyncio.get_running_loop().time() - before <= 5
+        assert now() - before == pytest.approx(5, abs=0.01)
 
 
 @virtual_time
@@ -44,14 +38,11 @@ async def test_a_datetime_is_a_publish_time() -> None:
     for number in range(10):
         at_ms = int(noon.timestamp()) * 1000 + number // 2
         broker.topic(f"{TOPIC}-partition-{number % 2}").publish(b"%d" % number, publish_time=at_ms)
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("t", "s", initial_position="earliest") as consumer,
-    ):
+    async with subscribed(broker) as consumer:
         for _ in range(10):
             await (await consumer.receive(timeout=60)).ack()
         await consumer.seek(noon + timedelta(milliseconds=3))
-        assert {(await consumer.receive(timeout=60)).data for _ in range(4)} == {b"6", b"7", b"8", b"9"}
+        assert {each.data for each in await take(consumer, 4)} == {b"6", b"7", b"8", b"9"}
 
 
 @virtual_time
@@ -61,26 +52,19 @@ async def test_a_seek_in_one_partition_loses_nothing_of_another() -> None:
     broker.partitions[TOPIC] = 2
     for number in range(2):
         broker.topic(f"{TOPIC}-partition-{number}").publish(b"%d" % number)
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("t", "s", initial_position="earliest") as consumer,
-    ):
-        first, second = [await consumer.receive(timeout=60) for _ in range(2)]
+    async with subscribed(broker) as consumer:
+        first, second = await take(consumer, 2)
         await first.nack(3600)
         await second.nack(3600)
         await consumer.seek(first.id)
-        assert {(await consumer.receive(timeout=60)).data for _ in range(2)} == {b"0", b"1"}
+        assert {each.data for each in await take(consumer, 2)} == {b"0", b"1"}
 
 
 @virtual_time
 async def test_a_seek_to_another_topic_loses_nothing() -> None:
     """It is refused, and what was held comes again."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"x")
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("t", "s", initial_position="earliest") as consumer,
-    ):
+    broker = broker_with(b"x")
+    async with subscribed(broker) as consumer:
         await (await consumer.receive()).nack(3600)
         with pytest.raises(BrokerError, match="of no topic"):
             await consumer.seek(MessageId(1, 1, topic="persistent://public/default/other"))
@@ -91,12 +75,8 @@ async def test_a_seek_to_another_topic_loses_nothing() -> None:
 @virtual_time
 async def test_a_seek_that_fails_or_is_cancelled_loses_nothing(answer: Any) -> None:
     """What was held comes again."""
-    broker = FakeBroker()
-    broker.topic(TOPIC).publish(b"x")
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("t", "s", initial_position="earliest") as consumer,
-    ):
+    broker = broker_with(b"x")
+    async with subscribed(broker) as consumer:
         await (await consumer.receive()).nack(3600)
         broker.next("SEEK", answer)
         with pytest.raises((BrokerError, TimeoutError)):

@@ -10,13 +10,33 @@ import pytest
 from pulsar_nack import BrokerError, InvalidArgumentError
 from pulsar_nack.wire._consumer._selection import PatternSelection, name_of, selection_of
 from tests.for_each import for_each
-
-from .stand_ins import FakeLookup
-
-BASE = "persistent://public/default/"
+from tests.wire.using import BASE
 
 
-def lookup_of(**topics: int) -> Any:
+class FakeLookup:
+    """Stands for a lookup: topics of one namespace, and how many partitions they have, 0 for none."""
+
+    def __init__(self, *, fails: bool = False, **topics: int) -> None:
+        self._topics = {f"{BASE}{name}": count for name, count in topics.items()}
+        self._fails = fails
+
+    async def partitions(self, topic: str, *, create: bool = True) -> int:
+        if self._fails:
+            raise BrokerError("no")
+        return self._topics.get(topic, 0)
+
+    async def topics(self, namespace: str, *, mode: str) -> list[str]:
+        if self._fails:
+            raise BrokerError("no")
+        return [
+            member
+            for name, count in self._topics.items()
+            if namespace == "public/default" and mode == "persistent"
+            for member in ([f"{name}-partition-{number}" for number in range(count)] or [name])
+        ]
+
+
+def lookup_of(**topics: Any) -> Any:
     """Return a lookup that knows these topics, with their numbers of partitions."""
     return FakeLookup(**topics)
 
@@ -154,10 +174,8 @@ def test_nonsense_is_refused(topic: Any) -> None:
 @pytest.mark.parametrize("topic", ["plain", ["plain", "other"], re.compile(".*")])
 async def test_errors_are_plain(topic: Any) -> None:
     """What the broker says comes as it is, not in a group of errors."""
-    lookup = lookup_of(plain=0)
-    lookup.fails = True
     with pytest.raises(BrokerError, match=r"^no$"):
-        await selection_of(topic).members(lookup)
+        await selection_of(topic).members(lookup_of(plain=0, fails=True))
 
 
 def test_names_of_partitions() -> None:

@@ -15,9 +15,10 @@ from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.for_each import for_each
 from tests.tiers import seeds
+from tests.wire.consuming import TOPIC
 from tests.wire.fake_broker import Answer, Call, as_usual, carried_out_then_cut, cut, in_turn, later, refuse, silence
 from tests.wire.frames import messages_of
-from tests.wire.producing import TOPIC, Made, producing
+from tests.wire.producing import Made, producing
 
 HAD = MessageId(-1, -1)
 PART = 1_024
@@ -33,6 +34,14 @@ async def sent(producer: Producer, numbers: range, *, large: bool = False) -> li
     data = payload if large else b"%d".__mod__
     sending = (producer.send(data(number), sequence_id=number) for number in numbers)
     return await asyncio.gather(*sending, return_exceptions=True)
+
+
+async def sent_before(made: Made, numbers: range, **options: Any) -> None:
+    """Send numbers by an earlier producer of the name ``import``, to a broker that deduplicates."""
+    made.broker.deduplicates = True
+    producer = await made.open(name="import", **options)
+    await sent(producer, numbers)
+    await producer.aclose()
 
 
 def parts(made: Made) -> dict[str, str]:
@@ -80,10 +89,7 @@ def hang_up(call: Call) -> None:
 async def test_a_producer_that_begins_before_where_it_was(options: dict[str, Any]) -> None:
     """O10: a batch holds no ids on both sides of what the broker has had: new messages are stored, with real ids."""
     async with producing() as made:
-        made.broker.deduplicates = True
-        first = await made.open(name="import", batching=True)
-        await sent(first, range(10))
-        await first.aclose()
+        await sent_before(made, range(10), batching=True)
         second = await made.open(name="import", batching=True, **options)
         assert second.last_sequence_id == 9
         ids = await sent(second, range(5, 15))
@@ -96,10 +102,7 @@ async def test_a_producer_that_begins_before_where_it_was(options: dict[str, Any
 async def test_ids_that_the_producer_gives_itself_are_divided_too() -> None:
     """O10: with batches by key, and ids that begin below what the broker has had, each message is stored once."""
     async with producing() as made:
-        made.broker.deduplicates = True
-        first = await made.open(name="import", batching=True)
-        await sent(first, range(10))
-        await first.aclose()
+        await sent_before(made, range(10), batching=True)
         second = await made.open(name="import", batching=True, batch_by_key=True, initial_sequence_id=5)
         ids = await asyncio.gather(*(second.send(b"%d" % number, key=f"k{number % 2}") for number in range(5, 15)))
         assert [metadata.sequence_id for metadata in made.metadata()] == [0, 10]
@@ -111,10 +114,7 @@ async def test_ids_that_the_producer_gives_itself_are_divided_too() -> None:
 async def test_one_message_that_is_left_of_a_batch() -> None:
     """O10: what remains alone on either side of what the broker has had goes without a batch."""
     async with producing() as made:
-        made.broker.deduplicates = True
-        first = await made.open(name="import")
-        await sent(first, range(1))
-        await first.aclose()
+        await sent_before(made, range(1))
         second = await made.open(name="import", batching=True)
         assert await sent(second, range(2)) == [HAD, MessageId(7, 1)]
         assert made.stored() == [b"0", b"1"]
@@ -258,10 +258,7 @@ async def test_a_broker_that_took_some_parts_for_the_message() -> None:
 async def test_parts_alone_change_nothing_of_what_the_broker_has_had(first: int, known: int) -> None:
     """O45: a part that was stored before an unload counts as the message before it, of an earlier producer too."""
     async with producing() as made:
-        made.broker.deduplicates = True
-        earlier = await made.open(name="import")
-        await sent(earlier, range(10) if first else range(0))
-        await earlier.aclose()
+        await sent_before(made, range(10) if first else range(0))
         if first == 9:
             made.topic.last_sequence_ids["import"] = 8  # the last one failed, and is sent again
         producer = await made.open(name="import", chunking=True, chunk_max_bytes=PART)

@@ -11,6 +11,7 @@ from pulsar_nack.errors import ConnectionLostError
 from pulsar_nack.testing import EmbeddedBroker
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
@@ -30,7 +31,7 @@ async def connect(there: Served, **settings: Any) -> Connection:
     return await Connection.open(Address("127.0.0.1", there.port), ClientOptions(**settings))
 
 
-class Entries:
+class Entries(Handler):
     """A consumer that notes payloads."""
 
     def __init__(self) -> None:
@@ -40,12 +41,7 @@ class Entries:
     def on_message(self, head: MessageCommand, rest: bytes) -> None:
         self.payloads.append(read_message(bytes(rest))[1])
 
-    def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
-    def on_active_changed(self, is_active: bool) -> None: ...
-    def on_end_of_topic(self) -> None: ...
-    def on_topic_migrated(self, url: str | None) -> None: ...
     def on_receipt(self, command: pb.CommandSendReceipt) -> None: ...
-    def on_send_error(self, command: pb.CommandSendError) -> None: ...
     def on_connection_lost(self, error: Exception) -> None:
         self.lost.append(error)
 

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, ClosedError, Consumer, Message, MessageId, NackConfig
+from pulsar_nack import BrokerError, ClosedError, Consumer, MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from tests.wire.fake_broker import FakeBroker, refuse
-
-BASE = "persistent://public/default/"
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+from tests.wire.using import BASE, EXACT, TYPES, is_quiet, now, subscribed, take
 
 
 @asynccontextmanager
@@ -27,25 +25,6 @@ async def connected(broker: FakeBroker) -> AsyncIterator[Client]:
     assert broker.links == []
     await asyncio.sleep(1)
     assert len(asyncio.all_tasks()) == 1
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Receive what must be there."""
-    return [await consumer.receive(timeout=5) for _ in range(count)]
-
-
-async def is_quiet(consumer: Consumer, seconds: float = 5.0) -> bool:
-    """Return whether nothing more is shown."""
-    try:
-        await consumer.receive(timeout=seconds)
-    except TimeoutError:
-        return True
-    return False
-
-
-def now() -> float:
-    """The virtual time, in seconds."""
-    return asyncio.get_running_loop().time()
 
 
 @virtual_time
@@ -154,7 +133,7 @@ async def test_closing_the_client_closes_what_it_made() -> None:
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
     async with connected(broker) as other, other.subscribe("orders", "billing") as second:
-        async with connected_too(broker) as client:
+        async with Client(broker.url, dial=broker.dial) as client:
             consumer = await client.subscribe("orders", "billing")
             receiving = asyncio.create_task(consumer.receive())
             await asyncio.sleep(0.1)
@@ -168,20 +147,10 @@ async def test_closing_the_client_closes_what_it_made() -> None:
         await (await second.receive(timeout=1)).ack()
 
 
-@asynccontextmanager
-async def connected_too(broker: FakeBroker) -> AsyncIterator[Client]:
-    """One client more."""
-    async with Client(broker.url, dial=broker.dial) as client:
-        yield client
-
-
-@pytest.mark.parametrize("kind", ["exclusive", "failover", "shared", "key_shared"])
-def test_every_type(kind: Any) -> None:
+@pytest.mark.parametrize("kind", TYPES)
+@virtual_time
+async def test_every_type(kind: Any) -> None:
     """A nacked message alone comes back on every type of subscription, and what is acknowledged does not."""
-    virtual_time(_every_type)(kind)
-
-
-async def _every_type(kind: Any) -> None:
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
     async with (
@@ -206,18 +175,14 @@ async def test_who_becomes_inactive_drops_its_holds() -> None:
     """On Failover what is held goes with the messages to the consumer that takes over, and is shown by that alone."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
-    settings: dict[str, Any] = {"consumer_type": "failover", "config": EXACT}
-    async with (
-        connected(broker) as client,
-        connected_too(broker) as other,
-        client.subscribe("orders", "billing", consumer_name="b", **settings) as first,
-    ):
+    settings: dict[str, Any] = {"consumer_type": "failover"}
+    async with subscribed(broker, "orders", "billing", consumer_name="b", **settings) as first:
         for number in range(3):
             topic.publish(str(number).encode())
         done, held, _ = await take(first, 3)
         await done.ack()
         await held.nack(delay=2.0)
-        async with other.subscribe("orders", "billing", consumer_name="a", **settings) as second:
+        async with subscribed(broker, "orders", "billing", consumer_name="a", **settings) as second:
             messages = await take(second, 2)
             assert [message.data for message in messages] == [b"1", b"2"]
             assert await is_quiet(first)
@@ -232,16 +197,12 @@ async def test_who_became_inactive_does_not_show_its_nacks() -> None:
     """On Failover a message in work goes to the consumer that takes over; a later nack does not show it here again."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
-    settings: dict[str, Any] = {"consumer_type": "failover", "config": EXACT}
-    async with (
-        connected(broker) as client,
-        connected_too(broker) as other,
-        client.subscribe("orders", "billing", consumer_name="b", **settings) as first,
-    ):
+    settings: dict[str, Any] = {"consumer_type": "failover"}
+    async with subscribed(broker, "orders", "billing", consumer_name="b", **settings) as first:
         topic.publish(b"0")  # is not acknowledged, so the mark-delete position does not pass the other
         topic.publish(b"1")
         _, in_work = await take(first, 2)
-        async with other.subscribe("orders", "billing", consumer_name="a", **settings) as second:
+        async with subscribed(broker, "orders", "billing", consumer_name="a", **settings) as second:
             _, taken_over = await take(second, 2)
             await taken_over.ack()
             await in_work.nack(delay=0.2)

@@ -43,10 +43,7 @@ async def subscribed(consumer: TopicConsumer, times: int) -> None:
 async def test_what_was_not_taken_is_dropped_and_comes_again() -> None:
     """After a lost connection the queue is dropped, permits start again, and everything unacknowledged comes again."""
     async with consuming() as made:
-        for number in range(20):
-            made.topic.publish(b"%d" % number)
-        consumer = await made.open(receiver_queue_size=8)
-        taken = await made.arrived.take(3)
+        consumer, taken = await made.holding(3, published=20, receiver_queue_size=8)
         await consumer.acknowledge([taken[0].id])
         epoch = consumer.queue.epoch
         made.broker.cut()
@@ -66,10 +63,8 @@ async def test_what_was_not_taken_is_dropped_and_comes_again() -> None:
 async def test_acks_are_sent_again() -> None:
     """An acknowledgement whose receipt was lost with the connection is confirmed over the next one."""
     async with consuming() as made:
-        for _ in range(4):
-            made.topic.publish(b"a")
-        consumer = await made.open()
-        ids = [delivery.id for delivery in await made.arrived.take(4)]
+        consumer, deliveries = await made.holding(4)
+        ids = [delivery.id for delivery in deliveries]
         for answer in (cut, carried_out_then_cut):
             made.broker.next("ACK", answer)
             await consumer.acknowledge([ids.pop()])
@@ -84,10 +79,8 @@ async def test_acks_are_sent_again() -> None:
 async def test_acks_go_before_permits() -> None:
     """What is acknowledged again does not come again: the broker hears of it before it may send anything."""
     async with consuming() as made:
-        for _ in range(10):
-            made.topic.publish(b"a")
-        consumer = await made.open()
-        ids = [delivery.id for delivery in await made.arrived.take(10)]
+        consumer, deliveries = await made.holding(10)
+        ids = [delivery.id for delivery in deliveries]
         made.broker.next("ACK", cut)
         await consumer.acknowledge(ids[:9])
         await asyncio.sleep(1)
@@ -116,9 +109,7 @@ async def test_a_batch_acked_over_two_connections() -> None:
 async def test_a_redelivery_without_a_connection() -> None:
     """An id that is asked for while there is no connection comes with the next one."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         made.broker.cut()
         consumer.redeliver_nowait([delivery.id])
         assert [again.id for again in await made.arrived.take()] == [delivery.id]
@@ -131,9 +122,7 @@ async def test_a_redelivery_without_a_connection() -> None:
 async def test_a_redelivery_that_is_lost() -> None:
     """A request that the broker did not get because the connection broke is fulfilled by the next one."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         made.broker.next("REDELIVER_UNACKNOWLEDGED_MESSAGES", cut)
         consumer.redeliver_nowait([delivery.id])
         assert [again.id for again in await made.arrived.take()] == [delivery.id]
@@ -280,9 +269,7 @@ async def test_half_an_answer() -> None:
 async def test_refused_later_it_keeps_trying(caplog: pytest.LogCaptureFixture) -> None:
     """A broker that does not let it in again is asked again and again; acknowledgements fail with its words."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         made.broker.always("SUBSCRIBE", refuse("AuthorizationError", "not any more"))
         with caplog.at_level(logging.WARNING):
             made.broker.cut()
@@ -299,9 +286,7 @@ async def test_refused_later_it_keeps_trying(caplog: pytest.LogCaptureFixture) -
 async def test_an_exclusive_subscription_that_is_taken_meanwhile() -> None:
     """While another one has an Exclusive subscription, acknowledgements wait; it is taken back when it is free."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open(type="exclusive")
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1, type="exclusive")
         made.broker.always("SUBSCRIBE", refuse("ConsumerBusy"))
         made.broker.cut()
         acking = asyncio.create_task(consumer.acknowledge([delivery.id]))
@@ -316,9 +301,7 @@ async def test_an_exclusive_subscription_that_is_taken_meanwhile() -> None:
 async def test_closing_while_there_is_no_connection() -> None:
     """Closing does not wait for a broker that is away; what is not confirmed fails."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         made.broker.node(URL).kill()
         acking = asyncio.create_task(consumer.acknowledge([delivery.id]))
         asking = asyncio.create_task(consumer.last_message_id())
@@ -360,9 +343,7 @@ async def test_what_else_is_raised_is_tried_again() -> None:
 
     who = Moody("token")
     async with consuming(authentication=who) as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         who.fails = True
         made.broker.cut()
         acking = asyncio.ensure_future(consumer.acknowledge([delivery.id]))
@@ -378,9 +359,7 @@ async def test_what_else_is_raised_is_tried_again() -> None:
 async def test_the_client_is_closed_first() -> None:
     """A consumer whose client was closed does not try to subscribe again; acknowledgements fail."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         await made.context.pool.aclose()
         with pytest.raises(ClosedError):
             await consumer.acknowledge([delivery.id])
@@ -477,10 +456,7 @@ async def test_seek_at_a_broker_that_does_not_close_the_consumer() -> None:
 async def test_a_refused_seek_changes_nothing() -> None:
     """Where the broker refuses, what was not taken comes again, and everything goes on."""
     async with consuming() as made:
-        for number in range(5):
-            made.topic.publish(b"%d" % number)
-        consumer = await made.open()
-        (first,) = await made.arrived.take()
+        consumer, (first,) = await made.holding(1, published=5)
         await consumer.acknowledge([first.id])
         made.broker.next("SEEK", refuse("MetadataError", "cannot"))
         with pytest.raises(BrokerRefusedError, match="cannot"):
@@ -534,10 +510,8 @@ async def test_seeks_at_a_time() -> None:
 async def test_acks_before_a_seek_are_before_it() -> None:
     """An acknowledgement that was under way when the subscription was moved does not touch what comes afterwards."""
     async with consuming() as made:
-        for number in range(3):
-            made.topic.publish(b"%d" % number)
-        consumer = await made.open()
-        ids = [delivery.id for delivery in await made.arrived.take(3)]
+        consumer, deliveries = await made.holding(3)
+        ids = [delivery.id for delivery in deliveries]
         made.broker.next("ACK", later(1))
         acking = asyncio.create_task(consumer.acknowledge(ids))
         await asyncio.sleep(0)

@@ -12,11 +12,10 @@ from pulsar_nack.errors import BrokerError, BrokerRefusedError, ClosedError, Req
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from tests.wire.consuming import NAME, TOPIC, consuming
+from tests.wire.consuming import NAME, TOPIC, Ended, consuming
 from tests.wire.fake_broker import cut, later, refuse, silence
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import batch_payload, message_rest
-from tests.wire.stand_ins import Ended
 
 
 def now() -> float:
@@ -123,10 +122,7 @@ async def test_a_lone_ack_takes_one_round_trip() -> None:
 async def test_acks_are_grouped_while_some_are_unanswered() -> None:
     """Acknowledgements that come while others are on their way go together with the next command."""
     async with consuming() as made:
-        for _ in range(50):
-            made.topic.publish(b"a")
-        consumer = await made.open(ack_group_ms=10)
-        deliveries = await made.arrived.take(50)
+        consumer, deliveries = await made.holding(50, ack_group_ms=10)
         first = asyncio.create_task(consumer.acknowledge([deliveries[0].id]))
         await asyncio.sleep(0.0005)
         others = [asyncio.create_task(consumer.acknowledge([each.id])) for each in deliveries[1:]]
@@ -139,10 +135,7 @@ async def test_acks_are_grouped_while_some_are_unanswered() -> None:
 async def test_acks_do_not_wait_longer_than_the_group_time() -> None:
     """While the broker does not answer, the next group is still sent after the group time."""
     async with consuming() as made:
-        for _ in range(2):
-            made.topic.publish(b"a")
-        consumer = await made.open(ack_group_ms=5)
-        deliveries = await made.arrived.take(2)
+        consumer, deliveries = await made.holding(2, ack_group_ms=5)
         made.broker.next("ACK", later(1.0))
         first = asyncio.create_task(consumer.acknowledge([deliveries[0].id]))
         await asyncio.sleep(0.1)
@@ -170,9 +163,7 @@ async def test_many_acks_in_one_call() -> None:
 async def test_a_refused_ack_tells_why() -> None:
     """What the broker says no to is the error of those calls only that were in that command."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         made.broker.next("ACK", refuse("MetadataError", "no room"))
         with pytest.raises(BrokerRefusedError, match="MetadataError: no room"):
             await consumer.acknowledge([delivery.id])
@@ -207,9 +198,7 @@ async def test_a_member_whose_ack_failed_is_not_acknowledged_by_its_mates(keeps_
 async def test_an_ack_without_receipt_times_out() -> None:
     """A receipt that does not come is an error after the time that a request may take."""
     async with consuming(request_timeout=3) as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         made.broker.next("ACK", silence)
         began = now()
         with pytest.raises(RequestTimeoutError):
@@ -221,9 +210,7 @@ async def test_an_ack_without_receipt_times_out() -> None:
 async def test_a_cancelled_ack_goes_on() -> None:
     """An acknowledgement whose caller was cancelled is still sent."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         call = asyncio.create_task(consumer.acknowledge([delivery.id]))
         await asyncio.sleep(0)
         call.cancel()
@@ -345,9 +332,7 @@ async def test_cumulative_acks_without_index_acks() -> None:
 async def test_cumulative_acks_are_not_for_shared() -> None:
     """A subscription of several consumers has no order, so there nothing is acknowledged cumulatively."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         with pytest.raises(BrokerError, match="shared"):
             await consumer.acknowledge_cumulative(delivery.id)
 
@@ -372,10 +357,8 @@ async def test_redelivers_chosen_entries() -> None:
 async def test_requests_for_redelivery_are_gathered() -> None:
     """Requests of a few milliseconds go together, and no command has more than 1 000 entries."""
     async with consuming() as made:
-        for _ in range(2_102):
-            made.topic.publish(b"a")
-        consumer = await made.open(receiver_queue_size=5_000)
-        ids = [delivery.id for delivery in await made.arrived.take(2_102)]
+        consumer, deliveries = await made.holding(2_102, receiver_queue_size=5_000)
+        ids = [delivery.id for delivery in deliveries]
         consumer.redeliver_nowait(ids[:1])
         await asyncio.sleep(0.0003)
         for each in ids[1:101]:
@@ -394,10 +377,7 @@ async def test_requests_for_redelivery_are_gathered() -> None:
 async def test_redelivery_rewinds_where_one_consumer_gets_all() -> None:
     """On Exclusive all that is unacknowledged comes again, and what was on its way before is dropped."""
     async with consuming() as made:
-        for number in range(5):
-            made.topic.publish(b"%d" % number)
-        consumer = await made.open(type="exclusive", receiver_queue_size=4)
-        first, *_ = await made.arrived.take(2)
+        consumer, (first, *_) = await made.holding(2, published=5, type="exclusive", receiver_queue_size=4)
         await consumer.acknowledge([first.id])
         consumer.redeliver_nowait([first.id])
         await asyncio.sleep(1)
@@ -430,10 +410,7 @@ async def test_messages_of_an_old_epoch_are_dropped() -> None:
 async def test_closing_gives_back_and_confirms() -> None:
     """Closing waits for acknowledgements that are under way, then gives the rest to others."""
     async with consuming() as made:
-        for number in range(3):
-            made.topic.publish(b"%d" % number)
-        consumer = await made.open()
-        first, *_ = await made.arrived.take(3)
+        consumer, (first, *_) = await made.holding(3)
         acking = asyncio.create_task(consumer.acknowledge([first.id]))
         await asyncio.sleep(0)
         await consumer.aclose()
@@ -455,9 +432,7 @@ async def test_closing_gives_back_and_confirms() -> None:
 async def test_closing_does_not_wait_for_ever() -> None:
     """A broker that answers neither acknowledgements nor the close is left after a few seconds; acks fail then."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         made.broker.always("ACK", silence)
         made.broker.always("CLOSE_CONSUMER", silence)
         acking = asyncio.create_task(consumer.acknowledge([delivery.id]))
@@ -473,9 +448,7 @@ async def test_closing_does_not_wait_for_ever() -> None:
 async def test_a_connection_lost_while_closing() -> None:
     """When the connection breaks while closing waits, it is closed, and acknowledgements not confirmed fail."""
     async with consuming() as made:
-        made.topic.publish(b"a")
-        consumer = await made.open()
-        (delivery,) = await made.arrived.take()
+        consumer, (delivery,) = await made.holding(1)
         made.broker.always("ACK", cut)
         acking = asyncio.create_task(consumer.acknowledge([delivery.id]))
         await asyncio.sleep(0)

@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import EmbeddedBroker
 from pulsar_nack.wire._connection._context import ClientContext
-from pulsar_nack.wire._connection._lookup import Lookup
-from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
 from tests.patience import patience
-from tests.wire.consuming import TOPIC, Arrived
+from tests.wire.consuming import TOPIC, Arrived, context_of
 
 pytestmark = pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
 
@@ -33,15 +29,11 @@ def run(request: pytest.FixtureRequest) -> Run:
     def run_on_it(test: Callable[[str, ClientContext], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
             async with asyncio.timeout(patience(10)), EmbeddedBroker() as broker:
-                options = ClientOptions()
-                pool = Pool(broker.service_url, options)
-                loop = asyncio.get_running_loop()
+                context = context_of(broker.service_url)
                 try:
-                    await test(
-                        broker.service_url, ClientContext(pool, Lookup(pool, options), options, loop, LoopClock())
-                    )
+                    await test(broker.service_url, context)
                 finally:
-                    await pool.aclose()
+                    await context.pool.aclose()
             assert len(asyncio.all_tasks()) == 1
 
         with asyncio.Runner(loop_factory=factory) as runner:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import run
 from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.tiers import examples
 from tests.wire.fake_broker import (
     Answer,
@@ -41,17 +41,12 @@ OPTIONS = ClientOptions(connect_timeout=2, request_timeout=3, keep_alive=1, max_
 LONGEST = 3 * 2 + 5 * (3 + 2) + 1  # three addresses, then redirects that each connect and ask
 
 
-class LossCounter:
+class LossCounter(Handler):
     """A consumer that counts the calls about a lost connection."""
 
     def __init__(self) -> None:
         self.losses = 0
 
-    def on_message(self, head: MessageCommand, rest: bytes) -> None: ...
-    def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
-    def on_active_changed(self, is_active: bool) -> None: ...
-    def on_end_of_topic(self) -> None: ...
-    def on_topic_migrated(self, url: str | None) -> None: ...
     def on_connection_lost(self, error: Exception) -> None:
         self.losses += 1
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer import _unread_entry as unread
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory
@@ -22,6 +21,7 @@ from tests.wire.consuming import TOPIC, consuming
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import batch_payload, message_rest
+from tests.wire.using import subscribed
 
 SIZE: Final = 1_000
 
@@ -68,11 +68,8 @@ async def test_what_is_here_counts_whatever_its_producer_claims(rest: bytes) -> 
     broker = FakeBroker()
     for _ in range(50):
         broker.topic(TOPIC).append(rest)
-    options: dict[str, Any] = {"initial_position": "earliest", "redelivery": "broker"}
-    async with (
-        Client(broker.url, ClientOptions(max_prefetched_bytes=200_000), dial=broker.dial) as client,
-        client.subscribe("t", "s", **options) as consumer,
-    ):
+    limited = ClientOptions(max_prefetched_bytes=200_000)
+    async with subscribed(broker, client_options=limited, redelivery="broker") as consumer:
         await asyncio.sleep(10)
         port: Any = consumer.port
         assert 1 <= len(port._inbox) <= 10
@@ -87,12 +84,7 @@ async def test_what_is_kept_here_counts_with_its_properties_and_keys() -> None:
     broker = FakeBroker()
     for _ in range(20):
         broker.topic(TOPIC).publish(b"", properties=PROPERTIES, partition_key="k" * 50_000)
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe(
-            "t", "s", initial_position="earliest", redelivery="local", max_local_bytes=2_000_000
-        ) as consumer,
-    ):
+    async with subscribed(broker, redelivery="local", max_local_bytes=2_000_000) as consumer:
         for _ in range(20):
             await (await consumer.receive(timeout=10)).nack(60)
         now = consumer.statistics()
@@ -140,11 +132,8 @@ async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
     """Want of memory or of threads is raised, once; all messages come, in order, and nothing stays counted."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
-    options: dict[str, Any] = {"initial_position": "earliest", "redelivery": "broker"}
-    async with (
-        Client(broker.url, ClientOptions(max_prefetched_bytes=64 << 20), dial=broker.dial) as client,
-        client.subscribe("t", "s", **options) as consumer,
-    ):
+    limited = ClientOptions(max_prefetched_bytes=64 << 20)
+    async with subscribed(broker, client_options=limited, redelivery="broker") as consumer:
         for _ in range(3):
             topic.append(rest, messages=messages)
         await asyncio.sleep(1)
@@ -172,10 +161,7 @@ async def test_large_messages_come_while_the_threads_of_the_loop_wait_for_them()
     topic = broker.topic(TOPIC)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
-    async with (
-        Client(broker.url, dial=broker.dial) as client,
-        client.subscribe("t", "s", initial_position="earliest") as consumer,
-    ):
+    async with subscribed(broker) as consumer:
 
         def work() -> list[int]:
             calls = [asyncio.run_coroutine_threadsafe(consumer.receive(timeout=5), loop) for _ in range(2)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._message_commands import MessageCommand
@@ -11,73 +11,46 @@ from .._protocol._message_commands import MessageCommand
 _OF_CONSUMERS: Final = 1  # CommandTopicMigrated.ResourceType.Consumer
 
 
-class Handler(Protocol):
-    """The base of all handlers. All calls come from the event loop and must not block."""
+class Handler:
+    """A consumer, a producer or a topic watcher on a connection; the broker knows it by its id.
 
-    def on_connection_lost(self, error: Exception) -> None:
-        """Handle the end of the connection; the last call."""
-        ...
+    All calls come from the event loop and must not block. Each kind sets the functions for its own commands, below.
+    Other events are ignored unless they are overridden.
+    """
 
+    on_message: Callable[[MessageCommand, bytes], None]
+    """Handles an entry that arrived for a consumer: its command, and what follows that in the frame."""
+    on_receipt: Callable[[pb.CommandSendReceipt], None]
+    """Handles that a producer's message is stored, and where."""
+    on_topic_migrated: Callable[[str | None], None]
+    """Handles that the consumer's topic has moved to another cluster, at this URL."""
+    on_topics_changed: Callable[[Iterable[str]], None]
+    """Handles that topics of a watched namespace were created or deleted."""
 
-class ConsumerHandler(Handler, Protocol):
-    """One consumer on a connection; the broker knows it by its consumer id."""
-
-    def on_message(self, command: MessageCommand, headers_and_payload: bytes) -> None:
-        """Handle an entry: its command, and what follows that in the frame."""
-        ...
+    def on_send_error(self, command: pb.CommandSendError) -> None:
+        """Handle that the broker refused a producer's message."""
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None:
-        """Handle that the broker closed the consumer: the topic moves, perhaps to ``assigned_url``."""
-        ...
+        """Handle that the broker closed the consumer or producer: the topic moves, perhaps to ``assigned_url``."""
 
     def on_active_changed(self, is_active: bool) -> None:
         """Handle whether this is the active consumer of a Failover subscription."""
-        ...
 
     def on_end_of_topic(self) -> None:
-        """Handle that the topic was terminated and all its messages were sent."""
-        ...
+        """Handle that the topic was terminated and the consumer got all its messages."""
 
-    def on_topic_migrated(self, url: str | None) -> None:
-        """Handle that the topic has moved to another cluster, at ``url``."""
-        ...
+    def on_connection_lost(self, error: Exception) -> None:
+        """Handle the end of the connection; the last call."""
 
 
-class ProducerHandler(Handler, Protocol):
-    """One producer on a connection; the broker knows it by its producer id."""
-
-    def on_receipt(self, command: pb.CommandSendReceipt) -> None:
-        """Handle that a message is stored, and where."""
-        ...
-
-    def on_send_error(self, command: pb.CommandSendError) -> None:
-        """Handle that the broker refused a message."""
-        ...
-
-    def on_closed_by_broker(self, assigned_url: str | None) -> None:
-        """Handle that the broker closed the producer: the topic moves, perhaps to ``assigned_url``."""
-        ...
-
-
-class WatcherHandler(Handler, Protocol):
-    """One watcher of the topics of a namespace; the broker knows it by its watcher id."""
-
-    def on_topics_changed(self, names: Iterable[str]) -> None:
-        """Handle that these topics were created or deleted."""
-        ...
-
-
-H = TypeVar("H", bound=Handler)
-
-
-class HandlerTable(Generic[H]):
+class HandlerTable:
     """The handlers of one kind on one connection, by id.
 
     :param check_open: raises ConnectionLostError if the connection is closed
     """
 
     def __init__(self, check_open: Callable[[], None]) -> None:
-        self.by_id: dict[int, H] = {}
+        self.by_id: dict[int, Handler] = {}
         self._check_open = check_open
         self._last_id = 0
 
@@ -86,7 +59,7 @@ class HandlerTable(Generic[H]):
         self._last_id += 1
         return self._last_id
 
-    def add(self, handler_id: int, handler: H) -> None:
+    def add(self, handler_id: int, handler: Handler) -> None:
         """Pass commands for this id to ``handler`` from now on.
 
         :raises ConnectionLostError: the connection is closed
@@ -107,9 +80,9 @@ class HandlerRegistry:
     """
 
     def __init__(self, *, is_secure: bool, check_open: Callable[[], None]) -> None:
-        self.consumers: HandlerTable[ConsumerHandler] = HandlerTable(check_open)
-        self.producers: HandlerTable[ProducerHandler] = HandlerTable(check_open)
-        self.watchers: HandlerTable[WatcherHandler] = HandlerTable(check_open)
+        self.consumers = HandlerTable(check_open)
+        self.producers = HandlerTable(check_open)
+        self.watchers = HandlerTable(check_open)
         self._is_secure = is_secure
 
     def dispatch(self, command: pb.BaseCommand) -> None:
@@ -141,18 +114,15 @@ class HandlerRegistry:
             producer.on_send_error(command.send_error)
 
     def _close_consumer(self, command: pb.BaseCommand) -> None:
-        close = command.close_consumer
-        consumer = self.consumers.by_id.pop(close.consumer_id, None)
-        if consumer is not None:
-            url = close.assignedBrokerServiceUrlTls if self._is_secure else close.assignedBrokerServiceUrl
-            consumer.on_closed_by_broker(url or None)
+        self._close(self.consumers.by_id.pop(command.close_consumer.consumer_id, None), command.close_consumer)
 
     def _close_producer(self, command: pb.BaseCommand) -> None:
-        close = command.close_producer
-        producer = self.producers.by_id.pop(close.producer_id, None)
-        if producer is not None:
+        self._close(self.producers.by_id.pop(command.close_producer.producer_id, None), command.close_producer)
+
+    def _close(self, handler: Handler | None, close: pb.CommandCloseConsumer | pb.CommandCloseProducer) -> None:
+        if handler is not None:
             url = close.assignedBrokerServiceUrlTls if self._is_secure else close.assignedBrokerServiceUrl
-            producer.on_closed_by_broker(url or None)
+            handler.on_closed_by_broker(url or None)
 
     def _active_changed(self, command: pb.BaseCommand) -> None:
         consumer = self.consumers.by_id.get(command.active_consumer_change.consumer_id)

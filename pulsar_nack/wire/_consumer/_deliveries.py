@@ -184,24 +184,17 @@ class DeliveryFactory:
         metadata: pb.MessageMetadata | None = None,
     ) -> Delivery:
         """Return the delivery of an unreadable message, with as much of its metadata as is known."""
-        own = NO_METADATA if metadata is None or is_batch(metadata) else metadata
         for raised in (error, error.__cause__, error.__context__):
             if raised is not None:
                 raised.__traceback__ = None  # its frames would keep another copy of the entry
-        return Delivery(
-            id=message_id or _delivered_id((command.ledger, command.entry, self.partition, -1), self.extras),
-            data=stored,
-            properties=properties_of(own),
-            key=key_of(own) if own.HasField("partition_key") else None,
-            ordering_key=ordering_key_of(own) if own.HasField("ordering_key") else None,
-            redelivery_count=command.redelivery_count,
-            publish_time_ms=0 if metadata is None else metadata.publish_time,
-            event_time_ms=own.event_time,
-            topic=self.topic,
-            error=error,
-            is_key_encoded=own.partition_key_b64_encoded,
-            producer_name=None if metadata is None else producer_name_of(metadata),
-            sequence_id=None if metadata is None or is_batch(metadata) else metadata.sequence_id,
-            schema_version=None if metadata is None else schema_version_of(metadata),
-            replicated_from=None if metadata is None else replicated_from_of(metadata),
-        )
+        message_id = message_id or _delivered_id((command.ledger, command.entry, self.partition, -1), self.extras)
+        if metadata is None:
+            count = command.redelivery_count
+            return Delivery(message_id, stored, redelivery_count=count, topic=self.topic, error=error)
+        of_batch = is_batch(metadata)
+        made = self.delivery(message_id, command, NO_METADATA if of_batch else metadata, stored, metadata)
+        made.error = error
+        made.is_null = False
+        if of_batch:
+            made.sequence_id = None
+        return made

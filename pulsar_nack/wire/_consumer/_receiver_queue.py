@@ -138,7 +138,7 @@ class ReceiverQueue:
     def on_message(self, command: MessageCommand, headers_and_payload: bytes) -> None:
         """Take an entry from the connection, and queue its messages."""
         session = self._session
-        if session is None or session.consumer_id != command[0]:
+        if session is None or session.id != command[0]:
             return
         item = self._reader.plain(command, headers_and_payload)
         if item is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from ..._check import check_flag, is_text
@@ -137,12 +136,9 @@ def with_retry_topic(
 
     :raises InvalidArgumentError: the topic cannot be named, or the selection is a pattern
     """
-    if isinstance(selection, PatternSelection):
-        raise InvalidArgumentError("retry_topic", policy, "None with a pattern: it is for a topic, or a list of topics")
-    if policy.topic is not None:
-        policy = replace(policy, topic=_persistent(policy.topic))
-    named = policy.named(selection.topics, subscription)
-    return TopicListSelection(selection.topics, named.topic), named
+    topics = None if isinstance(selection, PatternSelection) else selection.topics
+    named = policy.named(topics, subscription, _persistent)
+    return TopicListSelection(named.topics, named.topic), named
 
 
 def _persistent(topic: str) -> str:

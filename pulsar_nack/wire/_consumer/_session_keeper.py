@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from ..._check import INT64_MAX
@@ -22,8 +23,8 @@ from ...ids import MessageId, _is_message_id
 from .._connection._broker_errors import as_text, is_busy, is_transient, is_unknown_consumer
 from .._connection._context import ClientContext
 from .._connection._retry import reconnect, retry_transient
+from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
-from .._protocol._message_commands import MessageCommand
 from . import _commands as commands
 from ._acknowledger import Acknowledger
 from ._non_durable_position import NonDurablePosition, id_after, id_before
@@ -63,7 +64,6 @@ class SessionKeeper:
         on_missing: Callable[[], None],
     ) -> None:
         self.session: ConsumerSession | None = None
-        self.on_message: Callable[[MessageCommand, bytes], None] = queue.on_message
         self.subscribed_times = 0
         self.failed_attempts = 0
         self.last_error: Exception | None = None
@@ -168,8 +168,16 @@ class SessionKeeper:
         connection = await self._context.connection(self._topic, moved_to)
         position = self._position
         start = None if position is None else position.begin()
-        session = await ConsumerSession.begin(
-            connection, self, self._topic, self._options, start=start, epoch=self._queue.rewinds
+        session = ConsumerSession(
+            connection,
+            self._topic,
+            on_message=self._queue.on_message,
+            on_closed=self._on_session_closed,
+            on_active_changed=self._on_active_changed,
+            on_topic_migrated=self._on_topic_migrated,
+        )
+        await session.register(
+            partial(commands.subscribe, self._topic, options=self._options, start=start, epoch=self._queue.rewinds)
         )
         if position is not None and not position.is_known:
             try:
@@ -301,22 +309,22 @@ class SessionKeeper:
 
     # --- events of sessions -------------------------------------------------------------------------------------------
 
-    def on_session_closed(self, session: ConsumerSession, error: Exception, *, is_lost: bool) -> None:
+    def _on_session_closed(self, session: Session, error: Exception) -> None:
         """Subscribe again; if the broker closed a session that was only beginning, just report that it ended."""
-        if session is not self.session and not is_lost:
+        if session is not self.session and not session.is_lost:
             self._report_end(is_lost=False)
         if session is self.session:
             self.last_error = error
             is_short = self._loop.time() - self._subscribed_at < _SHORT_S
             self._short_sessions = self._short_sessions + 1 if is_short and not self._queue.is_seeking else 0
             self._end_session()
-            self._report_end(is_lost=is_lost)
+            self._report_end(is_lost=session.is_lost)
             if self._closing is None:
                 self._subscribe_again()
             else:
                 self._acks.close()
 
-    def on_active_changed(self, session: ConsumerSession, is_active: bool) -> None:
+    def _on_active_changed(self, session: ConsumerSession, is_active: bool) -> None:
         """Drop untaken messages when another consumer of the Failover subscription becomes active."""
         if self.session is not None and session is not self.session:
             return
@@ -325,7 +333,7 @@ class SessionKeeper:
             self._queue.drop_and_permit()
             self._on_event(SessionEvent.INACTIVE)
 
-    def on_topic_migrated(self, url: str | None) -> None:
+    def _on_topic_migrated(self, url: str | None) -> None:
         """Look for the topic in another cluster next time; the broker ends the session."""
         self._moved_to = url
 

@@ -7,17 +7,16 @@ A watch ends with its connection. Without a connection, or with an older broker,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ...errors import BrokerError, BrokerRefusedError, ConnectionLostError
+from ...errors import BrokerError, BrokerRefusedError
 from .._connection._broker_errors import is_transient
 from .._connection._connection import Connection
 from .._connection._context import ClientContext
+from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
-from .._protocol._frames import encode_command
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _GATHER_S: Final = 0.05
@@ -39,8 +38,7 @@ class TopicListWatcher:
         self._context = context
         self._namespace = namespace
         self._is_wanted = is_wanted
-        self._connection: Connection | None = None
-        self._watcher_id = 0
+        self._session: Session | None = None
         self._changed = asyncio.Event()
         self._is_refused = False
         self._lost = 0
@@ -48,7 +46,7 @@ class TopicListWatcher:
     @property
     def is_open(self) -> bool:
         """Return whether the broker reports changes now."""
-        return self._connection is not None
+        return self._session is not None and not self._session.is_closed
 
     async def changed(self, timeout: float) -> None:
         """Return when topics have changed, or may have; at the latest after this many seconds."""
@@ -78,49 +76,55 @@ class TopicListWatcher:
             _LOG.log(logging.INFO if self._is_refused else logging.DEBUG, "%s is not watched: %s", self, error)
 
     async def _watch(self, connection: Connection) -> None:
-        watcher_id = connection.watchers.next_id()
-        connection.watchers.add(watcher_id, self)
+        session = Session(
+            connection,
+            connection.watchers,
+            self._namespace,
+            what="topic watcher",
+            close=_close_command,
+            on_closed=self._on_closed,
+        )
+        session.on_topics_changed = self._on_topics_changed
+        try:
+            await session.register(self._watch_command)
+        except BrokerRefusedError:
+            raise
+        except BrokerError:
+            self._lost += 1
+            raise
+        self._lost = 0
+        self._session = session
+
+    def _watch_command(self, watcher_id: int, request_id: int) -> pb.BaseCommand:
         command = pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST)
-        command.watchTopicList.request_id = request_id = connection.request_id()
+        command.watchTopicList.request_id = request_id
         command.watchTopicList.watcher_id = watcher_id
         command.watchTopicList.namespace = self._namespace
         command.watchTopicList.topics_pattern = f"persistent://{self._namespace}/.*"
-        self._connection, self._watcher_id = connection, watcher_id
-        try:
-            await connection.request(command, request_id)
-        except BrokerRefusedError:
-            self._connection = None
-            connection.watchers.remove(watcher_id)
-            raise
-        except BaseException as error:
-            self._lost += isinstance(error, BrokerError)
-            self.close()
-            raise
-        self._lost = 0
+        return command
 
     def close(self) -> None:
         """End the watch at the broker, without waiting."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        connection.watchers.remove(self._watcher_id)
-        command = pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST_CLOSE)
-        command.watchTopicListClose.request_id = connection.request_id()
-        command.watchTopicListClose.watcher_id = self._watcher_id
-        with contextlib.suppress(ConnectionLostError):
-            connection.send(encode_command(command))
+        if self._session is not None:
+            self._session.drop()
 
     def __str__(self) -> str:
         return self._namespace
 
-    # --- events of the connection ----------------------------------------------------------------------------------
+    # --- events of the session ----------------------------------------------------------------------------------------
 
-    def on_topics_changed(self, names: Iterable[str]) -> None:
+    def _on_topics_changed(self, names: Iterable[str]) -> None:
         """Report a change if one of these topics is wanted."""
         if any(map(self._is_wanted, names)):
             self._changed.set()
 
-    def on_connection_lost(self, error: Exception) -> None:  # noqa: ARG002
+    def _on_closed(self, _session: Session, _error: Exception) -> None:
         """Report a change: topics may change until the next watch begins."""
-        self._connection = None
         self._changed.set()
+
+
+def _close_command(watcher_id: int, request_id: int) -> pb.BaseCommand:
+    command = pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST_CLOSE)
+    command.watchTopicListClose.request_id = request_id
+    command.watchTopicListClose.watcher_id = watcher_id
+    return command

@@ -10,18 +10,17 @@ messages in the :class:`SendQueue`, which sends them again in each session.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
 
-from ...errors import BrokerError, BrokerRefusedError, ClosedError, ConnectionLostError
+from ...errors import BrokerRefusedError, ClosedError
 from .._connection._broker_errors import as_text, broker_error, is_busy, is_transient
 from .._connection._connection import Connection
 from .._connection._context import ClientContext
 from .._connection._retry import reconnect, retry_transient
+from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
-from .._protocol._frames import encode_command
 from ._options import ProducerOptions
 from ._outgoing import OutgoingMessage
 from ._send_queue import SendQueue
@@ -39,31 +38,23 @@ _LASTING_S: Final = 1.0
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
-class ProducerSession:
-    """A producer id on a connection, from PRODUCER until the session is closed by us, the broker or a lost connection.
+class ProducerSession(Session):
+    """The session of a producer, made by :meth:`begin`.
 
-    Made by :meth:`begin`; it ends once.
+    :param on_closed: called with the session and the error if the broker or a lost connection ends it
     """
 
-    def __init__(self, connection: Connection, producer: TopicProducer) -> None:
-        self.connection = connection
-        self.producer_id = connection.producers.next_id()
-        self.is_closed = False
+    def __init__(
+        self, connection: Connection, producer: TopicProducer, on_closed: Callable[[Session, Exception], None]
+    ) -> None:
+        super().__init__(
+            connection, connection.producers, producer.topic, what="producer", close=_close_command, on_closed=on_closed
+        )
         self.answer = pb.CommandProducerSuccess()
         self._producer = producer
         self.on_receipt = producer.queue.on_receipt
 
-    @classmethod
-    async def begin(
-        cls,
-        connection: Connection,
-        producer: TopicProducer,
-        options: ProducerOptions,
-        *,
-        name: str | None,
-        epoch: int,
-        topic_epoch: int | None,
-    ) -> ProducerSession:
+    async def begin(self, options: ProducerOptions, *, name: str | None, epoch: int, topic_epoch: int | None) -> None:
         """Register the producer; with an exclusive access mode this may wait for another one to leave.
 
         :param name: the producer's name, as the broker gave it; None: not known yet
@@ -72,76 +63,33 @@ class ProducerSession:
         :raises BrokerRefusedError: the broker refused
         :raises BrokerError: no answer, or the connection broke
         """
-        self = cls(connection, producer)
-        connection.producers.add(self.producer_id, self)
-        request_id = connection.request_id()
-        body = pb.CommandProducer(
-            topic=producer.topic,
-            producer_id=self.producer_id,
-            request_id=request_id,
-            producer_name=name,
-            metadata=[pb.KeyValue(key=key, value=value) for key, value in options.properties.items()],
-            schema=None if options.schema_info is None else options.schema_info.to_protobuf(),
-            epoch=epoch,
-            user_provided_producer_name=options.name is not None,
-            producer_access_mode=options.access_mode_type,
-            topic_epoch=topic_epoch,
-            initial_subscription_name=options.initial_subscription,
-        )
-        command = pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=body)
-        try:
-            answer = await connection.request(command, request_id)
-        except BaseException:
-            self.close_nowait()
-            raise
-        self.answer.CopyFrom(answer.producer_success)
-        if self.is_closed:
-            raise ConnectionLostError(f"{producer.topic}: the broker closed the producer at once")
-        return self
 
-    async def close(self) -> None:
-        """Close the producer at the broker. Errors are ignored: then the broker does not have it any more."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        request_id = self.connection.request_id()
-        try:
-            with contextlib.suppress(BrokerError):
-                await self.connection.request(self._close_command(request_id), request_id)
-        finally:
-            self.connection.producers.remove(self.producer_id)
+        def make(producer_id: int, request_id: int) -> pb.BaseCommand:
+            body = pb.CommandProducer(
+                topic=self._topic,
+                producer_id=producer_id,
+                request_id=request_id,
+                producer_name=name,
+                metadata=[pb.KeyValue(key=key, value=value) for key, value in options.properties.items()],
+                schema=None if options.schema_info is None else options.schema_info.to_protobuf(),
+                epoch=epoch,
+                user_provided_producer_name=options.name is not None,
+                producer_access_mode=options.access_mode_type,
+                topic_epoch=topic_epoch,
+                initial_subscription_name=options.initial_subscription,
+            )
+            return pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=body)
 
-    def close_nowait(self) -> None:
-        """Close the producer at the broker without waiting for the answer."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        self.connection.producers.remove(self.producer_id)
-        with contextlib.suppress(ConnectionLostError):
-            self.connection.send(encode_command(self._close_command(self.connection.request_id())))
-
-    def _close_command(self, request_id: int) -> pb.BaseCommand:
-        body = pb.CommandCloseProducer(producer_id=self.producer_id, request_id=request_id)
-        return pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER, close_producer=body)
-
-    # --- called by the connection ----------------------------------------------------------------------------------
+        self.answer.CopyFrom((await self.register(make)).producer_success)
 
     def on_send_error(self, command: pb.CommandSendError) -> None:
         """Pass a refused message to the producer."""
         self._producer.on_send_error(self, command)
 
-    def on_closed_by_broker(self, assigned_url: str | None) -> None:
-        """End the session: the topic moves, perhaps to ``assigned_url``."""
-        self._on_closed(ConnectionLostError(f"{self._producer.topic}: the broker closed the producer"), assigned_url)
 
-    def on_connection_lost(self, error: Exception) -> None:
-        """End the session with the connection."""
-        self._on_closed(error, None)
-
-    def _on_closed(self, error: Exception, assigned_url: str | None) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            self._producer.on_session_closed(self, error, assigned_url)
+def _close_command(producer_id: int, request_id: int) -> pb.BaseCommand:
+    body = pb.CommandCloseProducer(producer_id=producer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER, close_producer=body)
 
 
 class TopicProducer:
@@ -224,7 +172,7 @@ class TopicProducer:
             async with asyncio.timeout(limit):
                 await self.queue.flush()
                 if self._session is not None:
-                    await self._session.close()
+                    await self._session.end()
         except TimeoutError:
             _LOG.warning("%s: the broker has not confirmed all messages within %g s", self.topic, limit)
         finally:
@@ -234,7 +182,7 @@ class TopicProducer:
         self._is_closed = True
         session, self._session = self._session, None
         if session is not None:
-            session.close_nowait()
+            session.drop()
         tasks = [task for task in (self._reconnecting, self.queue.draining) if task is not None]
         if self._reconnecting is not None:
             self._reconnecting.cancel()
@@ -247,16 +195,10 @@ class TopicProducer:
     async def _connect(self) -> None:
         moved_to, self._moved_to = self._moved_to, None
         connection = await self._context.connection(self.topic, moved_to)
-        session = await ProducerSession.begin(
-            connection,
-            self,
-            self._options,
-            name=self.name or None,
-            epoch=self._epoch,
-            topic_epoch=self._topic_epoch,
-        )
+        session = ProducerSession(connection, self, self._on_session_closed)
+        await session.begin(self._options, name=self.name or None, epoch=self._epoch, topic_epoch=self._topic_epoch)
         if self._is_closed:
-            session.close_nowait()
+            session.drop()
             raise ClosedError("the producer")
         self._session = session
         self._epoch += 1
@@ -264,14 +206,14 @@ class TopicProducer:
         if session.answer.HasField("topic_epoch"):
             self._topic_epoch = session.answer.topic_epoch
         self._session_start = (self._loop.time(), self.queue.confirmed_id)
-        self.queue.start(connection, session.producer_id, session.answer)
+        self.queue.start(connection, session.id, session.answer)
 
-    def on_session_closed(self, session: ProducerSession, error: Exception, assigned_url: str | None) -> None:
+    def _on_session_closed(self, session: Session, error: Exception) -> None:
         """Reconnect, and send again all unconfirmed messages."""
         if session is not self._session:
             return
         self._session = None
-        self._moved_to = assigned_url
+        self._moved_to = session.assigned_url
         began_at, confirmed_id = self._session_start
         has_lasted = self.queue.confirmed_id != confirmed_id or self._loop.time() - began_at >= _LASTING_S
         self._short_sessions = 0 if has_lasted else self._short_sessions + 1
@@ -283,8 +225,8 @@ class TopicProducer:
         session = self._session
         if session is not None:
             _LOG.warning("%s: sending unconfirmed messages again: %s", self.topic, error)
-            session.close_nowait()
-            self.on_session_closed(session, error, None)
+            session.drop()
+            self._on_session_closed(session, error)
 
     def _start_reconnecting(self) -> None:
         has_no_use = self._closing is not None and not self.queue.has_unsent

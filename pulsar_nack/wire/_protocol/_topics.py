@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple, Self
 
+from ..._topic_pattern import full_name
 from ...errors import InvalidArgumentError
 
 TopicsMode = Literal["persistent", "non_persistent", "all"]
@@ -28,13 +29,9 @@ class TopicName(NamedTuple):
 
         :raises InvalidArgumentError: not a name of a topic
         """
-        text = _text("topic", name, _EXPECTED)
-        domain, has_domain, path = text.partition("://")
-        if not has_domain:
-            domain, path = _DOMAINS[0], text if "/" in text else f"public/default/{text}"
+        domain, _, path = full_name(_text("topic", name, _EXPECTED)).partition("://")
         parts = path.split("/")
-        lengths = (3, 4) if has_domain else (3,)
-        if domain not in _DOMAINS or len(parts) not in lengths or not all(parts):
+        if domain not in _DOMAINS or len(parts) not in {3, 4} or not all(parts):
             raise InvalidArgumentError("topic", name, _EXPECTED)
         return cls(domain, "/".join(parts[:-1]), parts[-1])
 

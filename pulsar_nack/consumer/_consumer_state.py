@@ -1,0 +1,149 @@
+"""The state of one consumer that its verbs share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from .._delays import delay_ms
+from .._lifetime import check_loop
+from ..backoff import as_backoff
+from ..clock import Clock, WallClock
+from ..errors import AlreadySettledError, ClosedError, NotOpenError
+from ..ids import MessageId
+from ._acks import Acks
+from ._letters import Letters
+from ._message_state import MessageState, State
+from ._payloads import LruPayloads
+from ._port import Delivery
+from ._redelivery_queue import RedeliveryQueue
+from ._redelivery_router import RedeliveryPlan
+from ._settings import ConsumerSettings
+from ._unacked import UnackedLimiter
+
+if TYPE_CHECKING:
+    from .durable import DurableNacks
+
+YIELD_AFTER_MS: Final = 5
+
+
+class LoopTurn:
+    """Measures how long this consumer's calls have kept the loop from other tasks."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.now_ms = self.yielded_at_ms = clock.now_ms()
+        """The time of the latest call, and when other tasks ran before."""
+        self._calls: list[Callable[[], None]] = []
+
+    def is_long(self) -> bool:
+        """Return whether the loop has to run other tasks at ``now_ms``; the caller then lets it."""
+        if self.now_ms - self.yielded_at_ms < YIELD_AFTER_MS:
+            return False
+        self.yielded_at_ms = self.now_ms
+        return True
+
+    def call_at_end(self, call: Callable[[], None]) -> None:
+        """Call a function in the next turn of the loop, all functions of this turn together."""
+        if not self._calls:
+            asyncio.get_running_loop().call_soon(self._call_all)
+        self._calls.append(call)
+
+    def _call_all(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+
+class ConsumerState:
+    """Whether a consumer is open, what it has, and whether a message can be settled or a nack held now."""
+
+    def __init__(
+        self,
+        queue: RedeliveryQueue,
+        limiter: UnackedLimiter,
+        letters: Letters | None,
+        settings: ConsumerSettings,
+    ) -> None:
+        self.turn = LoopTurn(queue.clock)
+        self.is_closed = False
+        self.on_idle: Callable[[], None] | None = None
+        """Called when messages were settled or held; None while nobody waits for that."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.acks: Acks | None = None
+        """None until the consumer is open."""
+        self.durable: DurableNacks | None = None
+        """None: the consumer is not durable, or not open yet."""
+        self.nacked = 0
+        self.queue = queue
+        self.recent = LruPayloads(settings.max_local_bytes)
+        self.limiter = limiter
+        self.letters = letters
+        """None: the consumer has neither a dead-letter topic nor a retry topic."""
+        self.has_dead_letters = letters is not None and letters.rules is not None
+        self.config = queue.config
+        self.wall_clock: Clock = settings.wall_clock or WallClock()
+        self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
+
+    def check_open(self) -> Acks:
+        """Return the acknowledgements of an open consumer, in its event loop.
+
+        :raises ClosedError: the consumer is closed
+        :raises NotOpenError: it is not open yet
+        :raises WrongLoopError: another loop runs here
+        """
+        if self.is_closed:
+            raise ClosedError("the consumer")
+        if self.acks is None:
+            raise NotOpenError("the consumer")
+        check_loop(self.loop, "the consumer")
+        return self.acks
+
+    def is_sent_away(self, message_id: MessageId) -> bool:
+        """Return whether a message is on its way to the dead-letter topic or the retry topic."""
+        return self.letters is not None and message_id in self.letters
+
+    def check_not_sent_away(self, message_id: MessageId, to: State | None = None) -> None:
+        """Raise AlreadySettledError if the message is on its way to another topic, except ``to``."""
+        state = None if self.letters is None else self.letters.state_of(message_id)
+        if state is not None and state is not to:
+            raise AlreadySettledError(message_id, state.value)
+
+    def check_unsettled(self, message_id: MessageId, count: int | None) -> MessageState | None:
+        """Raise if the message is settled, or if an attempt later than ``count`` is being processed."""
+        record = self.queue.table.get(message_id)
+        if record is not None and record.state is State.DELIVERED:
+            if count is not None and record.redelivery_count != count and not record.is_guessed:
+                raise AlreadySettledError(message_id, "redelivered")
+            return record
+        self.queue.table.check_unsettled(message_id)
+        if record is None and self.durable is not None and self.durable.was_acked(message_id):
+            raise AlreadySettledError(message_id, State.ACKING.value)
+        return record
+
+    def must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
+        """Return whether a nack has to wait for room."""
+        limit, table = self.limiter.limit, self.queue.table
+        if limit is not None and table.delivered + table.held >= limit:
+            return True
+        most = self.config.max_held
+        if plan.must_keep:
+            return not self.has_room(plan, payload)
+        return most is not None and table.held >= most
+
+    def has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
+        """Return whether a nack may be held; the limit on unacknowledged messages is not looked at."""
+        most = self.config.max_held
+        is_full = most is not None and self.queue.table.held >= most
+        return not is_full and (payload is None or not plan.must_keep or self.queue.has_room(payload))
+
+    def default_delay_ms(self, record: MessageState | None) -> int:
+        """Return the delay of a nack that names none."""
+        count = 0 if record is None else record.redelivery_count
+        delay = None if self._backoff is None else self._backoff(count)
+        return self.config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
+
+    def forget(self, message_id: MessageId) -> None:
+        """End the hold of a message."""
+        self.queue.drop(message_id)
+        self.recent.pop(message_id)

@@ -1,0 +1,52 @@
+"""A consumer with a dead-letter topic and a retry topic, for tests over each kind of port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pulsar_nack import Consumer, DeadLetterPolicy, NackConfig
+from pulsar_nack.clock import LoopClock
+from pulsar_nack.consumer import RetryTopicPolicy
+from pulsar_nack.testing import FakePort, FakePublisher
+
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+
+
+@asynccontextmanager
+async def consuming(
+    port: FakePort, most: int = 2, **options: Any
+) -> AsyncIterator[tuple[FakePort, Consumer, FakePublisher]]:
+    """A port, a consumer on it, and what gets the messages for its dead-letter topic and its retry topic."""
+    publisher = FakePublisher()
+    settings = {
+        "config": EXACT,
+        "dead_letter": DeadLetterPolicy(most, "dead", publisher=publisher),
+        "wall_clock": LoopClock(),
+        **options,
+    }
+    if port.traits.honours_ids:
+        settings.setdefault("retry_topic", RetryTopicPolicy("again", spill_after=600, publisher=publisher))
+    async with Consumer(port, **settings) as consumer:
+        yield port, consumer, publisher
+
+
+async def is_quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
+    """Return whether nothing more is shown."""
+    try:
+        await consumer.receive(timeout=seconds)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def settle(seconds: float = 1.0) -> None:
+    """Let what is under way come to its end."""
+    await asyncio.sleep(seconds)
+
+
+def backlog(port: FakePort) -> int:
+    """Return how many entries are not acknowledged at the broker."""
+    return port.subscription.backlog
