@@ -29,7 +29,7 @@ from pulsar_nack import (
     NegativeAcksTracker,
 )
 from pulsar_nack.backoff import Exponential, Fixed, Multiplier, Steps
-from pulsar_nack.delayed import DelayedDeliveryTrackerFactory
+from pulsar_nack.delayed import DelayedDeliveryTrackerFactory, LogDelayedCursor
 from pulsar_nack.delayed.bucket import LogBucketTracker, LogSnapshotStorage, SharedDelayedIndex
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import (
@@ -173,28 +173,48 @@ async def test_settings_of_consumers() -> None:
 
 
 async def test_settings_of_another_class(tmp_path: Path) -> None:
-    """A wrong class of settings is refused before a file is made, in each part that keeps files."""
+    """A wrong class of settings is refused by each part that has settings, before a file is made."""
     path = tmp_path / "place"
     others: list[Any] = [NackConfig(), DelayedDeliveryConfig(), BucketConfig, {}]
+    storage, cursor = MemorySnapshotStorage(), MemoryDelayedCursor()
     for wrong in others:
         for opening in (LogBucketTracker.open_local, BucketDelayedDeliveryTracker.open_local):
             await refuse("open_local", opening, {"path": path}, "config", wrong)
+        given: dict[str, Any] = {"storage": storage, "cursor": cursor}
+        await refuse("open", BucketDelayedDeliveryTracker.open, given, "config", wrong)
+        await refuse("factory", DelayedDeliveryTrackerFactory, {}, "config", wrong)
         await refuse("Cursor", Cursor.open_local, {"path": path, "ledgers": {1: 1}}, "config", wrong)
         await refuse("LocalTopic", LocalTopic.open, {"home": path}, "config", wrong)
+        if not isinstance(wrong, NackConfig):
+            durable: dict[str, Any] = {"port": FakePort(), "durable": path}
+            await refuse("Consumer", lambda **given: Consumer(**given).open(), durable, "config", wrong)
+        if not isinstance(wrong, DelayedDeliveryConfig):
+            await refuse("InMemory", InMemoryDelayedDeliveryTracker, {}, "config", wrong)
+            await refuse("LocalTopic", LocalTopic.open, {"home": path}, "delayed", wrong)
     assert list(tmp_path.iterdir()) == []
 
 
-BAD_DELAYS: list[Any] = [
-    -1,
-    -0.001,
-    timedelta(seconds=-1),
-    float("nan"),
-    float("inf"),
-    True,
-    "5",
-    60_000_000,
-    86_400_000.0,
-]
+async def test_a_tracker_where_a_cursor_lies(tmp_path: Path) -> None:
+    """A tracker in a Cursor's folder says what lies there, and changes nothing; where both lie, both are left alone."""
+    async with await Cursor.open_local(tmp_path, {1: 20}) as cursor:
+        await cursor.acknowledge([(1, 3)])
+    before = sorted(tmp_path.rglob("*"))
+    async with await LocalLogStore.open(tmp_path) as store:
+        for opening in (BucketDelayedDeliveryTracker.open_local(tmp_path), LogDelayedCursor.open(store)):
+            with pytest.raises(InvalidArgumentError, match="cursor-0000000001 is the acknowledgement state of"):
+                await opening
+    assert sorted(tmp_path.rglob("*")) == before
+    async with await LocalLogStore.open(tmp_path / "other") as store:
+        await (await LogDelayedCursor.open(store)).aclose()
+        async with await Cursor.open(store, {1: 20}) as cursor:
+            await cursor.acknowledge([(1, 3)])
+        async with await LogDelayedCursor.open(store) as tracked:
+            await tracked.put_property("a", "b")
+        async with await Cursor.open(store, {1: 20}) as cursor:
+            assert await cursor.is_acked((1, 3))
+
+
+BAD_DELAYS: list[Any] = [-1, -0.001, timedelta(seconds=-1), float("nan"), float("inf"), True, "5", 6e7, 86_400_000]
 
 
 @virtual_time

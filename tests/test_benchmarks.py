@@ -42,39 +42,23 @@ def test_time_buckets() -> None:
     assert "scattered over an hour, 16 bits" in said
 
 
-def test_day() -> None:
-    """Every mix of the simulated day ends with all messages taken out, with three loads each."""
-    said = run("day", "--quick")
-    assert said.count("## ") == 5
-    assert said.count("| 0.2 M ") == 5
-
-
-def test_nack() -> None:
-    """Every table of the benchmark of negative acknowledgements comes out."""
-    said = run("nack", "--quick")
-    assert said.count("## ") == 4
-
-
-def test_trace() -> None:
-    """Both tables of the benchmark of traces come out, and nothing was dropped."""
-    said = run("trace", "--quick")
-    assert said.count("## ") == 2
-    assert "| while the thread writes" in said
-
-
-def test_ledger() -> None:
-    """Every table of the benchmark of logs comes out."""
-    said = run("ledger", "--quick")
-    assert said.count("## ") == 3
-    assert said.count("| 256 ") == 2
-
-
-def test_durable() -> None:
-    """Every table of the benchmark of durable nacks comes out, and all nacks are held again."""
-    said = run("durable_nacks", "--quick")
-    assert said.count("## ") == 4
-    assert said.count("| nack ") == 3
-    assert said.count(" 5,001 ") == 2
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("day", {"## ": 5, "| 0.2 M ": 5}),  # every mix ends with all messages taken out
+        ("nack", {"## ": 4}),
+        ("trace", {"## ": 2, "| while the thread writes": 1}),  # nothing was dropped
+        ("ledger", {"## ": 3, "| 256 ": 2}),
+        ("durable_nacks", {"## ": 4, "| nack ": 3, " 5,001 ": 2}),  # all nacks are held again
+        ("buckets", {"## ": 5, "| 600,000 in order": 5, "550,000": 1}),  # what was stored is held again
+        ("wire_codec", {"## ": 3}),
+        ("calls", {"| nack until it is back |": 1}),
+    ],
+)
+def test_every_table_comes_out(name: str, counts: dict[str, int]) -> None:
+    """Every table of a benchmark comes out, with its rows."""
+    said = run(name, "--quick")
+    assert {text: said.count(text) for text in counts} == counts
 
 
 @pytest.mark.xdist_group("spark")
@@ -89,14 +73,6 @@ def test_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.count("| one process") >= 4
 
 
-def test_buckets() -> None:
-    """Every table of the benchmark of the bucket tracker comes out, and everything that was stored is held again."""
-    said = run("buckets", "--quick")
-    assert said.count("## ") == 5
-    assert said.count("| 600,000 in order") == 5
-    assert "550,000" in said
-
-
 def test_wire_without_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a broker, and without what starts one, the benchmark of the wire says what it needs."""
     for name in ("PULSAR_SERVICE_URL", "PULSAR_ADMIN_URL"):
@@ -109,20 +85,8 @@ def test_import_time() -> None:
     assert "pulsar_nack.testing" in run("import_time", "--runs", "1")
 
 
-def test_wire_codec() -> None:
-    """Every table of the benchmark of the native wire's codec comes out."""
-    said = run("wire_codec", "--quick")
-    assert said.count("## ") == 3
-
-
 def test_house() -> None:
     """The figures of the house come out, with the places that count."""
     said = run("house", "--list")
     assert "| files " in said
     assert "long files:" in said
-
-
-def test_calls() -> None:
-    """The calls of each operation are counted."""
-    said = run("calls", "--quick")
-    assert said.count("| nack until it is back |") == 1

@@ -78,9 +78,11 @@ def test_what_is_no_version(maven: Maven, monkeypatch: pytest.MonkeyPatch, given
     assert count(calls) == 0
 
 
-@pytest.mark.parametrize("harm", ["missing", "cut", "added", "stamp"])
-def test_assembles_anew_what_is_broken(maven: Maven, harm: str) -> None:
-    """A jar that is missing, cut short or strange, or a folder without a stamp, makes it be fetched again."""
+@pytest.mark.parametrize("harm", ["missing", "cut", "added", "stamp", "pom"])
+def test_assembles_anew_what_is_broken(
+    maven: Maven, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A jar that is missing, cut short or strange, no stamp, or another pom makes it be fetched again."""
     calls = maven(WORKS)
     lib = assemble()
     if harm == "missing":
@@ -89,59 +91,36 @@ def test_assembles_anew_what_is_broken(maven: Maven, harm: str) -> None:
         (lib / "other.jar").write_text("")
     elif harm == "added":
         (lib / "third.jar").touch()
-    else:
+    elif harm == "stamp":
         (lib.parent / "stamp").unlink()
+    else:
+        changed = tmp_path / "pom.xml"
+        changed.write_text(_assembly.POM.read_text() + "<!-- changed -->")
+        monkeypatch.setattr(_assembly, "POM", changed)
     assemble()
     assert count(calls) == 2
     assert sorted(jar.name for jar in lib.iterdir()) == ["other.jar", "pulsar-broker-3.0.7.jar"]
 
 
-def test_assembles_anew_for_another_pom(maven: Maven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed pom makes it be fetched again."""
-    calls = maven(WORKS)
-    assemble()
-    changed = tmp_path / "pom.xml"
-    changed.write_text(_assembly.POM.read_text() + "<!-- changed -->")
-    monkeypatch.setattr(_assembly, "POM", changed)
-    assemble()
-    assert count(calls) == 2
-
-
 def test_failure_leaves_nothing(maven: Maven, tmp_path: Path) -> None:
-    """When Maven fails half-way the error holds its words, and nothing half-made is left or taken for whole."""
+    """When Maven fails half-way, or brings no broker, the error says so, and nothing half-made is taken for whole."""
     maven(f"{WORKS}; echo could not resolve; exit 3")
     with pytest.raises(AssemblyError, match=r"(?s)exit code 3.*could not resolve"):
         assemble()
+    maven('mkdir "$lib"')
+    with pytest.raises(AssemblyError, match="pulsar-broker is not among the jars"):
+        assemble()
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["pulsar-3.0.7.lock"]
-    maven(WORKS)
-    assert (assemble() / "other.jar").exists()
-
-
-def test_clears_what_a_killed_run_left(maven: Maven, tmp_path: Path) -> None:
-    """The half-made folder of a run that was killed is removed by the next one."""
-    stale = tmp_path / "cache" / "pulsar-3.0.7.part-killed"
+    stale = tmp_path / "cache" / "pulsar-3.0.7.part-killed"  # of a run that was killed
     (stale / "fresh" / "lib").mkdir(parents=True)
     maven(WORKS)
-    assemble()
-    assert not stale.exists()
-
-
-def test_failure_keeps_the_old_one_apart(maven: Maven, tmp_path: Path) -> None:
-    """A failed attempt to replace a broken folder does not make that folder good."""
-    maven(WORKS)
     lib = assemble()
+    assert not stale.exists()
     (lib / "other.jar").unlink()
     maven("exit 1")
     with pytest.raises(AssemblyError, match="exit code 1"):
         assemble()
     assert not _assembly.is_whole(lib.parent)
-
-
-def test_success_without_a_broker(maven: Maven) -> None:
-    """A Maven that reports success and brings no broker is not believed."""
-    maven('mkdir "$lib"')
-    with pytest.raises(AssemblyError, match="pulsar-broker is not among the jars"):
-        assemble()
 
 
 def test_no_maven(maven: Maven, monkeypatch: pytest.MonkeyPatch) -> None:

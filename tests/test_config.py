@@ -17,67 +17,64 @@ from pulsar_nack import BucketConfig, DelayedDeliveryConfig, NackConfig
 from pulsar_nack.config import CursorConfig, TopicConfig
 from tests.for_each import for_each
 
+FACTORY = "org.apache.pulsar.broker.delayed.%sDelayedDeliveryTrackerFactory"
+
 
 def make(**settings: Any) -> NackConfig:
     """Make a config from any settings."""
     return NackConfig(**settings)
 
 
-def test_defaults() -> None:
-    """The defaults are those of every Pulsar client, with a bounded bucket and a bounded tracker."""
-    config = NackConfig()
-    assert config.negative_ack_redelivery_delay == timedelta(seconds=60)
-    assert config.negative_ack_redelivery_delay_ms == 60_000
-    assert config.negative_ack_precision_bit_cnt == 8
-    assert config.precision_ratio == 0.125
-    assert (config.max_held, config.max_batch, config.max_in_flight) == (100_000_000, 1_000, 4)
-    assert config.close_timeout == timedelta(seconds=5)
+SPELLINGS: list[tuple[Any, str, Any, Any]] = [
+    (NackConfig, "negativeAckRedeliveryDelay", timedelta(seconds=60), timedelta(seconds=2)),
+    (NackConfig, "negativeAckPrecisionBitCnt", 8, 4),
+    (NackConfig, "precisionRatio", 0.125, 0.5),
+    (NackConfig, "maxHeld", 100_000_000, 10),
+    (NackConfig, "maxBatch", 1_000, 10),
+    (NackConfig, "maxInFlight", 4, 10),
+    (NackConfig, "closeTimeout", timedelta(seconds=5), timedelta(seconds=1)),
+    (DelayedDeliveryConfig, "delayedDeliveryTickTimeMillis", 1_000, 7),
+    (DelayedDeliveryConfig, "isDelayedDeliveryDeliverAtTimeStrict", False, True),
+    (DelayedDeliveryConfig, "delayedDeliveryFixedDelayDetectionLookahead", 50_000, 7),
+    (DelayedDeliveryConfig, "delayedDeliveryMaxDelayInMillis", 0, 7),
+    (BucketConfig, "delayedDeliveryTickTimeMillis", 1_000, 7),
+    (BucketConfig, "delayedDeliveryMinIndexCountPerBucket", 50_000, 7),
+    (BucketConfig, "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds", 300, 7),
+    (BucketConfig, "delayedDeliveryMaxIndexesPerBucketSnapshotSegment", 5_000, 7),
+    (BucketConfig, "delayedDeliveryMaxNumBuckets", -1, 7),
+    (BucketConfig, "delayedDeliveryEnabled", True, False),
+    (BucketConfig, "delayedDeliverySharedIndexEnabled", False, True),
+    (BucketConfig, "delayedDeliveryTrackerFactoryClassName", FACTORY % "InMemory", FACTORY % "Bucket"),
+    (BucketConfig, "recoveryTimeout", timedelta(seconds=10), timedelta(seconds=1)),
+    (BucketConfig, "closeTimeout", timedelta(seconds=10), timedelta(seconds=1)),
+    (CursorConfig, "flushInterval", CursorConfig().flush_interval, timedelta(seconds=7)),
+    (TopicConfig, "cacheBytes", TopicConfig().cache_bytes, 1),
+]
+"""Settings by Pulsar's names, each with its default and another value."""
 
 
-@for_each(
-    ("pulsar_name", "name", "value"),
-    [
-        ("negativeAckRedeliveryDelay", "negative_ack_redelivery_delay", timedelta(seconds=2)),
-        ("negativeAckPrecisionBitCnt", "negative_ack_precision_bit_cnt", 4),
-        ("precisionRatio", "precision_ratio", 0.5),
-        ("maxHeld", "max_held", 10),
-        ("maxBatch", "max_batch", 10),
-        ("maxInFlight", "max_in_flight", 10),
-        ("closeTimeout", "close_timeout", timedelta(seconds=1)),
-    ],
-)
-def test_both_spellings(pulsar_name: str, name: str, value: object) -> None:
-    """Every field is accepted under its own name and under Pulsar's, and not under both at once."""
-    assert getattr(make(**{pulsar_name: value}), name) == value
-    assert make(**{pulsar_name: value}) == make(**{name: value}) != NackConfig()
-    with pytest.raises(ValidationError, match=f"{pulsar_name}: expected the .* once|{name}"):
-        make(**{pulsar_name: value, name: value})
-
-
-@for_each(
-    ("kind", "settings"),
-    [
-        (NackConfig, {"maxHeld": 5, "max_held": 5}),
-        (DelayedDeliveryConfig, {"delayedDeliveryTickTimeMillis": 5, "delayed_delivery_tick_time_millis": 5}),
-        (BucketConfig, {"delayedDeliveryMaxNumBuckets": 5, "delayed_delivery_max_num_buckets": 5}),
-        (CursorConfig, {"flushInterval": 1, "flush_interval": 2}),
-        (TopicConfig, {"cacheBytes": 1, "cache_bytes": 1}),
-    ],
-)
-def test_both_names_at_once(kind: Any, settings: dict[str, Any]) -> None:
-    """A setting under both of its names is refused with both names, whatever the values are."""
-    alias, name = settings
+@for_each(("kind", "alias", "default", "other"), SPELLINGS)
+def test_both_spellings(kind: Any, alias: str, default: Any, other: Any) -> None:
+    """A field has the default of every Pulsar client and broker, and either of its names, which exclude each other."""
+    (name,) = [name for name, field in kind.model_fields.items() if field.alias == alias]
+    assert getattr(kind(), name) == default
+    assert getattr(kind(**{alias: other}), name) == other
+    assert kind(**{alias: other}) == kind(**{name: other}) != kind()
+    both = {alias: other, name: other}
     with pytest.raises(ValidationError, match=f"{alias}: expected the setting once: it is given as {name} too"):
-        kind(**settings)
-    with pytest.raises(ValidationError, match=f"it is given as {name} too"):
-        kind.model_validate_json(json.dumps(settings))
-    for each, value in settings.items():
-        assert kind(**{each: value}) == kind(**{name: value})
+        kind(**both)
+    if not isinstance(other, timedelta):
+        with pytest.raises(ValidationError, match=f"it is given as {name} too"):
+            kind.model_validate_json(json.dumps(both))
 
 
 def test_every_field_is_in_the_list_above() -> None:
-    """No field is without a test of its two spellings."""
-    assert len(NackConfig.model_fields) == 7
+    """No field of these settings is without a test of its two spellings."""
+    for kind in (NackConfig, DelayedDeliveryConfig):
+        assert [field.alias for field in kind.model_fields.values()] == [
+            each[1] for each in SPELLINGS if each[0] is kind
+        ]
+    assert NackConfig().negative_ack_redelivery_delay_ms == 60_000
 
 
 @for_each(
@@ -152,50 +149,46 @@ def test_good_ratios(ratio: float | None) -> None:
     assert make(precision_ratio=ratio).precision_ratio == ratio
 
 
-@for_each(
-    ("field", "value"),
-    [
-        ("negative_ack_precision_bit_cnt", -1),
-        ("negative_ack_precision_bit_cnt", 63),
-        ("negative_ack_precision_bit_cnt", 1.5),
-        ("negative_ack_precision_bit_cnt", 8.0),
-        ("negative_ack_precision_bit_cnt", True),
-        ("negative_ack_precision_bit_cnt", "8"),
-        ("negative_ack_precision_bit_cnt", 10**5000),
-        ("negative_ack_precision_bit_cnt", None),
-        ("precision_ratio", 0),
-        ("precision_ratio", 1.1),
-        ("precision_ratio", -0.5),
-        ("precision_ratio", math.nan),
-        ("precision_ratio", math.inf),
-        ("precision_ratio", True),
-        ("precision_ratio", "0.5"),
-        ("precision_ratio", Decimal("0.5")),
-        ("precision_ratio", 10**5000),
-        ("max_held", 0),
-        ("max_held", -1),
-        ("max_held", True),
-        ("max_held", 1.0),
-        ("max_batch", 0),
-        ("max_batch", 1_000_001),
-        ("max_batch", None),
-        ("max_in_flight", 0),
-        ("max_in_flight", "4"),
-    ],
-)
-def test_bad_values(field: str, value: Any) -> None:
+BAD: dict[tuple[Any, str], list[Any]] = {
+    (NackConfig, "negative_ack_precision_bit_cnt"): [-1, 63, 1.5, 8.0, True, "8", 10**5000, None],
+    (NackConfig, "precision_ratio"): [0, 1.1, -0.5, math.nan, math.inf, True, "0.5", Decimal("0.5"), 10**5000],
+    (NackConfig, "max_held"): [0, -1, True, 1.0],
+    (NackConfig, "max_batch"): [0, 1_000_001, None],
+    (NackConfig, "max_in_flight"): [0, "4"],
+    (DelayedDeliveryConfig, "delayedDeliveryTickTimeMillis"): [-1, True, 1.5, 1 << 62],
+    (DelayedDeliveryConfig, "isDelayedDeliveryDeliverAtTimeStrict"): [1],
+    (DelayedDeliveryConfig, "delayedDeliveryFixedDelayDetectionLookahead"): [-1],
+    (DelayedDeliveryConfig, "delayedDeliveryMaxDelayInMillis"): [-1],
+    (BucketConfig, "delayedDeliveryMinIndexCountPerBucket"): [0],
+    (BucketConfig, "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds"): [0, math.nan],
+    (BucketConfig, "delayedDeliveryMaxIndexesPerBucketSnapshotSegment"): [0, -2],
+    (BucketConfig, "delayedDeliveryMaxNumBuckets"): [0],
+    (BucketConfig, "maxIndexesPerBucket"): [0],
+    (BucketConfig, "maxUnsealedAge"): [-1],
+    (BucketConfig, "maxUnsealedIndexes"): [0],
+    (BucketConfig, "prefetch"): ["soon"],
+    (BucketConfig, "recoveryTimeout"): [-1],
+    (BucketConfig, "delayedDeliveryEnabled"): ["yes"],
+    (BucketConfig, "delayedDeliverySharedIndexEnabled"): [1],
+    (BucketConfig, "delayedDeliveryTrackerFactoryClassName"): ["org.example.Factory"],
+}
+
+
+@for_each(("kind", "field", "value"), [(*of, value) for of, values in BAD.items() for value in values])
+def test_bad_values(kind: Any, field: str, value: Any) -> None:
     """N24: values out of range or of another type are refused with the field's name; nothing is converted."""
     with pytest.raises(ValidationError) as caught:
-        make(**{field: value})
+        kind(**{field: value})
     assert caught.value.error_count() == 1
     assert field in str(caught.value)
 
 
-@for_each("key", ["negativeAckPrecisionBits", "delay", "NEGATIVE_ACK_REDELIVERY_DELAY", "max_held_"])
-def test_unknown_keys(key: str) -> None:
+@for_each("kind", [NackConfig, DelayedDeliveryConfig, BucketConfig])
+@for_each("key", ["negativeAckPrecisionBits", "delay", "NEGATIVE_ACK_REDELIVERY_DELAY", "max_held_", "maxNumBucket"])
+def test_unknown_keys(kind: Any, key: str) -> None:
     """N24: an unknown key is refused by its name."""
     with pytest.raises(ValidationError, match=f"(?s){key}.*not permitted"):
-        make(**{key: 1})
+        kind(**{key: 1})
 
 
 def test_is_frozen() -> None:
@@ -238,3 +231,21 @@ def test_not_a_mapping(wrong: Any) -> None:
     """What is no mapping of settings is refused by pydantic, not by an accident."""
     with pytest.raises(ValidationError):
         NackConfig.model_validate(wrong)
+
+
+def test_longest_delay() -> None:
+    """A message whose delay is longer than the bound is to be refused when it is published; 0 is no bound."""
+    config = DelayedDeliveryConfig(delayedDeliveryMaxDelayInMillis=1_000)
+    assert not config.exceeds_max_delay(5_000, 4_000)
+    assert config.exceeds_max_delay(5_001, 4_000)
+    assert not config.exceeds_max_delay(-1, 4_000)
+    assert not DelayedDeliveryConfig().exceeds_max_delay(2**62, 0)
+
+
+def test_what_follows_from_settings_of_buckets() -> None:
+    """Segments are cut in whole ms, at least one; a bucket has a largest size even when none was given."""
+    assert BucketConfig().segment_step_ms == 300_000
+    assert BucketConfig(delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=0.0001).segment_step_ms == 1
+    assert BucketConfig().largest_bucket == 100_000
+    assert BucketConfig(max_indexes_per_bucket=60_000).largest_bucket == 60_000
+    assert BucketConfig(max_unsealed_age=1.5).max_unsealed_age == timedelta(seconds=1.5)

@@ -258,38 +258,36 @@ def test_what_the_official_client_cannot_do() -> None:
     assert rows["a pattern that matches nothing"] == "no warning"
 
 
-def test_every_setting_is_listed() -> None:
-    """The configuration page names each field of NackConfig with its alias, and each keyword of Consumer."""
-    rows = {cells[0].strip("`"): cells[1].strip("`") for cells in table_rows("configuration.md", "Nacks")}
-    known = {name: field.alias for name, field in NackConfig.model_fields.items()}
-    assert rows == {**known, "negative_ack_redelivery_delay_ms": "negativeAckRedeliveryDelayMs"}
+SETTINGS: list[tuple[str, str, Any]] = [
+    ("configuration.md", "Nacks", NackConfig),
+    ("configuration.md", "Delayed delivery", BucketConfig),
+    ("configuration.md", "Acknowledgement state", CursorConfig),
+    ("local-topics.md", "Settings", TopicConfig),
+]
+
+
+@for_each(("page", "heading", "kind"), SETTINGS)
+def test_every_setting_is_listed(page: str, heading: str, kind: Any) -> None:
+    """The table of a class of settings names each field with its alias, and other names that it has."""
+    rows = {cells[0].strip("` "): re.findall(r"`(\w+)`", cells[1]) for cells in table_rows(page, heading)}
+    also = rows.pop("negative_ack_redelivery_delay_ms", None)
+    assert also == (["negativeAckRedeliveryDelayMs"] if kind is NackConfig else None)
+    assert {name: aliases[0] for name, aliases in rows.items()} == {
+        name: field.alias for name, field in kind.model_fields.items()
+    }
+    if kind is BucketConfig:  # those of all trackers come first
+        assert list(rows)[: len(DelayedDeliveryConfig.model_fields)] == list(DelayedDeliveryConfig.model_fields)
+    if kind is CursorConfig:
+        limit = "max_per_cursor_metadata_size_in_bytes"
+        assert getattr(CursorConfig(**{rows[limit][1]: 2_048}), limit) == 2_048
+        assert getattr(CursorConfig(), limit) == DEFAULT_LIMIT
+
+
+def test_every_keyword_of_consumers_is_listed() -> None:
+    """The configuration page names each keyword of Consumer."""
     parameters = inspect.signature(pulsar_nack.Consumer).parameters.values()
     keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     assert sorted(first_names("configuration.md", "Consumers")) == sorted(keywords)
-
-
-def test_every_setting_of_delayed_delivery_is_listed() -> None:
-    """The configuration page names each field of BucketConfig with its alias, those of all trackers first."""
-    rows = {cells[0].strip("` "): cells[1].strip("`") for cells in table_rows("configuration.md", "Delayed delivery")}
-    assert rows == {name: field.alias for name, field in BucketConfig.model_fields.items()}
-    assert list(rows)[: len(DelayedDeliveryConfig.model_fields)] == list(DelayedDeliveryConfig.model_fields)
-
-
-def test_every_setting_of_cursors_is_listed() -> None:
-    """The configuration page names each field of CursorConfig with its aliases."""
-    rows = {cells[0].strip("` "): cells[1] for cells in table_rows("configuration.md", "Acknowledgement state")}
-    first = {name: cell.partition(",")[0].strip("`") for name, cell in rows.items()}
-    assert first == {name: field.alias for name, field in CursorConfig.model_fields.items()}
-    limit = "max_per_cursor_metadata_size_in_bytes"
-    (other,) = re.findall(r", `(\w+)`", rows[limit])
-    assert CursorConfig(**{other: 2_048}).max_per_cursor_metadata_size_in_bytes == 2_048
-    assert CursorConfig().max_per_cursor_metadata_size_in_bytes == DEFAULT_LIMIT
-
-
-def test_every_setting_of_local_topics_is_listed() -> None:
-    """The page of local topics names each field of TopicConfig with its alias."""
-    rows = {cells[0].strip("` "): cells[1].strip("`") for cells in table_rows("local-topics.md", "Settings")}
-    assert rows == {name: field.alias for name, field in TopicConfig.model_fields.items()}
 
 
 def test_every_error_is_listed() -> None:
@@ -299,17 +297,21 @@ def test_every_error_is_listed() -> None:
         assert f"| `{name}` |" in text
 
 
-def test_every_statistic_is_listed() -> None:
-    """The observability page explains each field of both statistics, in their order."""
-    assert first_names("observability.md", "The consumer") == [field.name for field in fields(ConsumerStatistics)]
-    assert first_names("observability.md", "The native client") == [field.name for field in fields(ClientStatistics)]
-    assert first_names("observability.md", "The tracker") == [field.name for field in fields(NackStatistics)]
-    assert first_names("delayed-buckets.md", "Statistics") == [field.name for field in fields(BucketStatistics)]
-    assert first_names("delayed-buckets.md", "A factory's statistics") == [
-        field.name for field in fields(DelayedFactoryStatistics)
-    ]
-    assert first_names("acknowledgements.md", "Statistics") == [field.name for field in fields(CursorStatistics)]
-    assert first_names("gate.md", "While it is paused") == [field.name for field in fields(GateStatistics)]
+@for_each(
+    ("page", "heading", "kind"),
+    [
+        ("observability.md", "The consumer", ConsumerStatistics),
+        ("observability.md", "The native client", ClientStatistics),
+        ("observability.md", "The tracker", NackStatistics),
+        ("delayed-buckets.md", "Statistics", BucketStatistics),
+        ("delayed-buckets.md", "A factory's statistics", DelayedFactoryStatistics),
+        ("acknowledgements.md", "Statistics", CursorStatistics),
+        ("gate.md", "While it is paused", GateStatistics),
+    ],
+)
+def test_every_statistic_is_listed(page: str, heading: str, kind: Any) -> None:
+    """A page explains each field of statistics, in their order."""
+    assert first_names(page, heading) == [field.name for field in fields(kind)]
 
 
 def test_every_logger_is_listed() -> None:

@@ -114,33 +114,20 @@ def test_ends_with_an_error_in_the_block(folders: Path) -> None:
 
 @needs_broker
 def test_can_be_entered_again() -> None:
-    """After a block the same object starts another broker, and outside of blocks it has no URL."""
+    """Entering a running broker is refused; after a block the same object starts another, each with its own port."""
     broker = EmbeddedBroker()
-    with broker:
+    with broker, EmbeddedBroker() as other:
         first = broker.pid
+        assert broker.service_url != other.service_url
+        with pytest.raises(BrokerError, match="already"):
+            broker.__enter__()
+        assert is_running(broker.pid)
+        assert is_running(other.pid)
     with pytest.raises(BrokerError, match="does not run"):
         broker.service_url  # noqa: B018 - the access raises
     with broker:
         assert broker.pid != first
         assert is_running(broker.pid)
-
-
-@needs_broker
-def test_entering_twice_keeps_the_first() -> None:
-    """Entering a running broker is refused and does not disturb it."""
-    with EmbeddedBroker() as broker:
-        with pytest.raises(BrokerError, match="already"):
-            broker.__enter__()
-        assert is_running(broker.pid)
-
-
-@needs_broker
-async def test_two_side_by_side() -> None:
-    """Each broker has its own port and process."""
-    async with EmbeddedBroker() as one, EmbeddedBroker() as two:
-        assert one.service_url != two.service_url
-        assert is_running(one.pid)
-        assert is_running(two.pid)
 
 
 @needs_broker

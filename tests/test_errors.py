@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
 
 import pulsar_nack
 from pulsar_nack import (
@@ -124,28 +123,16 @@ def test_hierarchy(kind: type[PulsarNackError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
 
 
-@for_each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @for_each("example", EXAMPLES)
-def test_pickle(example: PulsarNackError, protocol: int) -> None:
-    """An error that crosses a process boundary is the same error, with its message and fields."""
-    again = pickle.loads(pickle.dumps(example, protocol))
-    assert type(again) is type(example)
-    assert (str(again), again.args, vars(again)) == (str(example), example.args, vars(example))
-
-
-@for_each("copier", [copy.copy, copy.deepcopy])
-@for_each("example", EXAMPLES)
-def test_copy(example: PulsarNackError, copier: Any) -> None:
-    """Copies keep message and fields."""
-    again = copier(example)
-    assert (type(again), str(again), vars(again)) == (type(example), str(example), vars(example))
-
-
-def test_notes_survive() -> None:
-    """A note that was added to an error is pickled with it."""
-    error = ClosedError("x")
-    error.add_note("while testing")
-    assert pickle.loads(pickle.dumps(error)).__notes__ == ["while testing"]
+def test_copies(example: PulsarNackError) -> None:
+    """An error that is copied, or crosses a process boundary, is the same error, with its message, fields and notes."""
+    pickled = [pickle.dumps(example, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for again in (*map(pickle.loads, pickled), copy.copy(example), copy.deepcopy(example)):
+        assert type(again) is type(example)
+        assert (str(again), again.args, vars(again)) == (str(example), example.args, vars(example))
+    noted = copy.copy(example)
+    noted.add_note("while testing")
+    assert pickle.loads(pickle.dumps(noted)).__notes__ == ["while testing"]
 
 
 def test_messages() -> None:

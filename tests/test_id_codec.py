@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, MessageId
+from pulsar_nack._varint import varint
 from tests.for_each import for_each
 
 INT64 = st.integers(-1, 2**63 - 1)
@@ -129,13 +130,7 @@ def test_nesting_is_refused() -> None:
     """A first chunk inside a first chunk is refused, however deep: no input can exhaust the stack."""
     data = MessageId(1, 2).to_bytes()
     for _ in range(3000):
-        length = bytearray()
-        size = len(data)
-        while size > 0x7F:
-            length.append(size & 0x7F | 0x80)
-            size >>= 7
-        length.append(size)
-        data = MessageId(1, 2).to_bytes() + b"\x3a" + bytes(length) + data
+        data = MessageId(1, 2).to_bytes() + b"\x3a" + varint(len(data)) + data
     with pytest.raises(InvalidArgumentError, match="data"):
         MessageId.from_bytes(data)
 

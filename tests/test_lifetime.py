@@ -41,7 +41,7 @@ from pulsar_nack.ids import Position
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FakePort, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time
 from pulsar_nack.topic import LocalTopic
-from pulsar_nack.wire import Client, Producer, Reader, TableView
+from pulsar_nack.wire import Client
 from tests.consumer.nowait_port import NowaitPort
 from tests.test_public_names import PUBLIC
 from tests.wire.fake_broker import FakeBroker, later
@@ -273,12 +273,16 @@ def test_a_loop_that_is_over() -> None:
 Open = Callable[[Path], contextlib.AbstractAsyncContextManager[Any]]
 
 
-@contextlib.asynccontextmanager
-async def _consumer(_: Path) -> AsyncIterator[Consumer]:
-    port = FakePort()
-    port.topic.publish(b"x")
-    async with Consumer(port) as consumer:
-        yield consumer
+def of_client(opening: Callable[[Client], contextlib.AbstractAsyncContextManager[Any]]) -> Open:
+    """Return what opens, and closes, what a client gives, and the client."""
+
+    @contextlib.asynccontextmanager
+    async def entered(_: Path) -> AsyncIterator[Any]:
+        broker = FakeBroker()
+        async with Client(broker.url, dial=broker.dial) as client, opening(client) as it:
+            yield it
+
+    return entered
 
 
 @contextlib.asynccontextmanager
@@ -287,34 +291,6 @@ async def _message(_: Path) -> AsyncIterator[Message]:
     port.topic.publish(b"x")
     async with Consumer(port) as consumer:
         yield await consumer.receive()
-
-
-@contextlib.asynccontextmanager
-async def _client(_: Path) -> AsyncIterator[Client]:
-    broker = FakeBroker()
-    async with Client(broker.url, dial=broker.dial) as client:
-        yield client
-
-
-@contextlib.asynccontextmanager
-async def _producer(_: Path) -> AsyncIterator[Producer]:
-    broker = FakeBroker()
-    async with Client(broker.url, dial=broker.dial) as client, client.producer("t") as producer:
-        yield producer
-
-
-@contextlib.asynccontextmanager
-async def _reader(_: Path) -> AsyncIterator[Reader]:
-    broker = FakeBroker()
-    async with Client(broker.url, dial=broker.dial) as client, client.reader("t") as reader:
-        yield reader
-
-
-@contextlib.asynccontextmanager
-async def _table_view(_: Path) -> AsyncIterator[TableView]:
-    broker = FakeBroker()
-    async with Client(broker.url, dial=broker.dial) as client, client.table_view("t") as view:
-        yield view
 
 
 @contextlib.asynccontextmanager
@@ -336,18 +312,6 @@ async def _buckets(_: Path) -> AsyncIterator[BucketDelayedDeliveryTracker]:
     async with await BucketDelayedDeliveryTracker.open(MemorySnapshotStorage(), MemoryDelayedCursor()) as tracker:
         tracker.add_message(2, 1, NEVER)  # opens the fast path
         yield tracker
-
-
-@contextlib.asynccontextmanager
-async def _factory(_: Path) -> AsyncIterator[DelayedDeliveryTrackerFactory]:
-    async with DelayedDeliveryTrackerFactory() as factory:
-        yield factory
-
-
-@contextlib.asynccontextmanager
-async def _shared(_: Path) -> AsyncIterator[SharedDelayedIndex]:
-    async with await SharedDelayedIndex.open(MemorySnapshotStorage(), MemoryDelayedCursor()) as index:
-        yield index
 
 
 @contextlib.asynccontextmanager
@@ -386,18 +350,18 @@ def opened(opening: Callable[[Path], Awaitable[Any]]) -> Open:
 
 
 KINDS: dict[str, Open] = {
-    "Consumer": _consumer,
+    "Consumer": opened(lambda _: Consumer(FakePort()).open()),
     "Message": _message,
-    "Client": _client,
-    "Producer": _producer,
-    "Reader": _reader,
-    "TableView": _table_view,
+    "Client": of_client(contextlib.nullcontext),
+    "Producer": of_client(lambda client: client.producer("t")),
+    "Reader": of_client(lambda client: client.reader("t")),
+    "TableView": of_client(lambda client: client.table_view("t")),
     "NegativeAcksTracker": _tracker,
     "InMemoryDelayedDeliveryTracker": _in_memory,
     "BucketDelayedDeliveryTracker": _buckets,
     "LogBucketTracker": opened(LogBucketTracker.open_local),
-    "DelayedDeliveryTrackerFactory": _factory,
-    "SharedDelayedIndex": _shared,
+    "DelayedDeliveryTrackerFactory": lambda _: DelayedDeliveryTrackerFactory(),
+    "SharedDelayedIndex": opened(lambda _: SharedDelayedIndex.open(MemorySnapshotStorage(), MemoryDelayedCursor())),
     "SharedSubscription": _of_shared,
     "Cursor": opened(lambda path: Cursor.open_local(path, {1: 10})),
     "LocalTopic": opened(LocalTopic.open),

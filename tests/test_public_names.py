@@ -244,14 +244,6 @@ def test_arrows_point_down(all_imports: list[tuple[Path, Import]]) -> None:
     assert wrong == []
 
 
-@for_each("part", ["index", "nack", "ledger", "cursor", "delayed"])
-def test_the_core_knows_no_consumer(all_imports: list[tuple[Path, Import]], part: str) -> None:
-    """The parts below never import consumers, the command line, the integrations or the test tools."""
-    above = {"consumer", "cli", "observe", "testing", "topic", "wire", "pipeline"}
-    found = [each for _, each in all_imports if each.importer.startswith(f"pulsar_nack.{part}")]
-    assert [each for each in found if "".join(each.imported.split(".")[1:2]) in above] == []
-
-
 def test_packages_from_outside_are_confined(all_imports: list[tuple[Path, Import]]) -> None:
     """A package from outside is imported where it belongs only; a new one has to be added to the table here."""
     wrong = []

@@ -14,7 +14,7 @@ import anyio.to_thread
 import pytest
 
 from pulsar_nack import InvalidArgumentError
-from pulsar_nack.clock import AlarmClock, LoopClock
+from pulsar_nack.clock import AlarmClock
 from pulsar_nack.errors import VirtualDeadlockError
 from pulsar_nack.testing import ManualClock, VirtualClockEventLoop, hold_time, run, virtual_time
 from tests.processes import run_python
@@ -233,15 +233,6 @@ async def test_advance_is_a_blocking_call() -> None:
     for bad in (-1, float("nan"), float("inf")):
         with pytest.raises(InvalidArgumentError, match="seconds"):
             loop.advance(bad)
-
-
-@virtual_time
-async def test_the_loop_clock_follows_virtual_time() -> None:
-    """``LoopClock`` gives whole ms of the virtual loop."""
-    clock = LoopClock()
-    for step in range(1, 1001):
-        await asyncio.sleep(0.001)
-        assert clock.now_ms() == step
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ async def test_patterns_by_either_form(service_url: str, topic: str) -> None:
             await consumer.aclose()
 
 
+@pytest.mark.both_lines
 @pytest.mark.usefixtures("transport")
 async def test_lists_are_acknowledged(service_url: str, topic: str, admin: Admin) -> None:
     """Single messages and members of a batch, by the message or its id, are acknowledged with one call."""

@@ -162,23 +162,6 @@ async def _acked_again_after_a_kill(url: str, topic: str, folder: Path) -> int:
     return again
 
 
-async def test_acked_members_stay_acked(broker_without_index_acks: Standalone, tmp_path: Path) -> None:
-    """U3: index acks off at the broker, 9 of 10 of a batch are acked, killed: only the tenth is seen again."""
-    url, topic = broker_without_index_acks.service_url, "persistent://public/default/durable-batch"
-    async with subscribed(url, topic, durable=tmp_path / "state") as (client, consumer):
-        await send(client, topic, numbered(10), batched=True)
-        messages = await take(consumer, 10)
-        for message in messages:
-            await (message.nack(2.0) if message.data == b"3" else message.ack())
-    async with subscribed(url, topic, durable=tmp_path / "state") as (_, consumer):
-        message = await consumer.receive(timeout=patience(3))
-        assert (message.data, message.attempt) == (b"3", 2)
-        await message.ack()
-        assert await nothing_comes(consumer, 1.0)
-    async with subscribed(url, topic) as (_, after):
-        assert await nothing_comes(after, 1.0)
-
-
 async def test_another_consumer_is_not_bound(service_url: str, topic: str, tmp_path: Path) -> None:
     """U34: a second consumer shows what the broker gives it at once; what came to the restarted one waits there."""
     folder = tmp_path / "state"

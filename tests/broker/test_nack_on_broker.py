@@ -98,14 +98,10 @@ def forget_handles(consumer: Consumer) -> None:
 
 
 @pytest.mark.parametrize("batched", [True, False])
-async def test_half_by_message_half_by_id(service_url: str, topic: str, batched: bool) -> None:
-    """N37: all 20 come again, once; after acknowledging, nothing more."""
-    await scenarios.half_by_message_half_by_id(service_url, topic, batched=batched)
-
-
-@pytest.mark.parametrize("batched", [True, False])
-async def test_half_by_message_half_by_id_on_partitions(
-    service_url: str, partitioned_topic: Callable[[int], str], batched: bool
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_half_by_message_half_by_id(
+    service_url: str, topic: str, partitioned_topic: Callable[[int], str], partitions: int, batched: bool
 ) -> None:
-    """N37: on two partitions too."""
-    await scenarios.half_by_message_half_by_id(service_url, partitioned_topic(2), batched=batched)
+    """N37: all 20 come again, once, on one topic and on two partitions; after acknowledging, nothing more."""
+    name = partitioned_topic(partitions) if partitions else topic
+    await scenarios.half_by_message_half_by_id(service_url, name, batched=batched)

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-import pulsar.asyncio
+import pulsar
 import pytest
 
 from tests.broker._admin import Admin
@@ -25,6 +25,8 @@ from tests.broker.standalone import (
     StandaloneError,
     is_healthy,
 )
+from tests.broker.wire_topic import publish
+from tests.consumer.official import official_client
 from tests.patience import patience
 
 COMMAND = [sys.executable, "-m", "tests.broker.standalone", "run", "--"]
@@ -39,32 +41,18 @@ def without_urls() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in {SERVICE_URL, ADMIN_URL}}
 
 
-async def send(url: str, topic: str, payloads: list[bytes]) -> None:
-    """Send payloads with the official client."""
-    client = pulsar.asyncio.Client(url)
-    try:
-        producer = await client.create_producer(topic)
-        for payload in payloads:
-            await producer.send(payload)
-    finally:
-        await client.close()
-
-
 async def receive(url: str, topic: str, count: int) -> list[bytes]:
     """Receive so many payloads from the start of a topic."""
-    client = pulsar.asyncio.Client(url)
-    try:
+    async with official_client(url) as client:
         consumer = await client.subscribe(topic, "reader", initial_position=pulsar.InitialPosition.Earliest)
         return [(await consumer.receive()).data() for _ in range(count)]
-    finally:
-        await client.close()
 
 
 async def test_survives_kill_and_stop(own_broker: Standalone, own_topic: str) -> None:
     """After kill -9, or an orderly stop, it is another process on the same ports, with what had been stored."""
     topic, pid = own_topic, own_broker.pid
     urls = (own_broker.service_url, own_broker.admin_url)
-    await send(own_broker.service_url, topic, [b"one", b"two"])
+    await publish(own_broker.service_url, topic, [b"one", b"two"])
     with pytest.raises(StandaloneError, match="already"):
         own_broker.start()
     own_broker.kill()
@@ -73,7 +61,7 @@ async def test_survives_kill_and_stop(own_broker: Standalone, own_topic: str) ->
     assert (own_broker.service_url, own_broker.admin_url) == urls
     assert own_broker.pid != pid
     assert await receive(own_broker.service_url, topic, 2) == [b"one", b"two"]
-    await send(own_broker.service_url, topic, [b"three"])
+    await publish(own_broker.service_url, topic, [b"three"])
     own_broker.restart()
     assert await receive(own_broker.service_url, topic, 3) == [b"one", b"two", b"three"]
 
@@ -181,7 +169,7 @@ def test_the_version_is_the_one_that_was_asked_for(own_broker: Standalone) -> No
 async def test_admin_calls(service_url: str, topic: str, partitioned_topic: Callable[[int], str], admin: Admin) -> None:
     """The admin helper sees a backlog, empties it, moves a subscription back and makes partitions."""
     started_ms = int(time.time() * 1_000) - 60_000
-    await send(service_url, topic, [b"one", b"two", b"three"])
+    await publish(service_url, topic, [b"one", b"two", b"three"])
     admin.create_subscription(topic, "reader")
     assert admin.backlog(topic, "reader") == 3
     admin.skip(topic, "reader", 1)
@@ -194,8 +182,5 @@ async def test_admin_calls(service_url: str, topic: str, partitioned_topic: Call
     admin.unload(topic)
     assert "reader" in admin.internal_stats(topic)["cursors"]
     parted = partitioned_topic(3)
-    client = pulsar.asyncio.Client(service_url)
-    try:
+    async with official_client(service_url) as client:
         assert len(await client.get_topic_partitions(parted)) == 3
-    finally:
-        await client.close()

@@ -76,38 +76,6 @@ async def test_acks_that_returned_outlive_the_process(service_url: str, topic: s
     assert await rest_of(service_url, topic, 10) == sorted(numbered(10, first=50))
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("redelivery", ["local", "broker"])
-async def test_a_broker_that_is_killed_and_restarted_loses_nothing(
-    own_broker: Standalone, own_topic: str, redelivery: str
-) -> None:
-    """U22, O5: messages in work are not shown again, held ones come back once, acknowledgements hold."""
-    url, topic = own_broker.service_url, own_topic
-    await sent(url, topic, numbered(9))
-    with no_task_left():
-        async with native(url, topic, redelivery=redelivery) as consumer:
-            messages = sorted(await take(consumer, 9), key=lambda message: message.data)
-            for message in messages[:3]:
-                await message.ack()
-            await asyncio.sleep(2)  # the broker keeps acknowledgements once a second
-            receiving = asyncio.create_task(consumer.receive(timeout=patience(30)))
-            await asyncio.to_thread(own_broker.kill)
-            waiting = asyncio.create_task(messages[8].ack())
-            await asyncio.to_thread(own_broker.start)
-            began = time.monotonic()
-            for message in messages[3:6]:
-                await message.nack(delay=3)
-            await asyncio.wait_for(waiting, patience(5))
-            tell("from the broker's start to an acknowledgement that was under way", began)
-            again = [await receiving, *await take(consumer, 2, timeout=patience(10))]
-            assert payloads(again) == numbered(3, first=3)
-            for message in [*again, *messages[6:8]]:
-                await message.ack()
-            assert await nothing_comes(consumer, 3)
-            assert scenarios.all_given_back(consumer)
-    assert await rest_of(url, topic, 0) == []
-
-
 @pytest.mark.both_lines
 @pytest.mark.timeout(240)
 async def test_a_broker_that_is_killed_under_load(own_broker: Standalone, own_topic: str) -> None:

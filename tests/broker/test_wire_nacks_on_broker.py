@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pulsar_nack import Consumer, Message, MessageId
+from pulsar_nack import Consumer, Message
 from tests.broker._admin import Admin
 from tests.broker._answer_time import Errors, measuring, warm_up
 from tests.broker._native import native
@@ -83,43 +83,6 @@ async def test_each_at_its_own_time(service_url: str, topic: str, redelivery: st
     errors.check(3, redelivery)
 
 
-async def test_counts_grow(service_url: str, topic: str) -> None:
-    """N34: nacked four times with a delay of 500 ms, a message is seen with the counts 0, 1, 2, 3."""
-    counts = []
-    await sent(service_url, topic, [b"x"])
-    async with (
-        measuring(service_url, topic, (0.5, 1.0, 1.5, 2.0)) as errors,
-        native(service_url, topic) as consumer,
-    ):
-        for number in range(5):
-            message = await consumer.receive(timeout=10)
-            if number:
-                errors.came(b"x")
-            counts.append(message.redelivery_count)
-            if number < 4:
-                errors.due(b"x", 0.5)
-                await message.nack(delay=0.5)
-        await message.ack()
-    assert counts == [0, 1, 2, 3, 4]
-    errors.check(4)
-
-
-async def test_only_the_nacked_ones(service_url: str, topic: str) -> None:
-    """N35: of five messages exactly the three that were nacked come again."""
-    await sent(service_url, topic, numbered(5))
-    async with measuring(service_url, topic, [0.3] * 3) as errors, native(service_url, topic) as consumer:
-        for message in await take(consumer, 5):
-            if message.data in {b"1", b"3"}:
-                await message.ack()
-            else:
-                errors.due(message.data, 0.3)
-                await message.nack(delay=0.3)
-        again = await taken_again(consumer, errors, 3)
-        assert payloads(again) == [b"0", b"2", b"4"]
-        assert await nothing_comes(consumer)
-    errors.check(3)
-
-
 async def taken_again(consumer: Consumer, errors: Errors, count: int) -> list[Message]:
     """Receive so many that come back, note when, and acknowledge them."""
     again = []
@@ -130,46 +93,6 @@ async def taken_again(consumer: Consumer, errors: Errors, count: int) -> list[Me
     for message in again:
         await message.ack()
     return again
-
-
-@pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
-async def test_partitions_and_rebuilt_ids(
-    service_url: str, partitioned_topic: Callable[[int], str], redelivery: str
-) -> None:
-    """N36: on partitions, ids as delivered and ids rebuilt from bytes and topic both bring their messages back."""
-    topic = partitioned_topic(3)
-    await sent(service_url, topic, numbered(12))
-    await _by_id_and_by_rebuilt_id(service_url, topic, redelivery)
-
-
-@pytest.mark.parametrize("redelivery", ["auto", "broker"])
-async def test_a_list_of_topics_and_rebuilt_ids(service_url: str, topic: str, redelivery: str) -> None:
-    """N36: on a list of topics too."""
-    topics = [topic, f"{topic}-b"]
-    for number, each in enumerate(topics):
-        await sent(service_url, each, numbered(6, first=100 * number))
-    await _by_id_and_by_rebuilt_id(service_url, topics, redelivery)
-
-
-async def _by_id_and_by_rebuilt_id(url: str, topic: str | list[str], redelivery: str) -> None:
-    name = topic if isinstance(topic, str) else topic[0]
-    async with measuring(url, name, [0.4] * 12) as errors, native(url, topic, redelivery=redelivery) as consumer:
-        messages = await take(consumer, 12)
-        for number, message in enumerate(messages):
-            rebuilt = MessageId.from_bytes(message.id.to_bytes(), message.topic)
-            errors.due(message.data, 0.4)
-            await consumer.negative_acknowledge(rebuilt if number % 2 else message.id, 0.4)
-        again = []
-        for _ in range(12):
-            again.append(await consumer.receive(timeout=10))
-            errors.came(again[-1].data)
-        assert payloads(again) == payloads(messages)
-        for number, message in enumerate(again):
-            rebuilt = MessageId.from_bytes(message.id.to_bytes(), message.topic)
-            await consumer.acknowledge(rebuilt if number % 2 else message.id)
-        assert await nothing_comes(consumer, 1.0)
-        assert scenarios.all_given_back(consumer)
-    errors.check(12, redelivery)
 
 
 @pytest.mark.parametrize("batched", [True, False])

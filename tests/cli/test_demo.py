@@ -41,6 +41,13 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Have the demo run on virtual time, and make its folders where the test sees them."""
+    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture
 def break_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[FakePort], None]], None]:
     """Takes a function that injects faults into the demo's port before it is used."""
 
@@ -127,12 +134,11 @@ def test_fake_port_takes_the_place(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "<svg" in plot.read_text()
 
 
+@pytest.mark.usefixtures("local")
 def test_local_topic_takes_the_place_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --local the demo plays on a local topic, whatever broker is in the environment, and leaves no folder."""
-    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PULSAR_SERVICE_URL", "pulsar://127.0.0.1:1")
     code, out, err = call(["demo", "--local", "--messages", "40", "--json", "--no-plot"], capsys)
     assert code == 0
@@ -158,24 +164,20 @@ def test_local_topic_publishes_everything_once() -> None:
 
 
 @pytest.mark.parametrize("messages", ["1", "7"])
-def test_small_demo_on_a_local_topic(
-    messages: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("local")
+def test_small_demo_on_a_local_topic(messages: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Few messages, hardly one delayed, and half a batch: all come back, and the restart is reported."""
-    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code, out, _ = call(["demo", "--local", "--messages", messages, "--seconds", "0.5", "--no-plot"], capsys)
     assert code == 0
     assert "0 missing, 0 duplicates" in out
     assert "were closed and opened again after 0.2 s" in out or "opened again after 0.3 s" in out
 
 
+@pytest.mark.usefixtures("local")
 def test_local_topic_that_loses_deadlines_fails_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a restart gives messages a second time, the demo counts them and exits with 1."""
-    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     restart = LocalStage.restart
 
     async def forgetful(stage: LocalStage) -> None:
@@ -188,12 +190,11 @@ def test_local_topic_that_loses_deadlines_fails_it(
     assert "FAILED: 0 messages missing, 2 duplicates." in err
 
 
+@pytest.mark.usefixtures("local")
 def test_local_demo_draws_nothing_without_matplotlib(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where matplotlib is missing the local demo goes without a picture, but not if one was asked for."""
-    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.chdir(tmp_path)
     code, _, err = call(["demo", "--local", "--messages", "5", "--seconds", "0.5"], capsys)

@@ -146,8 +146,8 @@ def test_k6_beyond_the_end(wrong: Any) -> None:
     assert snapshot(state) == before
 
 
-def test_k6_entries_of_a_ledger() -> None:
-    """K6: an entry that does not exist spoils the bulk way too."""
+def test_k6_entries_and_batch_sets() -> None:
+    """K6: entries in bulk that do not exist, sets of other positions, and what is no set spoil the whole call."""
     state = AckState({1: 3}, (1, -1))
     before = snapshot(state)
     for entries in ([0, 3], [3], [-1, 0]):
@@ -155,22 +155,8 @@ def test_k6_entries_of_a_ledger() -> None:
             state.acknowledge_entries(1, entries)
     with pytest.raises(InvalidArgumentError, match="does not"):
         state.acknowledge_entries(2, [0])
-    assert snapshot(state) == before
-
-
-def test_k6_batch_sets_of_other_positions() -> None:
-    """K6: a batch set of a position that is not acknowledged is refused, and nothing is applied."""
-    state = AckState({1: 3}, (1, -1))
-    before = snapshot(state)
     with pytest.raises(InvalidArgumentError, match="batch_sets"):
         state.acknowledge([Position(1, 1)], {Position(1, 2): BatchSet.full(3)})
-    assert snapshot(state) == before
-
-
-def test_k6_what_are_no_batch_sets() -> None:
-    """K6: something else in the place of a batch set is refused, and nothing is applied."""
-    state = AckState({1: 3}, (1, -1))
-    before = snapshot(state)
     words: Any = [7]
     with pytest.raises(InvalidArgumentError, match="batch_set"):
         state.acknowledge([Position(1, 0), Position(1, 2)], {Position(1, 2): words})
@@ -445,16 +431,13 @@ def test_k50_remote_topic() -> None:
 
 @for_each("ledgers", [{1: -1}, {-1: 3}, {"1": 3}, {1: None}, [1, 2], 7, "ledgers"])
 def test_refuses_what_are_no_ledgers(ledgers: Any) -> None:
-    """Ledgers that are no ids with numbers of entries are refused by name."""
+    """Ledgers that are no ids with numbers of entries, and a beginning that is no position, are refused by name."""
     with pytest.raises(InvalidArgumentError, match="ledgers"):
         AckState(ledgers, (1, -1))
-
-
-@pytest.mark.parametrize("position", [(1, -2), (-2, 0), (1, 2**63), (math.nan, 1), None])
-def test_refuses_what_is_no_mark_delete_position(position: Any) -> None:
-    """A beginning that is no position is refused by name."""
-    with pytest.raises(InvalidArgumentError, match="position"):
-        AckState({1: 1}, position)
+    positions: list[Any] = [(1, -2), (-2, 0), (1, 2**63), (math.nan, 1), None]
+    for position in positions:
+        with pytest.raises(InvalidArgumentError, match="position"):
+            AckState({1: 1}, position)
 
 
 def test_what_makes_it_dirty() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -27,11 +25,10 @@ from pulsar_nack import (
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor, _opening
 from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
-from pulsar_nack.cursor.format._records import RECORD_OVERHEAD
 from pulsar_nack.delayed import DelayedCursor, SupportsForgetting
 from pulsar_nack.errors import LogFencedError, LogLockedError, LogStorageError, MissingExtraError
 from pulsar_nack.ledger._log import AsyncLog
-from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
+from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, virtual_time
 from tests.for_each import for_each
 
 from .stage import Home, acked, config_of, faulty_home, local_home, memory_home, object_home, positions
@@ -489,46 +486,6 @@ async def test_two_acks_in_many_ledgers() -> None:
         assert [await cursor.batch_set(position) for position in sets] == [first, last]
 
 
-@pytest.mark.parametrize("pattern", ["holes", "scattered", "batches", "one a ledger", "properties"])
-async def test_metadata_size(pattern: str) -> None:
-    """K47: the size of the whole live state is within 1 % of what writing all of it takes, evicted ledgers included."""
-    random = Random(pattern)
-    ledgers = dict.fromkeys(range(1_000, 1_400), 10_000)
-    async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=50_000)) as cursor:
-        for ledger in ledgers:
-            if pattern == "holes":
-                await cursor.acknowledge_entries(ledger, (entry for entry in range(1, 3_000) if random.random() < 0.98))
-            elif pattern == "scattered":
-                await cursor.acknowledge_entries(ledger, random.sample(range(1, 10_000), 40))
-            elif pattern == "one a ledger":
-                await cursor.acknowledge([Position(ledger, 9_999)])
-            elif pattern == "batches":
-                sets = {
-                    Position(ledger, entry): BatchSet.acked(100, random.sample(range(100), 30)) for entry in range(1, 9)
-                }
-                await cursor.acknowledge(list(sets), batch_sets=sets)
-        if pattern == "properties":
-            await asyncio.gather(*(cursor.put_property(f"property {number}", "x" * 100) for number in range(500)))
-        await cursor.flush()
-        size = cursor.metadata_size_bytes
-        found = await marker_size_of(cursor)
-        assert found * 0.99 <= size <= found * 1.01
-
-
-async def marker_size_of(cursor: Cursor) -> int:
-    """Return how many bytes the log gets if everything is written again."""
-    log = cursor._log
-    written, overhead = log.bytes_written, RECORD_OVERHEAD * (len(log.index) + 1)
-    log._must_roll = True
-    cursor._state.put_back_dirty((), mark_delete=True)
-    log.bytes_written = 0
-    await log._roll_over()
-    size = log.bytes_written - overhead
-    log.bytes_written += written
-    await cursor.flush()
-    return size
-
-
 async def test_remote_topic(home: Home) -> None:
     """K50: without ledgers there is no end, no hop and no backlog; the rest holds, also after a restart."""
     async with home.cursor(None) as cursor:
@@ -635,27 +592,15 @@ async def test_deleted_ledgers_are_passed() -> None:
         assert cursor.mark_delete_position == (2, 3)
 
 
-@for_each("wrong", [5, None, [5], [(1,)], [(1, 2, 3)], [("a", 1)], [None], [(1, 2.5)], (1, 2), "ab"])
-async def test_no_positions(wrong: Any) -> None:
-    """K6: what is no list of positions is refused by name, and nothing is applied."""
-    async with memory_home().cursor(TWENTY) as cursor:
-        calls: list[Callable[[Any], Awaitable[object]]] = [cursor.reset, cursor.is_acked, cursor.batch_set]
-        for call in [cursor.acknowledge, *(calls if wrong != (1, 2) else [])]:
-            with pytest.raises(InvalidArgumentError, match="position"):
-                await call(wrong)
-        with pytest.raises(InvalidArgumentError, match="position"):
-            cursor.acknowledge_nowait(wrong)
-        with pytest.raises(InvalidArgumentError, match="entries"):
-            await cursor.acknowledge_entries(1, None)  # type: ignore[arg-type]
-        assert (cursor.mark_delete_position, cursor.range_count) == ((1, -1), 0)
-
-
 @for_each(
     "wrong",
-    [(True, 1), (1, True), b"\x01\x02", range(1, 3), {1: 2, 3: 4}, {1, 3}, MessageId(1, 3), (1, 2**63), (1, -2)],
+    [
+        *[5, None, [5], [(1,)], [(1, 2, 3)], [("a", 1)], [None], [(1, 2.5)], "ab", (True, 1), (1, True), b"\x01\x02"],
+        *[range(1, 3), {1: 2, 3: 4}, {1, 3}, MessageId(1, 3), (1, 2**63), (1, -2)],
+    ],
 )
 async def test_what_only_looks_like_a_position(wrong: Any) -> None:
-    """K6: what could be taken for a position, but storage or the next call would choke on, is refused everywhere."""
+    """K6: what is no position, or could be taken for one but storage would choke on it, is refused everywhere."""
     async with memory_home().cursor(TWENTY) as cursor:
         for call in (
             cursor.acknowledge([wrong]),
@@ -667,12 +612,18 @@ async def test_what_only_looks_like_a_position(wrong: Any) -> None:
         ):
             with pytest.raises(InvalidArgumentError, match="position"):
                 await call
+        lists: list[Any] = [[wrong], wrong, None, [5], "ab", (1, 2)]
+        for several in lists:
+            with pytest.raises(InvalidArgumentError, match="position"):
+                await cursor.acknowledge(several)
+            with pytest.raises(InvalidArgumentError, match="position"):
+                cursor.acknowledge_nowait(several)
         assert (cursor.mark_delete_position, cursor.range_count, cursor.statistics().dirty_ledgers) == ((1, -1), 0, 0)
 
 
-@pytest.mark.parametrize("wrong", ["x", True, 1.5, -2, [1]])
+@for_each("wrong", ["x", True, 1.5, -2, [1]])
 async def test_what_are_no_numbers(wrong: Any) -> None:
-    """K6: what is no ledger, entry or batch index is refused by name, and nothing is applied."""
+    """K6: what is no ledger, entry, batch index or batch set is refused by name, and nothing is applied."""
     async with memory_home().cursor(TWENTY) as cursor:
         for call, field in (
             (cursor.is_acked((1, 3), wrong), "batch_index"),
@@ -682,19 +633,13 @@ async def test_what_are_no_numbers(wrong: Any) -> None:
             (cursor.unacked(1, 0, wrong), "last"),
             (cursor.acknowledge_entries(wrong, [3]), "ledger"),
             (cursor.acknowledge_entries(1, [3, *([] if wrong is True else [wrong]), 9, 2**63]), "entries"),
+            (cursor.acknowledge_entries(1, None), "entries"),  # type: ignore[arg-type]
+            (cursor.acknowledge([Position(1, 3)], batch_sets=wrong), "batch_sets"),
+            (cursor.acknowledge([Position(1, 3)], batch_sets=BatchSet.full(3)), "batch_sets"),  # type: ignore[arg-type]
         ):
             with pytest.raises(InvalidArgumentError, match=field):
                 await call
         assert (cursor.range_count, cursor.statistics().dirty_ledgers) == (0, 0)
-
-
-@pytest.mark.parametrize("wrong", [7, [BatchSet.full(3)], BatchSet.full(3), "ab", 0])
-async def test_what_are_no_batch_sets(wrong: Any) -> None:
-    """K6: batch sets that are no mapping are refused by name, and nothing is applied."""
-    async with memory_home().cursor(TWENTY) as cursor:
-        with pytest.raises(InvalidArgumentError, match="batch_sets"):
-            await cursor.acknowledge([Position(1, 3)], batch_sets=wrong)
-        assert cursor.range_count == 0
 
 
 async def test_a_list_that_changes_while_it_waits() -> None:
@@ -919,16 +864,3 @@ def test_metadata_limits() -> None:
                 CursorConfig(**{name: value})
     with pytest.raises(ValueError, match="given once"):
         CursorConfig(maxPerCursorMetadataSizeInBytes=0, maxUnPersistAckRecordsBytesPerSubscription=0)
-
-
-def test_run_alone() -> None:
-    """The cursor works on the virtual clock of the test tools."""
-
-    async def main() -> list[tuple[int, int]]:
-        async with memory_home().cursor(TWENTY) as cursor:
-            await cursor.acknowledge([Position(1, 3)])
-            await cursor.flush()
-            return await acked(cursor)
-
-    logging.getLogger("asyncio").debug("begin")
-    assert run(main()) == [(1, 3)]

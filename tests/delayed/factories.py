@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypedDict
 
+import pytest
+
 from pulsar_nack import (
     BucketConfig,
     BucketDelayedDeliveryTracker,
     BucketSnapshotStorage,
+    ClosedError,
     DelayedDeliveryTracker,
+    InMemoryDelayedDeliveryTracker,
     Position,
 )
 from pulsar_nack.delayed import (
@@ -57,6 +61,38 @@ def config_of(kind: str, **more: Any) -> BucketConfig:
         "recovery_timeout": 20,
     }
     return BucketConfig(**{**settings, **more})
+
+
+async def assert_is_closed(tracker: DelayedDeliveryTracker) -> None:
+    """Check that each call but those for figures says that the tracker is closed, and closing again does nothing."""
+    await tracker.aclose()
+    calls: list[Callable[[], object]] = [
+        lambda: tracker.add_message(1, 2, 30),
+        tracker.has_message_available,
+        tracker.should_pause_all_deliveries,
+        lambda: tracker.get_scheduled_messages(1),
+        lambda: tracker.contains_message(1, 1),
+        lambda: tracker.reset_tick_time(1),
+    ]
+    if isinstance(tracker, InMemoryDelayedDeliveryTracker | BucketDelayedDeliveryTracker):
+        calls += [
+            lambda: tracker.add_messages(1, [], 30),
+            lambda: tracker.add_messages(1, [1], 30),
+        ]
+    if isinstance(tracker, InMemoryDelayedDeliveryTracker):
+        calls.append(tracker.next_at)
+    elif isinstance(tracker, BucketDelayedDeliveryTracker):
+        calls += [lambda: tracker.add_entries(1, [], []), lambda: tracker.add_entries(1, [1], [1])]
+    for call in calls:
+        with pytest.raises(ClosedError, match="Tracker is closed"):
+            call()
+    with pytest.raises(ClosedError):
+        await tracker.clear()
+    entering: Any = tracker
+    with pytest.raises(ClosedError):
+        await entering.__aenter__()
+    assert isinstance(tracker.number_of_delayed_messages, int)
+    assert isinstance(tracker.buffer_memory_usage, int)
 
 
 class Subscription:

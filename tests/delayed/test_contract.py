@@ -11,7 +11,6 @@ import pytest
 
 from pulsar_nack import (
     BucketDelayedDeliveryTracker,
-    ClosedError,
     DelayedDeliveryTracker,
     InMemoryDelayedDeliveryTracker,
     InvalidArgumentError,
@@ -20,7 +19,7 @@ from pulsar_nack import (
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 
-from .factories import config_of
+from .factories import assert_is_closed, config_of
 
 
 class Opener:
@@ -39,6 +38,7 @@ class Opener:
             self.kind.replace("folder", "bucket"),
             delayed_delivery_tick_time_millis=tick,
             is_delayed_delivery_deliver_at_time_strict=strict,
+            delayed_delivery_fixed_delay_detection_lookahead=1,
         )
         common: dict[str, Any] = {"clock": self.clock, "on_due": lambda: self.woken.append(self.clock.now_ms())}
         if self.kind == "memory":
@@ -169,38 +169,40 @@ async def test_the_end(opened: Opener) -> None:
         assert tracker.add_message(1, 1, 10)
     await tracker.aclose()
     opened.clock.set(20)
-    assert opened.woken == []
-    calls: list[Callable[[], object]] = [
-        lambda: tracker.add_message(1, 2, 30),
-        tracker.has_message_available,
-        tracker.should_pause_all_deliveries,
-        lambda: tracker.get_scheduled_messages(1),
-        lambda: tracker.contains_message(1, 1),
-        lambda: tracker.reset_tick_time(1),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError):
-            call()
-    with pytest.raises(ClosedError):
-        await tracker.clear()
-    assert isinstance(tracker.number_of_delayed_messages, int)
-    assert isinstance(tracker.buffer_memory_usage, int)
+    assert (opened.woken, opened.clock.alarms) == ([], 0)
+    await assert_is_closed(tracker)
+    assert "closed" in repr(tracker)
 
 
-@for_each(
-    ("arguments", "field"),
-    [
-        ((-1, 1, 1), "ledger_id"),
-        ((1, -1, 1), "entry_id"),
-        ((1, True, 1), "entry_id"),
-        ((1, 1, 1.5), "deliver_at"),
-        ((1, 1, 2**63), "deliver_at"),
-        (("1", 1, 1), "ledger_id"),
-    ],
-)
-async def test_bad_messages(opened: Opener, arguments: tuple[Any, Any, Any], field: str) -> None:
-    """What is no position or no time is refused by name, and nothing has changed."""
+@for_each("value", [True, 1.0, "1", None, float("nan"), 2**63, -1])
+async def test_bad_arguments(opened: Opener, value: Any) -> None:
+    """What is no position, time, limit or tick is refused by name, and nothing has changed."""
     async with opened(1) as tracker:
-        with pytest.raises(InvalidArgumentError, match=field):
-            tracker.add_message(*arguments)
-        assert tracker.number_of_delayed_messages == 0
+        assert tracker.add_message(1, 1, 10)
+        bulk: Any = tracker
+        is_paused = tracker.should_pause_all_deliveries()
+        calls: dict[str, list[Callable[[], object]]] = {
+            "ledger_id": [
+                lambda: tracker.add_message(value, 1, 20),
+                lambda: bulk.add_messages(value, [1], 20),
+                lambda: tracker.contains_message(value, 1),
+            ],
+            "entry_id": [lambda: tracker.add_message(1, value, 20)],
+            "entries": [] if value is True else [lambda: bulk.add_messages(1, [5, value], 20)],
+            "deliver_at": []
+            if value == -1
+            else [
+                lambda: tracker.add_message(1, 2, value),
+                lambda: bulk.add_messages(1, [2], value),
+            ],
+            "max_messages": [lambda: tracker.get_scheduled_messages(value)],
+            "tick_ms": [lambda: tracker.reset_tick_time(value)],
+        }
+        for field, each in calls.items():
+            for call in each:
+                with pytest.raises(InvalidArgumentError, match=field):
+                    call()
+        with pytest.raises(InvalidArgumentError, match="deliver_at"):
+            tracker.add_message(1, 2, -(2**63) - 1)
+        assert tracker.number_of_delayed_messages == 1
+        assert tracker.should_pause_all_deliveries() == is_paused

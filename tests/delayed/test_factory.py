@@ -31,9 +31,10 @@ from pulsar_nack.errors import InjectedError, NotOpenError, SnapshotError
 from pulsar_nack.testing import MemoryDelayedCursor, virtual_time
 from tests.for_each import for_each
 
-from .factories import NAMES, TOPIC, SlowStorage, Subscription, config_of
+from .factories import NAMES, TOPIC, SlowStorage, Subscription, assert_is_closed, config_of
 
 JAVA = "org.apache.pulsar.broker.delayed."
+CLASS = "delayedDeliveryTrackerFactoryClassName"
 
 
 async def with_snapshots() -> Subscription:
@@ -50,22 +51,25 @@ async def with_snapshots() -> Subscription:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("settings", "kind"),
     [
-        (JAVA + "InMemoryDelayedDeliveryTrackerFactory", InMemoryDelayedDeliveryTracker),
-        ("InMemoryDelayedDeliveryTrackerFactory", InMemoryDelayedDeliveryTracker),
-        ("memory", InMemoryDelayedDeliveryTracker),
-        (JAVA + "BucketDelayedDeliveryTrackerFactory", BucketDelayedDeliveryTracker),
-        ("BucketDelayedDeliveryTrackerFactory", BucketDelayedDeliveryTracker),
-        ("bucket", BucketDelayedDeliveryTracker),
-        ("none", DisabledDelayedDeliveryTracker),
-        ("disabled", DisabledDelayedDeliveryTracker),
-        (None, DisabledDelayedDeliveryTracker),
+        ({}, InMemoryDelayedDeliveryTracker),
+        ({CLASS: JAVA + "InMemoryDelayedDeliveryTrackerFactory"}, InMemoryDelayedDeliveryTracker),
+        ({CLASS: "InMemoryDelayedDeliveryTrackerFactory"}, InMemoryDelayedDeliveryTracker),
+        ({CLASS: "memory"}, InMemoryDelayedDeliveryTracker),
+        ({CLASS: JAVA + "BucketDelayedDeliveryTrackerFactory"}, BucketDelayedDeliveryTracker),
+        ({CLASS: "BucketDelayedDeliveryTrackerFactory"}, BucketDelayedDeliveryTracker),
+        ({CLASS: "bucket"}, BucketDelayedDeliveryTracker),
+        ({CLASS: "bucket", "delayedDeliveryEnabled": False}, DisabledDelayedDeliveryTracker),
+        ({CLASS: "none"}, DisabledDelayedDeliveryTracker),
+        ({CLASS: "disabled"}, DisabledDelayedDeliveryTracker),
+        ({CLASS: None}, DisabledDelayedDeliveryTracker),
     ],
 )
-async def test_the_configuration_chooses(name: str | None, kind: type) -> None:
-    """Pulsar's class names, their last parts and short words choose; all that is made keeps the contract."""
-    config = BucketConfig(delayedDeliveryTrackerFactoryClassName=name)
+async def test_the_configuration_chooses(settings: dict[str, Any], kind: type) -> None:
+    """Pulsar's class names, their last parts and short words choose, unless delayed delivery is off."""
+    config = BucketConfig(**settings)
+    assert BucketConfig.model_validate_json(config.model_dump_json(by_alias=True)) == config
     async with DelayedDeliveryTrackerFactory(config, SlowStorage()) as factory:
         tracker = await factory.new_tracker(MemoryDelayedCursor(), **NAMES)
         assert type(tracker) is kind
@@ -77,17 +81,8 @@ async def test_the_configuration_chooses(name: str | None, kind: type) -> None:
 def test_an_unknown_name_is_refused(name: object) -> None:
     """Any other value is refused with the field's name and the value."""
     with pytest.raises(ValidationError, match="delayed_delivery_tracker_factory_class_name: expected one of") as caught:
-        BucketConfig(delayedDeliveryTrackerFactoryClassName=name)
+        BucketConfig(**{CLASS: name})
     assert f"got {name!r}" in str(caught.value)
-
-
-async def test_it_is_off_where_delayed_delivery_is() -> None:
-    """``delayedDeliveryEnabled`` false holds nothing back whatever the class; the default is a tracker in memory."""
-    config = BucketConfig(delayedDeliveryEnabled=False, delayedDeliveryTrackerFactoryClassName="bucket")
-    async with DelayedDeliveryTrackerFactory(config) as factory:
-        assert isinstance(await factory.new_tracker(), DisabledDelayedDeliveryTracker)
-    async with DelayedDeliveryTrackerFactory() as factory:
-        assert isinstance(await factory.new_tracker(), InMemoryDelayedDeliveryTracker)
 
 
 async def test_a_disabled_tracker_holds_nothing() -> None:
@@ -105,18 +100,7 @@ async def test_a_disabled_tracker_holds_nothing() -> None:
             tracker.add_message(-1, 1, 1)
         with pytest.raises(InvalidArgumentError, match="tick_ms"):
             tracker.reset_tick_time(-1)
-    for call in (
-        lambda: tracker.add_message(1, 1, 1),
-        tracker.has_message_available,
-        tracker.should_pause_all_deliveries,
-        lambda: tracker.get_scheduled_messages(1),
-        lambda: tracker.contains_message(1, 1),
-        lambda: tracker.reset_tick_time(1),
-    ):
-        with pytest.raises(ClosedError):
-            call()
-    with pytest.raises(ClosedError):
-        await tracker.clear()
+    await assert_is_closed(tracker)
 
 
 async def test_what_is_missing_is_named() -> None:

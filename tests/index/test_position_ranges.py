@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError
-from pulsar_nack.index import PositionRanges
+from pulsar_nack.index import PositionRanges, PositionSet
 from tests.for_each import for_each
 
 Pair = tuple[int, int]
-POSITIONS = st.tuples(st.integers(0, 3), st.integers(0, 12))
+POSITIONS = st.tuples(st.integers(0, 3), st.one_of(st.integers(0, 12), st.integers(65_530, 65_540)))
 
 
 def test_k9_empty() -> None:
@@ -44,10 +44,11 @@ def test_k10_single_acks(modulo: int) -> None:
     assert {position for position in both if position in positions} == reference
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "discard", "trim"]), POSITIONS), max_size=30))
-def test_k10_any_steps(steps: list[tuple[str, Pair]]) -> None:
-    """K10: whatever is added, discarded and trimmed, the set is that of the reference at each step."""
-    positions, reference = PositionRanges(), set[Pair]()
+@pytest.mark.parametrize("kind", [PositionRanges, PositionSet])
+@given(steps=st.lists(st.tuples(st.sampled_from(["add", "discard", "trim"]), POSITIONS), max_size=30))
+def test_k10_any_steps(kind: type[PositionRanges | PositionSet], steps: list[tuple[str, Pair]]) -> None:
+    """K10: whatever is added, discarded and trimmed, a set of either kind is that of the reference at each step."""
+    positions, reference = kind(), set[Pair]()
     for step, position in steps:
         before = len(reference)
         if step == "add":
@@ -61,6 +62,9 @@ def test_k10_any_steps(steps: list[tuple[str, Pair]]) -> None:
             assert positions.trim(*position) == before - len(reference)
         assert (len(positions), bool(positions)) == (len(reference), bool(reference))
         assert (position in positions) == (position in reference)
+    if isinstance(positions, PositionSet):
+        assert set(positions) == reference
+        assert positions.ledgers == len({ledger for ledger, _ in reference})
     positions.clear()
     assert not positions
 

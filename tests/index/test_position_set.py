@@ -13,27 +13,6 @@ from pulsar_nack.index import PositionSet, portable_bitmap
 POSITIONS = st.tuples(st.integers(0, 4), st.one_of(st.integers(0, 20), st.integers(65_530, 65_540)))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "discard", "trim"]), POSITIONS)))
-def test_behaves_as_a_set(steps: list[tuple[str, tuple[int, int]]]) -> None:
-    """Adding, discarding and trimming return what they did and keep the count, like a plain set of pairs."""
-    sets, model = PositionSet(), set[tuple[int, int]]()
-    for step, position in steps:
-        before = len(model)
-        if step == "add":
-            model.add(position)
-            assert sets.add(*position) == (len(model) > before)
-        elif step == "discard":
-            model.discard(position)
-            assert sets.discard(*position) == (len(model) < before)
-        else:
-            model = {each for each in model if each > position}
-            assert sets.trim(*position) == before - len(model)
-        assert len(sets) == len(model)
-        assert (position in sets) == (position in model)
-    assert set(sets) == model
-    assert sets.ledgers == len({ledger for ledger, _ in model})
-
-
 @given(st.sets(POSITIONS), st.integers(0, 12))
 def test_takes_the_first(positions: set[tuple[int, int]], limit: int) -> None:
     """The lowest positions are removed in order, and the others stay."""

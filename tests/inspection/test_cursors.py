@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 from collections.abc import Iterable
@@ -60,12 +61,13 @@ async def test_state(tmp_path: Path) -> None:
     assert {log.kind for log in inspect_folder(tmp_path).stores[0].logs} == {"cursor"}
 
 
-@pytest.mark.parametrize("pattern", ["every second", "random", "batches", "many ledgers"])
+@pytest.mark.parametrize("pattern", ["every second", "random", "batches", "many ledgers", "properties"])
 async def test_size_is_what_was_written(pattern: str, tmp_path: Path) -> None:
-    """K47: the size that a cursor reports is within 1 % of its size on storage once all of it is written."""
+    """K47: the size that a cursor reports is within 1 % of its size on storage once all is written, evicted too."""
     ledgers = dict.fromkeys(range(1, 400), 5_000)
+    config = QUIET.model_copy(update={"max_individual_ack_cache_bytes_per_cursor": 20_000})
     rnd = random.Random(pattern)
-    async with await Cursor.open_local(tmp_path, ledgers, QUIET) as cursor:
+    async with await Cursor.open_local(tmp_path, ledgers, config) as cursor:
         if pattern == "every second":
             await cursor.acknowledge([(ledger, entry) for ledger in range(1, 9) for entry in range(1, 5_000, 2)])
         elif pattern == "random":
@@ -73,14 +75,18 @@ async def test_size_is_what_was_written(pattern: str, tmp_path: Path) -> None:
         elif pattern == "batches":
             sets = {Position(rnd.randint(2, 9), rnd.randint(0, 999)): BatchSet.acked(100, [3, 70]) for _ in range(500)}
             await cursor.acknowledge(list(sets), batch_sets=sets)
-        else:
+        elif pattern == "many ledgers":
             await cursor.acknowledge([(ledger, 3) for ledger in range(1, 400)])
+        else:
+            await asyncio.gather(*(cursor.put_property(f"property {number}", "x" * 100) for number in range(500)))
         await cursor.put_property("colour", "blue" * 10)
         await cursor.flush()
         told = cursor.metadata_size_bytes
     report = only(tmp_path)
     assert report.mark_delete[0] == 1
-    assert len(report.ledgers) == cursor.statistics().ledgers_in_memory
+    statistics = cursor.statistics()
+    assert len(report.ledgers) == statistics.ledgers_in_memory + statistics.ledgers_on_storage
+    assert (statistics.ledgers_on_storage > 0) == (pattern != "properties")
     assert abs(told - whole_size(report)) <= 0.01 * told
 
 

@@ -402,14 +402,6 @@ async def test_later_version(tmp_path: Path) -> None:
     assert kinds(inspect_folder(tmp_path)) == ["newer"]
 
 
-async def test_a_log_without_files(tmp_path: Path) -> None:
-    """A log whose folder lost its files is called missing; it is looked at more than once, as it may be new."""
-    await write_plain(tmp_path, 1)
-    for path in (tmp_path / "events.log").iterdir():
-        path.unlink()
-    assert kinds(inspect_folder(tmp_path)) == ["missing"]
-
-
 async def test_missing_snapshot(tmp_path: Path) -> None:
     """A snapshot that the cursor names but that does not exist is reported, and its bucket is missing."""
     await write_buckets(tmp_path)

@@ -58,47 +58,27 @@ async def test_missing_ledger(tmp_path: Path) -> None:
     assert (damage.kind, damage.log) == ("missing", "ledger-00000000000000000003")
 
 
-async def test_delayed_messages_of_a_subscription(tmp_path: Path) -> None:
-    """Buckets that a subscription's cursor names are shown as named, with their messages."""
-    delayed = BucketConfig(
-        delayed_delivery_tracker_factory_class_name="bucket", delayed_delivery_min_index_count_per_bucket=10
-    )
-    async with await LocalTopic.open(tmp_path) as topic:
-        port = await topic.subscribe("billing", "shared", delayed=delayed)
-        for number in range(60):
-            await topic.publish(b"later", deliver_at=4_000_000_000_000 + number)
-        async with asyncio.timeout(patience(20)):
-            while not topic.cursor("billing").properties():
-                await asyncio.sleep(0.01)
-        await port.close()
-    (store,) = inspect_folder(tmp_path).stores
-    assert store.damage == ()
-    (report,) = store.delayed
-    assert report.cursor == "subscription.billing"
-    assert report.buckets
-    assert all(bucket.key and bucket.messages for bucket in report.buckets)
-
-
-async def test_delayed_messages_of_a_shared_index(tmp_path: Path) -> None:
-    """One index of all subscriptions is shown once, with the cursor of the topic's own, and nothing is left unnamed."""
-    shared = BucketConfig(
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_delayed_messages(tmp_path: Path, is_shared: bool) -> None:
+    """Buckets are shown as named by the cursor of their subscription, or of the index that all share, shown once."""
+    config = BucketConfig(
         delayed_delivery_tracker_factory_class_name="bucket",
-        delayed_delivery_shared_index_enabled=True,
+        delayed_delivery_shared_index_enabled=is_shared,
         delayed_delivery_min_index_count_per_bucket=10,
     )
-    async with await LocalTopic.open(tmp_path, delayed=shared) as topic:
-        ports = [await topic.subscribe(name, "shared") for name in ("billing", "audit")]
+    async with await LocalTopic.open(tmp_path, delayed=config) as topic:
+        ports = [await topic.subscribe(name, "shared") for name in ("billing", *["audit"] * is_shared)]
         for number in range(60):
             await topic.publish(b"later", deliver_at=4_000_000_000_000 + number)
         async with asyncio.timeout(patience(20)):
-            while not list(tmp_path.glob("snapshot-*")):
+            while not (list(tmp_path.glob("snapshot-*")) if is_shared else topic.cursor("billing").properties()):
                 await asyncio.sleep(0.05)
         for port in ports:
             await port.close()
     (store,) = inspect_folder(tmp_path).stores
     assert store.damage == ()
     (report,) = store.delayed
-    assert report.cursor == "delayed-index"
+    assert report.cursor == ("delayed-index" if is_shared else "subscription.billing")
     assert report.buckets
     assert all(bucket.key and bucket.messages for bucket in report.buckets)
-    assert {log.kind for log in store.logs} == {"topic", "cursor", "snapshot", "delayed cursor"}
+    assert {log.kind for log in store.logs} == {"topic", "cursor", "snapshot", *["delayed cursor"] * is_shared}

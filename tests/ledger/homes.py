@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar, cast
 
 from obstore.store import LocalStore, MemoryStore
 
@@ -12,6 +13,7 @@ from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore
 from pulsar_nack.ledger._object_requests import ObjectStoreClient
 
 Opener = Callable[[], Awaitable[LogStore]]
+SomeLog = TypeVar("SomeLog", bound=Log)
 KINDS = ("local", "memory objects", "local objects")
 
 
@@ -39,7 +41,7 @@ async def content(log: Log) -> list[bytes]:
     return [record.data async for record in log.records()]
 
 
-async def reopened(store: LogStore, log: Log, *, read_only: bool = False) -> Log:
+async def reopened(store: LogStore, log: SomeLog, *, read_only: bool = False) -> SomeLog:
     """Close a log and open it again."""
     await log.aclose()
-    return await store.open_log(log.name, read_only=read_only)
+    return cast("SomeLog", await store.open_log(log.name, read_only=read_only))

@@ -24,7 +24,8 @@ from pulsar_nack.ledger._group_commit import GroupCommit
 from pulsar_nack.ledger.faults import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger.files import OsFiles
 from pulsar_nack.ledger.memory import MemoryFiles
-from pulsar_nack.testing import run
+
+from .homes import content, reopened
 
 FULL = "No space left on device"
 
@@ -62,17 +63,6 @@ async def store(tmp_path: Path, files: SlowFiles) -> AsyncIterator[LocalLogStore
     async with await LocalLogStore.open(tmp_path / "logs", max_segment_bytes=2048, files=files) as store:
         yield store
         files.may_sync.set()
-
-
-async def content(log: LocalLog) -> list[bytes]:
-    """Return all records."""
-    return [record.data async for record in log.records()]
-
-
-async def reopened(store: LocalLogStore, log: LocalLog) -> LocalLog:
-    """Close a log and open it again."""
-    await log.aclose()
-    return await store.open_log(log.name)
 
 
 async def test_disk_full(store: LocalLogStore, files: SlowFiles, tmp_path: Path) -> None:
@@ -386,23 +376,6 @@ async def test_what_ends_after_the_store_is_told() -> None:
         await commit.run_after_pending(lambda: 1 // 0)
 
 
-async def test_many_cancellations(store: LocalLogStore) -> None:
-    """Whatever is cancelled when, each record is there once or not at all, in order, and what was answered is there."""
-    log = await store.create("a")
-    tasks = [asyncio.ensure_future(log.append(b"%03d" % number)) for number in range(300)]
-    for number, task in enumerate(tasks):
-        if number % 3 == 0:
-            task.cancel()
-        if number % 10 == 0:
-            await asyncio.sleep(0)
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    found = await content(log)
-    assert found == sorted(set(found))
-    for number, result in enumerate(results):
-        if isinstance(result, int):
-            assert found[result] == b"%03d" % number
-
-
 async def test_writes_are_shared(store: LocalLogStore, files: SlowFiles) -> None:
     """A thousand appends that come during one sync take one more, also when those who were answered append again."""
     log = await store.create("a")
@@ -420,21 +393,6 @@ async def test_writes_are_shared(store: LocalLogStore, files: SlowFiles) -> None
     files.may_sync.set()
     await asyncio.gather(first, rest)
     assert files.syncs - syncs == 3
-
-
-def test_on_a_virtual_clock(tmp_path: Path) -> None:
-    """On a virtual loop time stands still while files are being written, and timers run exactly."""
-
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        async with await LocalLogStore.open(tmp_path) as store:
-            log = await store.create("a")
-            for _ in range(5):
-                await asyncio.gather(asyncio.sleep(1), *(log.append(b"x") for _ in range(10)))
-            assert (log.length, len(await content(log))) == (50, 50)
-        return loop.time()
-
-    assert run(main()) == 5
 
 
 def test_on_uvloop(tmp_path: Path) -> None:

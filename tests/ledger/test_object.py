@@ -23,9 +23,8 @@ from pulsar_nack.errors import (
 )
 from pulsar_nack.ledger import Log, ObjectLogStore
 from pulsar_nack.ledger._object_requests import ObstoreClient
-from pulsar_nack.ledger.faults import FaultyObjects, SimulatedCrash
+from pulsar_nack.ledger.faults import FaultyObjects
 from pulsar_nack.ledger.format._record import SEGMENT_HEADER_SIZE
-from pulsar_nack.testing import run
 from tests.tiers import sample
 
 from .homes import content, open_objects, reopened
@@ -491,27 +490,6 @@ async def test_cancelled_creation(memory: MemoryStore) -> None:
     async with await open_objects(memory) as store:
         with pytest.raises(LogExistsError):
             await store.create("a")
-
-
-async def test_crash_reaches_the_caller(memory: MemoryStore) -> None:
-    """A simulated crash is no error that anything handles."""
-    objects = FaultyObjects(memory)
-    async with await open_objects(objects) as store:
-        log = await store.create("a")
-        objects.crash(len(objects.history))
-        with pytest.raises(SimulatedCrash):
-            await log.append(b"x")
-    assert objects.is_crashed
-
-
-def test_on_a_virtual_clock() -> None:
-    """A loop with a virtual clock waits for the requests of real threads."""
-
-    async def main() -> list[bytes]:
-        async with await open_objects(MemoryStore()) as store:
-            return await content(await filled(store, 20))
-
-    assert run(main()) == [b"%d" % number for number in range(20)]
 
 
 async def test_folder_without_rights(tmp_path: Path) -> None:

@@ -527,24 +527,6 @@ async def test_writers_that_race() -> None:
     await shared.check()
 
 
-async def test_an_opening_gets_through() -> None:
-    """A writer that never rests makes way for who opens the log, and hears of it."""
-    shared = Shared()
-    async with await open_objects(shared.store) as store, await open_objects(shared.store) as other:
-        log = await store.create(NAME)
-
-        async def busy() -> None:
-            while await shared.append(log):
-                pass
-
-        writing = asyncio.ensure_future(busy())
-        await asyncio.sleep(0.01)
-        taken = await other.open_log(NAME)
-        await writing
-        assert await shared.append(taken)
-    await shared.check()
-
-
 async def test_readers_beside_a_writer() -> None:
     """A log that is open for reading goes on when objects are merged and deleted, or sealed, under it."""
     shared = Shared()

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from pulsar_nack import MessageId
+from pulsar_nack import MessageId, NackConfig
 from pulsar_nack.testing import ManualClock
 
 Outcome = BaseException | float | None
@@ -26,6 +26,15 @@ async def settle(rounds: int = 30) -> None:
     """Let everything run that is ready; takes no virtual time."""
     for _ in range(rounds):
         await asyncio.sleep(0)
+
+
+def bucket_width(config: NackConfig, delay_ms: int) -> int:
+    """Return how wide a bucket is for a delay: the rule, written down once more."""
+    bits: int = config.negative_ack_precision_bit_cnt
+    if config.precision_ratio is not None:
+        while bits and 2**bits > max(delay_ms * config.precision_ratio, 1):
+            bits -= 1
+    return int(2**bits)
 
 
 class Recorder:

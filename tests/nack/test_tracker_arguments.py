@@ -1,4 +1,4 @@
-"""Case N24 and its like: bad input to a tracker is refused with a clear error before anything changes."""
+"""Arguments: case N24, bad input to a tracker is refused with a clear error before anything changes; names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy
 import pytest
 from pydantic import ValidationError
 
-from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NegativeAcksTracker
-from pulsar_nack.testing import virtual_time
-from tests.nack._harness import Recorder, mid
+from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule, NegativeAcksTracker
+from pulsar_nack.testing import ManualClock, virtual_time
+from tests.nack._harness import Recorder, mid, settle
 
 BAD_DELAYS: list[Any] = [
     *[float("nan"), -1.0, -0.001, float("inf"), float("-inf"), True, False, "1", b"1", [], {}],
@@ -79,7 +79,7 @@ async def test_bad_entries() -> None:
                 with refused(tracker, "ledger"):
                     tracker.nack_entries(ledger, [1], 1.0)  # type: ignore[arg-type]
             bad: list[Any] = [
-                *[[1, -1], [1, 2.5], [1, "2"], [2**63], range(-1, 5), "12", b"12", 5, None, [None]],
+                *[[1, -1], [1, 2.5], [1, "2"], [2**63], range(-1, 5), "12", b"12", 5, None, [None], list],
                 *[array("q", [1, -1]), array("d", [1.0]), numpy.array([1.5]), numpy.array([[1]]), numpy.array([-1])],
                 *[numpy.array(["1"]), numpy.array(["2026"], dtype="M8[ms]")],
             ]
@@ -97,13 +97,16 @@ async def test_entries_of_every_kind() -> None:
         *[numpy.arange(5, dtype=kind) for kind in ("int8", "uint16", "int32", "uint32", "int64", "uint64")],
         numpy.arange(10)[::2] // 2,
     ]
-    for entries in kinds:
+    beyond_32_bits = range(2**32 - 3, 2**32 + 2)
+    named = [(entries, range(5)) for entries in kinds]
+    named += [(kind(beyond_32_bits), beyond_32_bits) for kind in (list, iter)]
+    for entries, expected in named:
         recorder = Recorder()
         async with NegativeAcksTracker(recorder) as tracker:
             tracker.nack_entries(3, entries, 1.0)
             assert tracker.statistics().pending == tracker.statistics().held == 5
             await asyncio.sleep(2)
-        recorder.assert_once_each([mid(entry) for entry in range(5)])
+        recorder.assert_once_each([mid(entry) for entry in expected])
 
 
 @virtual_time
@@ -151,3 +154,29 @@ def test_bad_constructions() -> None:
         NegativeAcksTracker(Recorder(), {"max_held": 5})  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match=r"negative_ack_precision_bit_cnt|negativeAckPrecisionBitCnt"):
         NackConfig(negative_ack_precision_bit_cnt=63)
+
+
+async def test_tracker_by_name() -> None:
+    """Every way to nack, and ack, takes its arguments by name; what was not acknowledged comes back."""
+    clock = ManualClock(now_ms=0)
+    recorder = Recorder(clock.now_ms)
+    tracker = NegativeAcksTracker(redeliver=recorder, config=NackConfig(), backoff=None, clock=clock, hooks=())
+    async with tracker:
+        await tracker.nack(id=MessageId(1, 1), delay=1.0, redelivery_count=0)
+        tracker.nack_nowait(id=MessageId(1, 2), delay=timedelta(seconds=1), redelivery_count=0)
+        tracker.nack_many(ids=[MessageId(1, 3)], delay=1)
+        tracker.nack_entries(ledger=2, entries=range(2), delay=1)
+        assert tracker.ack(id=MessageId(1, 2))
+        clock.advance(1000)
+        await settle()
+    recorder.assert_once_each([MessageId(1, 1), MessageId(1, 3), MessageId(2, 0), MessageId(2, 1)])
+
+
+def test_schedule_by_name() -> None:
+    """The schedule takes its arguments by name."""
+    schedule = NackSchedule(config=NackConfig())
+    assert schedule.add(id=MessageId(1, 1), now_ms=0, delay_ms=500)
+    assert schedule.add(id=MessageId(1, 2), now_ms=0, delay_ms=500)
+    assert schedule.discard(id=MessageId(1, 1))
+    assert list(schedule.pop_due(now_ms=500, limit=1)) == [MessageId(1, 2)]
+    assert schedule.pop_due_runs(now_ms=500) == []

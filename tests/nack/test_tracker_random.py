@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pulsar_nack import Clock, MessageId, NackConfig, NegativeAcksTracker, RedeliveryError, WouldBlockError
 from pulsar_nack.nack import RedeliveryCallback
 from pulsar_nack.testing import ManualClock, run
-from tests.nack._harness import Recorder, loop_ms, settle
+from tests.nack._harness import Recorder, bucket_width, loop_ms, settle
 from tests.tiers import examples
 
 
@@ -64,15 +64,6 @@ CONFIGS = st.builds(
 )
 
 
-def width(config: NackConfig, delay_ms: int) -> int:
-    """Return how wide a bucket is for a delay: the rule, written down once more."""
-    bits: int = config.negative_ack_precision_bit_cnt
-    if config.precision_ratio is not None:
-        while bits and 2**bits > max(delay_ms * config.precision_ratio, 1):
-            bits -= 1
-    return int(2**bits)
-
-
 class Reference:
     """What should be sent when: for each pending id the start of its bucket, found by scanning."""
 
@@ -84,7 +75,7 @@ class Reference:
 
     def nack(self, message_id: MessageId, now_ms: int, delay_ms: int) -> None:
         """Note a nack."""
-        size = width(self.config, delay_ms)
+        size = bucket_width(self.config, delay_ms)
         start = (now_ms + delay_ms) // size * size
         assert now_ms + delay_ms - size + 1 <= start <= now_ms + delay_ms
         self.pending[message_id] = min(self.pending.get(message_id, start), start)

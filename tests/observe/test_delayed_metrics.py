@@ -420,42 +420,27 @@ def test_names_of_topics(name: str, full: str, namespace: str) -> None:
 
 
 async def test_scraped_over_http() -> None:
-    """A server of prometheus-client in its own thread gives the same text, and some of the names on request."""
+    """A server of prometheus-client in its own thread gives the same text, as OpenMetrics too, or some names."""
     scene = Scene()
     server, thread = prometheus.start_http_server(0, "127.0.0.1", registry=scene.registry)
+
+    async def scraped(query: str = "", **headers: str) -> str:
+        request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/metrics{query}", headers=headers)
+        return await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=patience(10)).read().decode())
+
     try:
         async with scene.factory:
             await filled(await scene.tracker(), 16)
-            url = f"http://127.0.0.1:{server.server_port}/metrics"
-            text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=patience(10)).read().decode())
-            assert Exposed(text).values == exposed(scene.registry).values
+            plain = exposed(scene.registry)
+            text = await scraped()
+            assert Exposed(text).values == plain.values
             assert f"# TYPE {INDEX}bucket_op_count counter\n" in text
             name = INDEX + "bucket_op_count"
-            some = await asyncio.to_thread(
-                lambda: urllib.request.urlopen(f"{url}?name[]={name}", timeout=patience(10)).read().decode()
-            )
-            assert {each for each, _ in Exposed(some).values} == {name}
-            assert Exposed(some).types == {name: "counter"}
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(patience(10))
-
-
-async def test_scraped_as_open_metrics() -> None:
-    """A scraper that asks for OpenMetrics, as Prometheus does, gets the same names and types too."""
-    scene = Scene()
-    server, thread = prometheus.start_http_server(0, "127.0.0.1", registry=scene.registry)
-    try:
-        async with scene.factory:
-            await filled(await scene.tracker(), 16)
-            accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-            request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/metrics", headers=accept)
-            answer = await asyncio.to_thread(
-                lambda: urllib.request.urlopen(request, timeout=patience(10)).read().decode()
-            )
-            lines = [line for line in answer.splitlines() if line != "# EOF"]
-            seen, plain = Exposed("\n".join(lines)), exposed(scene.registry)
+            some = Exposed(await scraped(f"?name[]={name}"))
+            assert {each for each, _ in some.values} == {name}
+            assert some.types == {name: "counter"}
+            answer = await scraped(Accept="application/openmetrics-text; version=1.0.0")
+            seen = Exposed(answer.replace("# EOF\n", ""))
             assert (seen.types, seen.values) == (plain.types, plain.values)
     finally:
         server.shutdown()

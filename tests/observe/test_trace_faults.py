@@ -18,37 +18,9 @@ from pulsar_nack import MessageId
 from pulsar_nack.config import TraceConfig
 from pulsar_nack.observe import TraceStatistics, TraceWriter
 from tests.patience import patience
-from tests.processes import run_python
 from tests.small_disk import small_disk
 
 from .test_trace import lines
-
-LIMITED = """
-import asyncio, resource, sys
-from pulsar_nack import MessageId
-from pulsar_nack.config import TraceConfig
-from pulsar_nack.observe import TraceWriter
-
-async def main():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-    async with TraceWriter(TraceConfig(folder=sys.argv[1], flush_seconds=0.01)) as writer:
-        note = writer.source("t", "s", "c")
-        entry = 0
-        while writer.statistics().failures < 3:
-            note("ack", MessageId(1, entry), 0, reason="ack")
-            entry += 1
-            if entry % 20 == 0:
-                await asyncio.sleep(0.001)
-        while writer.statistics().buffered:
-            await asyncio.sleep(0.001)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        for entry in range(entry, entry + 100):
-            note("ack", MessageId(1, entry), 0, reason="ack")
-    statistics = writer.statistics()
-    print(entry + 1, statistics.written, statistics.failed, statistics.dropped, statistics.last_error, sep="|")
-
-asyncio.run(main())
-"""
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -93,20 +65,6 @@ async def test_full_disk(tmp_path: Path) -> None:
         assert len(found) == statistics.written
         assert found == sorted(found)
         assert found[-50:] == list(range(first, count))
-
-
-@pytest.mark.slow
-def test_file_that_may_not_grow(tmp_path: Path) -> None:
-    """Where a file may not grow any more it ends with a whole line, and grows again once it may."""
-    done = run_python("-c", LIMITED, tmp_path)
-    assert done.returncode == 0, done.stderr
-    events, written, failed, dropped, error = done.stdout.strip().split("|")
-    assert int(written) + int(failed) + int(dropped) == int(events)
-    assert int(failed) > 0
-    assert "File too large" in error
-    found = [each["entry"] for each in lines(tmp_path)]
-    assert len(found) == int(written)
-    assert found[-100:] == list(range(int(events) - 100, int(events)))
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])

@@ -12,7 +12,7 @@ from pulsar_nack._check import as_folder
 from pulsar_nack.ledger.files import storage_errors
 from pulsar_nack.pipeline._build_commit import BuiltIndex, finish_build
 from pulsar_nack.pipeline._build_folder import building, check_target
-from pulsar_nack.pipeline._build_rows import BOUNDS, DuplicatePositionError, Rows, duplicate, refused
+from pulsar_nack.pipeline._build_rows import DuplicatePositionError, Rows, duplicate
 from pulsar_nack.pipeline._build_snapshots import write_snapshots
 from pulsar_nack.pipeline._build_units import BLOCK_BITS, UNIT_ROWS, Block, make_units
 
@@ -43,7 +43,6 @@ def build_local(
     rows = rows_of(ledgers, entries, times)
     if not len(rows.ledgers) == len(rows.entries) == len(rows.times):
         raise InvalidArgumentError("times", len(rows.times), "columns of the same length")
-    _check_values(rows)
     order = np.lexsort((rows.entries, rows.ledgers))
     rows = Rows(*(column[order] for column in rows))
     units = make_units(_blocks(rows), config, unit_rows)
@@ -65,11 +64,3 @@ def _blocks(rows: Rows) -> list[Block]:
     counts = np.diff(np.append(firsts, rows.length))
     columns = (rows.ledgers[firsts].tolist(), numbers[firsts].tolist(), counts.tolist())
     return [Block(*each) for each in zip(*columns, strict=True)]
-
-
-def _check_values(rows: Rows) -> None:
-    for column, highest in zip(rows, BOUNDS.values(), strict=True):
-        invalid = (column < 0) | (column > highest)
-        if invalid.any():
-            at = int(invalid.argmax())
-            raise refused(int(rows.ledgers[at]), int(rows.entries[at]), int(rows.times[at]))

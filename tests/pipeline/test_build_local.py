@@ -132,25 +132,6 @@ async def test_index_without_messages(tmp_path: Path) -> None:
     assert await deliveries(tmp_path / "index", SMALL, [10]) == [(10, [])]
 
 
-@pytest.mark.parametrize(
-    ("row", "field", "said"),
-    [
-        ((-1, 0, 0), "ledger_id", "got -1"),
-        ((0, -1, 0), "entry_id", "got -1"),
-        ((0, 2**32, 0), "entry_id", "ledger_id 0"),
-        ((4, 5, -7), "deliver_at", "in the row with ledger_id 4, entry_id 5, got -7"),
-        ((4, 5, 2**56 + 1), "deliver_at", "epoch time in ms"),
-        ((1, 1, 1), "df", "ledger_id 1, entry_id 1 more than once"),
-    ],
-)
-def test_bad_row_is_named(tmp_path: Path, row: Row, field: str, said: str) -> None:
-    """A row that cannot be is named with the column and its value, and nothing is left."""
-    with pytest.raises(InvalidArgumentError, match=said) as caught:
-        build([(1, 1, 1), row], tmp_path / "index")
-    assert caught.value.field == field
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_folder_that_exists_is_refused(tmp_path: Path) -> None:
     """What is there stays there, unless it is an index and is to be replaced."""
     index = tmp_path / "index"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.test_app import call
 from tests.conftest import TINY_DATA, require_spark
 from tests.patience import patience
 
@@ -20,14 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Run a job in this process, on the session that runs; return its exit code and what it printed."""
-    from pulsar_nack.cli import main
-
-    with pytest.raises(SystemExit) as done:
-        main(["pipeline", *arguments])
-    out, err = capsys.readouterr()
-    return done.value.code, out, err
+    return call(["pipeline", *arguments], capsys)
 
 
 @pytest.fixture

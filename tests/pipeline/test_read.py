@@ -282,15 +282,6 @@ def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
         assert [(row["line"][:20], row["fault"]) for row in found if row["fault"]] == 2 * [(lines[0][:20], TOO_LONG)]
 
 
-def test_open_files_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
-    """A file that is still being written is read when asked for only."""
-    write(tmp_path / "trace-1-aa-0.jsonl", NACK)
-    write(tmp_path / "trace-1-aa-1.jsonl.open", NACK | {"entry": 9})
-    assert [row.entry for row in pipeline.read_traces(spark, tmp_path).traces.collect()] == [4]
-    both = pipeline.read_traces(spark, tmp_path, include_open=True)
-    assert sorted(row.entry for row in both.traces.collect()) == [4, 9]
-
-
 def test_parquet_is_read_beside_lines(spark: SparkSession, tmp_path: Path) -> None:
     """Parquet goes through the same checks, and a folder may hold both."""
     from pulsar_nack.pipeline.schemas import TRACE

@@ -39,7 +39,7 @@ def watched(folder: Folder, *options: str) -> list[str]:
     return ["watch", str(folder.root / "traces"), "--checkpoint", str(checkpoint), "--once", *options]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Run the command; once more where the machine was too busy for Spark, which then goes on from the checkpoint."""
     while BUSY in (found := test_cli.run(capsys, *arguments))[2]:
         pass

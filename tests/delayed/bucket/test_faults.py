@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -468,44 +467,6 @@ async def test_sources_that_outlive_a_merge() -> None:
         assert len(stage.names) == len(stage.storage.snapshots) == 1
         stage.clock.set(150)
         assert await stage.drain() == positions(*range(1, 16))
-
-
-OPERATIONS: list[tuple[str, str, str]] = [
-    (where, when, name)
-    for where, names in (("storage", ("create", "delete")), ("cursor", ("put", "remove")))
-    for name in names
-    for when in ("fail", "fail_after")
-]
-
-
-@pytest.mark.parametrize(("where", "when", "name"), OPERATIONS)
-@pytest.mark.parametrize("number", [1, 2, 3])
-async def test_a_crash_at_each_step(where: str, when: str, name: str, number: int) -> None:
-    """D27: whatever step the process ends at, what was sealed is there once, or due; no orphan stays."""
-    stage = Stage(most_buckets=2)
-    home: Any = stage.storage if where == "storage" else stage.cursor
-    async with stage.run():
-        faults = home.faults
-        for i in range(1, 31):
-            assert stage.add(i, i, 10 * i)
-            await stage.idle()
-            sealed = set().union(*(range(each.start, each.end + 1) for each in stage.buckets))
-            if faults.calls[name] >= number - 1:
-                getattr(faults, when)[name] = -1
-    for each in (stage.storage.faults, stage.cursor.faults):
-        each.fail.clear()
-        each.fail_after.clear()
-    async with stage.run():
-        await stage.idle()
-        assert sealed <= {ledger for ledger, _ in stage.tracker._index.pending}
-        await stage.fill(1, 30)
-        assert stage.count == 30
-        stage.clock.set(300)
-        assert await stage.drain() == positions(*range(1, 31))
-        await stage.idle()
-        stage.clock.advance(100_000)
-        await stage.idle()
-    assert stage.stored == []
 
 
 async def test_recovery_that_is_slow() -> None:

@@ -128,33 +128,34 @@ async def sealing(**settings: Any) -> AsyncIterator[Stage]:
         yield stage
 
 
+@pytest.mark.parametrize("what", ["trim", "clear", "deliver"])
 @pytest.mark.parametrize("turn", [0, 3, 7, 11, 14])
-async def test_trim_between_slices_of_a_seal(turn: int) -> None:
-    """What is acknowledged in the middle of a seal does not come out, and the rest does once."""
+async def test_between_slices_of_a_seal(what: str, turn: int) -> None:
+    """Whatever is acknowledged, cleared or delivered in the middle of a seal, the rest comes out once, in order."""
     async with sealing() as stage:
+        left = [Position(ledger, entry) for ledger in range(1, 31) for entry in range(100)]
+        found: list[Position] = []
         async for at in slices(stage):
-            if at == turn:
+            if at != turn:
+                continue
+            if what == "trim":
                 await stage.mark_delete(15, 49)
                 assert stage.tracker.trim() == 1_450
-        assert stage.count == 1_551
-        stage.clock.set(2 * 10**6)
-        found = await stage.drain()
-        assert sorted(found) == [Position(15, e) for e in range(50, 100)] + [
-            Position(ledger, entry) for ledger in range(16, 31) for entry in range(100)
-        ]
-
-
-@pytest.mark.parametrize("turn", [0, 3, 7, 11, 14])
-async def test_clear_between_slices_of_a_seal(turn: int) -> None:
-    """A clear in the middle of a seal leaves nothing, on storage neither."""
-    async with sealing() as stage:
-        async for at in slices(stage):
-            if at == turn:
+                left = [position for position in left if position > (15, 49)]
+            elif what == "clear":
                 await stage.tracker.clear()
-        assert (stage.count, stage.buckets, stage.stored) == (0, [], [])
-        assert stage.tracker.buffer_memory_usage == 0
-        await stage.fill(1, 3)
-        assert stage.count == 3
+                left = []
+            else:
+                stage.clock.set(10**6 + 2_000)
+                found += stage.get(10_000)
+        if what == "clear":
+            assert (stage.count, stage.buckets, stage.stored) == (0, [], [])
+            assert stage.tracker.buffer_memory_usage == 0
+        stage.clock.set(2 * 10**6)
+        found += await stage.drain()
+        assert sorted(found) == left
+        times = [10**6 + ledger * 7 % 30 + 50 * entry for ledger, entry in found]
+        assert times == sorted(times)
 
 
 @pytest.mark.parametrize("turn", [0, 3, 7, 11, 14])
@@ -170,22 +171,6 @@ async def test_close_between_slices_of_a_seal(turn: int) -> None:
         await stage.idle()
         assert stage.count in {0, 3_000}
         assert len(stage.names) == len(stage.storage.snapshots) == (stage.count > 0)
-
-
-@pytest.mark.parametrize("turn", [2, 5, 8, 11])
-async def test_delivery_between_slices_of_a_seal(turn: int) -> None:
-    """What comes out in the middle of a seal comes out once, in order of time."""
-    async with sealing() as stage:
-        found: list[Position] = []
-        async for at in slices(stage):
-            if at == turn:
-                stage.clock.set(10**6 + 2_000)
-                found += stage.get(10_000)
-        stage.clock.set(2 * 10**6)
-        found += await stage.drain()
-        assert len(found) == len(set(found)) == 3_000
-        times = [10**6 + ledger * 7 % 30 + 50 * entry for ledger, entry in found]
-        assert times == sorted(times)
 
 
 async def three_buckets(*, in_order: bool, count: int = 2_000) -> Stage:
