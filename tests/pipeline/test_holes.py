@@ -13,8 +13,8 @@ import pytest
 from pulsar_nack import Cursor, CursorConfig, LocalTopic, Position, pipeline
 from pulsar_nack.cursor import BatchSet
 from pulsar_nack.errors import InvalidArgumentError
-from pulsar_nack.pipeline._cursor_folders import read_store
 from pulsar_nack.pipeline._hole_figures import HoleRow
+from pulsar_nack.pipeline._hole_readers import read_cursor_folder
 
 from .rows import check_rows, of_topics
 from .test_cli import run
@@ -190,7 +190,7 @@ async def test_only_subscriptions_of_a_topic(tmp_path: Path) -> None:
         await topic.create_subscription("work/1")
     async with await Cursor.open_local(tmp_path, None, name="delayed-index") as index:
         await index.put_property("key", "1")
-    rows = read_store(str(tmp_path))
+    rows = read_cursor_folder(str(tmp_path))
     assert [row.subscription for row in rows if isinstance(row, HoleRow) and row.kind == "cursor"] == ["work/1"]
     assert all(isinstance(row, HoleRow) for row in rows)
 
