@@ -20,16 +20,16 @@ FIXED = 600_000
 """What the formula says beyond the tracker's own figure, which leaves storage and loop out."""
 
 
-def load_of(messages: int, *, is_scattered: bool, ledger: int = 50_000, least: int = 50_000) -> BucketLoad:
+def load_of(messages: int, *, is_scattered: bool, ledger: int = 50_000, min_indexes: int = 50_000) -> BucketLoad:
     """Return a load with deadlines over an hour, all of the messages delayed."""
-    return BucketLoad(Workload(Kind.DELAYED, messages / 3600, 3600, 1, ledger), is_scattered, least)
+    return BucketLoad(Workload(Kind.DELAYED, messages / 3600, 3600, 1, ledger), is_scattered, min_indexes)
 
 
 async def figures(load: BucketLoad, size: BucketSize) -> dict[str, Any]:
     """Fill and empty a tracker; return what the plan predicts."""
     config = BucketConfig(
         is_delayed_delivery_deliver_at_time_strict=True,
-        delayed_delivery_min_index_count_per_bucket=load.least,
+        delayed_delivery_min_index_count_per_bucket=load.min_indexes,
         delayed_delivery_max_num_buckets=size.buckets,
         delayed_delivery_max_indexes_per_bucket_snapshot_segment=size.segment,
     )
@@ -65,9 +65,9 @@ async def figures(load: BucketLoad, size: BucketSize) -> dict[str, Any]:
 @pytest.mark.parametrize("most", [5, 50])
 async def test_beside_a_real_one(most: int, is_scattered: bool) -> None:
     """Memory is at most what the plan says, and not far below it; so are segments and bytes on storage."""
-    load = load_of(200_000, is_scattered=is_scattered, ledger=LEDGER, least=LEDGER)
+    load = load_of(200_000, is_scattered=is_scattered, ledger=LEDGER, min_indexes=LEDGER)
     size = bucket_size(load, most, 2_000)
-    assert (load.ledgers, load.sealed, load.most_buckets, size.buckets) == (20, 10_000, 20, min(most, 20))
+    assert (load.ledgers, load.sealed, load.max_buckets, size.buckets) == (20, 10_000, 20, min(most, 20))
     found = await figures(load, size)
     sealed = 190_000 / 200_000
     assert found["buckets"] in {size.buckets, size.buckets - 1}
@@ -81,7 +81,7 @@ async def test_beside_a_real_one(most: int, is_scattered: bool) -> None:
 def test_hundred_million() -> None:
     """For 100 M messages over an hour, in any order, 30 MiB take segments of 1 000 and some hundred buckets."""
     plan = make_bucket_plan(load_of(100_000_000, is_scattered=True), 30 * MIB)
-    assert (plan.load.messages, plan.load.ledgers, plan.load.most_buckets) == (100_000_000, 2_000, 2_000)
+    assert (plan.load.messages, plan.load.ledgers, plan.load.max_buckets) == (100_000_000, 2_000, 2_000)
     best = plan.recommended
     assert best.segment == 1_000
     assert 200 <= best.buckets <= 300
@@ -101,7 +101,7 @@ def test_in_order_takes_little() -> None:
     assert (plan.recommended.buckets, plan.recommended.segment) == (1_000, 5_000)
     assert plan.recommended.bytes < 10 * MIB
     small = make_bucket_plan(load_of(10_000_000, is_scattered=False), 30 * MIB)
-    assert small.recommended.buckets == small.load.most_buckets == 200
+    assert small.recommended.buckets == small.load.max_buckets == 200
     assert "Nothing has to be merged" in small.reason
 
 

@@ -80,7 +80,7 @@ def retries(
     window: Annotated[float, typer.Option(help="Seconds of a window in which nacks are counted.")] = 10.0,
     baseline: Annotated[int, typer.Option(help="Earlier windows that a window is compared with.")] = 30,
     factor: Annotated[float, typer.Option(help="A storm has this many times the nacks of the baseline.")] = 5.0,
-    least: Annotated[int, typer.Option(help="A storm has at least this many nacks in a window.")] = 100,
+    min_nacks: Annotated[int, typer.Option(help="A storm has at least this many nacks in a window.")] = 100,
     include_open: _IncludeOpen = False,
     master: _Master = None,
     out: _Out = None,
@@ -95,7 +95,7 @@ def retries(
         refuse_existing(spark, out, overwrite=overwrite)
         read = pipeline.read_traces(spark, paths, include_open=include_open)
         found = pipeline.retries(
-            read.traces, poison_at=poison_at, window=window, baseline=baseline, factor=factor, least=least
+            read.traces, poison_at=poison_at, window=window, baseline=baseline, factor=factor, min_nacks=min_nacks
         )
         report_refused(read, out)
         tables = {
@@ -143,11 +143,11 @@ def build_index(
     paths: _Paths,
     *,
     out: Annotated[Path, typer.Option(help="The tracker's folder, which is created.", show_default=False)],
-    least: Annotated[int, typer.Option(help="Indexes from which a bucket ends at the end of a ledger.")] = 50_000,
-    most: Annotated[
-        int | None, typer.Option(help="Indexes at which a bucket ends anywhere.", show_default="twice the least")
+    min_indexes: Annotated[int, typer.Option(help="Indexes from which a bucket ends at the end of a ledger.")] = 50_000,
+    max_indexes: Annotated[
+        int | None, typer.Option(help="Indexes at which a bucket ends anywhere.", show_default="twice --min-indexes")
     ] = None,
-    segment: Annotated[int, typer.Option(help="Most indexes in a segment; -1: no limit.")] = 5_000,
+    segment: Annotated[int, typer.Option(help="Indexes in a segment at most; -1: no limit.")] = 5_000,
     segment_seconds: Annotated[float, typer.Option(help="Seconds that the times of a segment span at most.")] = 300,
     delayed_only: Annotated[
         bool, typer.Option("--delayed-only", help="Leave out rows without a time, or with a negative one.")
@@ -161,8 +161,8 @@ def build_index(
     Reads Parquet with the columns ledger_id, entry_id and deliver_at (epoch ms). The folder appears at the end, whole.
     """
     config = BucketConfig(
-        delayed_delivery_min_index_count_per_bucket=least,
-        max_indexes_per_bucket=most,
+        delayed_delivery_min_index_count_per_bucket=min_indexes,
+        max_indexes_per_bucket=max_indexes,
         delayed_delivery_max_indexes_per_bucket_snapshot_segment=segment,
         delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=segment_seconds,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -134,16 +135,20 @@ def _headline(made: Plan) -> str:
 
 
 def _table(made: Plan, *, is_narrow: bool) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     left_out = _WIDE_ONLY if is_narrow else ()
-    for place, column in enumerate(_COLUMNS):
-        if place not in left_out:
-            table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
+    table = _new_table(column for place, column in enumerate(_COLUMNS) if place not in left_out)
     for row in made.rows:
         cells = [cell for place, cell in enumerate((*_cells(row), _note(made, row))) if place not in left_out]
         table.add_row(*cells, style=None if row.is_fine else "dim")
+    return table
+
+
+def _new_table(columns: Iterable[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
     return table
 
 
@@ -173,8 +178,6 @@ def _note(made: Plan, row: PlanRow) -> str:
 
 def _show_buckets(made: BucketPlan) -> None:
     require("rich", "plan (but for --json)", "cli")
-    from rich.table import Table
-
     console = open_console(_WIDTH)
     load, workload = made.load, made.load.workload
     order = "in any order" if load.is_scattered else "in the order of positions"
@@ -182,9 +185,7 @@ def _show_buckets(made: BucketPlan) -> None:
         f"{load.messages:,.0f} delayed messages wait, with deadlines over {workload.delay:,.10g} s {order}, in "
         f"{load.ledgers:,} ledgers; a bucket is sealed with {load.sealed:,.0f}.\n"
     )
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in _BUCKET_COLUMNS:
-        table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
+    table = _new_table(_BUCKET_COLUMNS)
     for row in made.rows:
         table.add_row(*_bucket_cells(made, row), style=None if row.bytes <= made.memory_bytes else "dim")
     console.print(table)

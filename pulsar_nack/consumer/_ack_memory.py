@@ -11,6 +11,7 @@ of its ledger, where it costs a bit or less: a consumer that runs for days takes
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from ..ids import MessageId
@@ -99,18 +100,19 @@ class AckMemory:
         sessions, entries = self.sessions, self.entries
         hides = sessions.find_hiding(now_ms)
         moved: list[tuple[EntryKey, bool]] = []
-        for _ in range(2 * COMPACT_STEP):
-            key = next(iter(entries), None)
-            if key is None:
-                break
-            stamp = entries[key]
-            if len(entries) <= MAX_STAMPED and hides(stamp):
-                if sessions.is_young(stamp, now_ms):
-                    break
-                entries[key] = entries.pop(key)  # hides until its session is lost again: looked at later
-            else:
-                del entries[key]
+        lost: list[EntryKey] = []
+        # one iterator: to look for the first key again and again is slow in a dict that has lost many in front
+        for key, stamp in islice(entries.items(), 2 * COMPACT_STEP):
+            if len(entries) - len(moved) > MAX_STAMPED or not hides(stamp):
                 moved.append((key, stamp[0] >= sessions.closed_turn))
+            elif sessions.is_young(stamp, now_ms):
+                break
+            else:
+                lost.append(key)
+        for key, _ in moved:
+            del entries[key]
+        for key in lost:  # they hide until their session is lost again: looked at later
+            entries[key] = entries.pop(key)
         self.unstamped.add(moved, sessions.closed_turn)
         self.compact_at = len(entries) + COMPACT_STEP
 

@@ -6,6 +6,7 @@ its members are acknowledged; members that were not seen yet count as busy, beca
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -65,7 +66,7 @@ class BatchEntries:
         """The stamp of acknowledgements that are noted from now on."""
         self._forgets = is_forgotten
         self._most = most
-        self.entries: dict[EntryKey, _Entry] = {}
+        self.entries: OrderedDict[EntryKey, _Entry] = OrderedDict()
         """Entries of batches with an unacknowledged message."""
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class BatchEntries:
         if entry is None:
             entry = self.entries[key] = _Entry(message_id.topic, message_id.batch_size)
             if len(self.entries) > self._most:
-                del self.entries[next(iter(self.entries))]
+                self.entries.popitem(last=False)
         elif not entry.size:
             entry.size = message_id.batch_size
         if entry.acked and self._is_forgotten(entry, message_id):

@@ -76,7 +76,7 @@ class ConsumerEngine:
         self.state = ConsumerState(self.queue, self.limiter, self.letters, settings)
         self.settler = Settler(self.state, settings.lease)
         self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None)
-        self.pausing = Pausing(self.receiver, port, self.state, self.stop)
+        self.pausing = Pausing(self.receiver, port, self.stop)
         self.key_order: KeyOrder | None = None
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids

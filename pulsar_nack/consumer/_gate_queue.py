@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from ..ids import MessageId
 from ._inbox import Inbox
 from ._message import Message
 
@@ -48,7 +48,7 @@ class DurableGateQueue:
         is_behind = any(first.id < message.id for first in (*self.waiting[:1], self._released) if first is not None)
         is_admitted = self._is_admitted(message, is_behind=is_behind)
         if not is_admitted:
-            insort(self.waiting, message, key=_id_of)
+            insort(self.waiting, message, key=attrgetter("id"))
             if len(self.waiting) >= _MOST:
                 self.has_room.clear()
         if self.waiting:
@@ -98,7 +98,3 @@ class DurableGateQueue:
 
     def _is_admitted(self, message: Message, *, is_behind: bool) -> bool:
         return self._durable.admits(message.id, is_redelivered=message.redelivery_count > 0, is_behind=is_behind)
-
-
-def _id_of(message: Message) -> MessageId:
-    return message.id

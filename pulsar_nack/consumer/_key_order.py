@@ -17,6 +17,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 
 from ..ids import MessageId
 from ._message import Message
@@ -145,7 +146,7 @@ class KeyOrder:
         self._receiver.delivered -= 1
         if self._settler.leases is not None:
             self._settler.leases.cancel(message._lease)
-        insort(state.kept, message, key=_id_of)
+        insort(state.kept, message, key=attrgetter("id"))
         self._count += 1
         self._bytes += kept_bytes(message._delivery)
         if len(state.kept) >= self._most:
@@ -284,7 +285,3 @@ class KeyOrder:
 def _key_of(delivery: Delivery) -> Key | None:
     key = delivery.ordering_key or delivery.key
     return (delivery.topic, key) if key else None
-
-
-def _id_of(message: Message) -> MessageId:
-    return message.id

@@ -8,6 +8,7 @@ acknowledged through one delivery of it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, Final
 
 from ..errors import BrokerError, UndecodableMessageError
@@ -30,7 +31,7 @@ class NativeMessageIds:
 
     def __init__(self, topic: str | None) -> None:
         self._topic = topic
-        self._handles: dict[MessageId, Any] = {}
+        self._handles: OrderedDict[MessageId, Any] = OrderedDict()
         self._batch: tuple[int | str, ...] = ()
         self._batch_size = 0
 
@@ -57,7 +58,7 @@ class NativeMessageIds:
         self._handles.pop(message_id, None)
         self._handles[message_id] = handle
         if len(self._handles) > _MAX_HANDLES:
-            del self._handles[next(iter(self._handles))]
+            self._handles.popitem(last=False)
 
     def forget(self, message_id: MessageId) -> None:
         """Drop the handle of an acknowledged message."""

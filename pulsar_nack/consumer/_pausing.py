@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Final
 
 from ..errors import ClosedError
-from ._consumer_state import ConsumerState
 from ._message import Message
 from ._port import ConsumerPort, SupportsDrain, SupportsPause
 from ._receiver import Receiver
@@ -29,13 +28,13 @@ class Pausing:
     :param stop: called to close the consumer after a message that this process cannot read
     """
 
-    def __init__(self, receiver: Receiver, port: ConsumerPort, state: ConsumerState, stop: Callable[[], None]) -> None:
+    def __init__(self, receiver: Receiver, port: ConsumerPort, stop: Callable[[], None]) -> None:
         self.drained: asyncio.Event | None = None
         """Set once a draining consumer has settled all delivered messages; None: it does not drain."""
         self.port = port if isinstance(port, SupportsPause) else None
         self._receiver = receiver
         self._port = port
-        self._state = state
+        self._state = state = receiver.state
         self._table = state.queue.table
         self._stop = stop
         self._has_warned = False

@@ -38,7 +38,7 @@ class RetrySchedule:
 
     def __init__(self, most: int = _MAX_RETRIES) -> None:
         self._most = most
-        self._at: dict[MessageId, int] = {}
+        self._at: OrderedDict[MessageId, int] = OrderedDict()
         self.known: Mapping[MessageId, int] = self._at
         """The messages to be requested again, and when."""
         self._queues: list[deque[tuple[int, RedeliveryRetry]]] = [deque() for _ in (*PAUSES_MS, _FAILED_PAUSE_MS)]
@@ -56,7 +56,7 @@ class RetrySchedule:
         if turn == len(PAUSES_MS):
             return
         if len(self._at) >= self._most:
-            del self._at[next(iter(self._at))]
+            self._at.popitem(last=False)
         self._put(RedeliveryRetry(message_id, turn), now_ms + PAUSES_MS[turn], turn)
 
     def failed(self, retries: Iterable[RedeliveryRetry], now_ms: int) -> None:

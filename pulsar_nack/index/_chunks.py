@@ -5,11 +5,11 @@ A chunk is a ``bytes`` object whose first byte is its kind:
 - ``R`` (``W`` with 64 bits): a roaring bitmap in its portable form, about 2 bytes a number if thin, 4 a run, one bit if
   dense
 - ``G``: gaps, the first number, then one byte for the distance to each next one (0 < gap < 256)
-- ``I`` or ``Q``: plain numbers of 4 or 8 bytes in any order, for numbers that lie far apart
+- ``I`` or ``Q``: plain numbers of 4 or 8 bytes in order, for numbers that lie far apart
 
 Sealing as ``R`` costs about 20 ns a number, as ``G`` about 40. ``G`` is tried only where it would save a quarter, and
-not beyond 16 384 numbers, which would take more than a millisecond. :func:`pack` makes no bitmap if ``G`` or plain
-numbers will do. Id ranges (see ``_id_ranges``) are smaller still, but depend on what is pending.
+not beyond 16 384 numbers, which would take more than a millisecond. Id ranges (see ``_id_ranges``) are smaller still,
+but depend on what is pending.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ _GAPS: Final = ord("G")
 _HEAD: Final = 9
 _MAX_GAPS: Final = 16_384
 _COOKIE_WITH_RUNS: Final = 12_347
-_FAR_APART: Final = 1 << 14
-_EACH: Final = 32
 _JOIN: Final = 16
 _SMALL: Final = 4_096
 _LARGE: Final = 65_536
@@ -115,20 +113,6 @@ def seal(numbers: Any) -> bytes:
     return (b"W" if wide else b"R") + packed
 
 
-def pack(numbers: array[int], bitmap_type: type[Any] = BitMap) -> bytes:
-    """Encode some hundred different numbers in any order; ``bitmap_type`` is the bitmap that can hold them."""
-    span = abs(numbers[-1] - numbers[0])
-    if span < 128 * len(numbers):
-        gaps = _gaps(numbers) if len(numbers) > 1 else None
-        if gaps is not None and gaps.count(1, _HEAD) < len(numbers) >> 1:
-            return gaps
-    elif span > _FAR_APART * len(numbers):
-        some = numbers[::_EACH]
-        if 2 * len({number >> 16 for number in some}) > len(some):
-            return numbers.typecode.encode() + numbers.tobytes()
-    return seal(bitmap_type(numbers))
-
-
 def unseal(data: bytes, bitmap_type: type[Any] = BitMap) -> Any:
     """Decode a chunk into a new bitmap of the given type."""
     kind = data[0]
@@ -154,9 +138,7 @@ def where_begins(data: bytes) -> int:
     if data[0] == _GAPS:
         return int.from_bytes(data[1:_HEAD], "little")
     if is_plain(data):
-        flat: array[int] = array(chr(data[0]))
-        flat.frombytes(data[1:])
-        return min(flat)
+        return int.from_bytes(data[1 : 5 if data[0] == ord("I") else 9], sys.byteorder)
     at, high = 1, 0
     if data[0] == _ROARING64:  # the number of bitmaps of 32 bits, then what the first has above them
         at, high = 13, int.from_bytes(data[9:13], "little")

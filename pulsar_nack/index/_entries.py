@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from pyroaring import BitMap, BitMap64
@@ -26,15 +27,11 @@ def as_entries(entries: object, field: str = "entries") -> Any:
     if isinstance(entries, range):
         return _from_range(entries, field)
     flat = _flat(entries, field)
-    if flat.typecode == "I":
+    if flat.typecode == "I" or not flat:
         return BitMap(flat)
-    if not flat:
-        return BitMap()
-    largest = max(flat)
-    if min(flat) < 0 or largest > INT64_MAX:
-        raise InvalidArgumentError(field, _first_bad(flat), _EXPECTED)
-    is_small = largest < 1 << 32
-    return BitMap(array("I", flat)) if is_small else BitMap64(array("Q", flat))
+    if (largest := max(flat)) > INT64_MAX:
+        raise InvalidArgumentError(field, largest, _EXPECTED)
+    return BitMap(array("I", flat)) if largest < 1 << 32 else BitMap64(flat)
 
 
 def _from_range(entries: range, field: str) -> Any:
@@ -47,47 +44,28 @@ def _from_range(entries: range, field: str) -> Any:
     return BitMap(ascending) if high < 1 << 32 else BitMap64(ascending)
 
 
-def _from_list(items: list[Any]) -> array[int]:
-    flat = array("I")
-    flat.fromlist(items)  # a quarter quicker than the constructor
-    return flat
-
-
 def _flat(entries: object, field: str) -> array[int]:
+    """Return entries as an array of 32-bit numbers, or of 64-bit numbers."""
     if isinstance(entries, array) and entries.typecode in "IQ":
         return entries
-    items = entries if isinstance(entries, list) else _items(entries, field)
-    if isinstance(items, array):
-        return items
-    try:
-        return _from_list(items) if type(items) is list else array("I", items)
-    except (TypeError, OverflowError):
-        pass  # too large, or not an entry id: found out below
-    try:
-        return array("Q", items)
-    except (TypeError, OverflowError):
-        bad = next((item for item in items if type(item) is not int or not 0 <= item <= INT64_MAX), entries)
-        raise InvalidArgumentError(field, bad, _EXPECTED) from None
+    items = entries if isinstance(entries, list | tuple) else _items(entries, field)
+    for typecode in "IQ":
+        with suppress(TypeError, OverflowError):
+            return array(typecode, items)
+    bad = next((item for item in items if type(item) is not int or not 0 <= item <= INT64_MAX), entries)
+    raise InvalidArgumentError(field, bad, _EXPECTED)
 
 
-def _items(entries: object, field: str) -> array[int] | list[Any] | tuple[Any, ...]:
-    if isinstance(entries, tuple):
-        return entries
+def _items(entries: Any, field: str) -> array[int] | list[Any]:
     if not isinstance(entries, str | bytes | bytearray):
-        view = _as_buffer(entries)
+        view = None
+        with suppress(TypeError, ValueError):  # numpy raises ValueError for some kinds, such as times
+            view = memoryview(entries)
         if view is not None:
             return _from_buffer(view, field)
         if isinstance(entries, Iterable):
             return list(entries)
     raise InvalidArgumentError(field, entries, _EXPECTED)
-
-
-def _as_buffer(entries: Any) -> memoryview | None:
-    """Return the buffer of an object, None without one; numpy raises ValueError for some kinds, such as times."""
-    try:
-        return memoryview(entries)
-    except (TypeError, ValueError):
-        return None
 
 
 def _from_buffer(view: memoryview, field: str) -> array[int]:
@@ -97,7 +75,3 @@ def _from_buffer(view: memoryview, field: str) -> array[int]:
     flat: array[int] = array(kind)
     flat.frombytes(view.tobytes())
     return flat
-
-
-def _first_bad(flat: array[int]) -> int:
-    return next(entry for entry in flat if not 0 <= entry <= INT64_MAX)

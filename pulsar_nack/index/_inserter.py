@@ -23,7 +23,7 @@ from ..ids import MessageId, _check_stored, _TopicId
 from ._distant import GROUP_MS
 from ._earliest import NEVER, EarliestBucket
 from ._id_blocks import BLOCK_SIZE, UNUSED, BlockKey, IdBlock, block_key
-from ._pending import PendingIds, block_bounds
+from ._pending import PendingIds, by_block
 from ._sealer import Sealer
 from ._store import BucketStore
 from ._sweep import Sweeper
@@ -284,17 +284,14 @@ class Inserter:
         self._low = self._end = 0
         if not entries:
             return 0
-        if (low := entries.min()) >> 16 == entries.max() >> 16:
-            return self._add_entries(ledger, low, entries, start)
-        added = 0
-        for _, end, low in block_bounds(flat := entries.to_array()):
-            added += self._add_entries(ledger, low, entries & type(entries)(range(low, flat[end - 1] + 1)), start)
-        return added
+        if entries.min() >> 16 == entries.max() >> 16:
+            return self._add_entries(ledger, entries, start)
+        return sum(self._add_entries(ledger, type(entries)(run), start) for run in by_block(entries.to_array()))
 
-    def _add_entries(self, ledger: int, low: int, entries: Any, start: int) -> int:
-        """Add the entries of one block, the lowest of which is ``low``; this may widen the numbers."""
+    def _add_entries(self, ledger: int, entries: Any, start: int) -> int:
+        """Add the entries of one block; this may widen the numbers."""
         pending = self._pending
-        block = self._block_of((ledger, low >> 16, -1, 0, 0))
+        block = self._block_of((ledger, entries.min() >> 16, -1, 0, 0))
         if type(entries) is pending.bitmap_type:
             return self._add_numbers(entries.shift(-block.offset), start, block)
         shifted = array(pending.typecode, [entry - block.offset for entry in entries])

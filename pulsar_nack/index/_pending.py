@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pyroaring import BitMap, BitMap64
 
 from ..ids import MessageId, _merge_ids
 from ._id_blocks import BLOCK_SIZE, BlockKey, IdBlock, IdBlockTable, block_key
+from ._ranges import container_bytes
 
 Run = tuple[IdBlock | None, "array[int]"]
 """Ascending numbers of one block; with None, of many blocks that lie in order of position."""
@@ -123,15 +124,11 @@ class PendingIds:
     def runs(self, numbers: Any) -> list[Run]:
         """Cut a bitmap by block, in order of ledger and entry; few numbers of many blocks stay one run."""
         flat = numbers.to_array()
-        if not flat:
-            return []
-        first, last = flat[0] >> 16, flat[-1] >> 16
-        if first == last:
-            return [(self.blocks.by_index[first], flat)]
-        if len(flat) < _FEW_EACH * (last - first) and self.blocks.are_in_order:
+        are_in_order = self.blocks.are_in_order
+        if are_in_order and flat and len(flat) < _FEW_EACH * ((flat[-1] >> 16) - (flat[0] >> 16)):
             return [(None, flat)]
-        runs = [(self.blocks[low >> 16], flat[at:end]) for at, end, low in block_bounds(flat)]
-        if len(runs) > 1 and not self.blocks.are_in_order:
+        runs = [(self.blocks[run[0] >> 16], run) for run in by_block(flat)]
+        if not are_in_order:
             runs.sort(key=_place)
         return list[Run](runs)
 
@@ -225,8 +222,7 @@ class PendingIds:
             self.numbers.run_optimize()
             self._new_blocks = 0
             figures = self.numbers.get_statistics()
-            stored: int = sum(figures[f"n_bytes_{kind}_containers"] for kind in ("array", "run", "bitset"))
-            self._measured = stored + 48 * int(figures["n_containers"])
+            self._measured = container_bytes(figures) + 48 * int(figures["n_containers"])
             self._measured_count = int(figures["cardinality"])
 
     def memory(self) -> int:
@@ -240,21 +236,13 @@ def widened(numbers: Any) -> Any:
     return BitMap64(array("Q", numbers.to_array()))
 
 
-def block_bounds(flat: array[int]) -> list[tuple[int, int, int]]:
-    """Cut ascending numbers where the block changes; return the first place, the end and the first number of each."""
-    bounds = []
+def by_block(flat: array[int]) -> Iterator[array[int]]:
+    """Cut ascending numbers where the block changes."""
     at = 0
     while at < len(flat):
-        end = _block_end(flat, at)
-        bounds.append((at, end, flat[at]))
+        end = bisect_left(flat, (flat[at] | (BLOCK_SIZE - 1)) + 1, at)
+        yield flat[at:end]
         at = end
-    return bounds
-
-
-def _block_end(flat: array[int], at: int) -> int:
-    if flat[-1] >> 16 == flat[at] >> 16:
-        return len(flat)
-    return bisect_left(flat, (flat[at] | (BLOCK_SIZE - 1)) + 1, at)
 
 
 def _place(run: tuple[IdBlock, Any]) -> tuple[int, int, int, int]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from pyroaring import BitMap
 from sortedcontainers import SortedSet
 
 from ..ids import Position
-from ._ranges import EntryRanges
+from ._ranges import EntryRanges, container_bytes
 
 MAX_ENTRY: Final = 2**32 - 1
 _LEDGER_BYTES: Final = 250
@@ -136,9 +136,7 @@ class PositionSet:
             return
         entries.run_optimize()
         entries.shrink_to_fit()
-        found = entries.get_statistics()
-        kinds = ("array", "run", "bitset")
-        size = _LEDGER_BYTES + sum(int(found[f"n_bytes_{kind}_containers"]) for kind in kinds)
+        size = _LEDGER_BYTES + container_bytes(entries.get_statistics())
         self.bytes += size - self._sizes[ledger]
         self._sizes[ledger] = size
 
@@ -205,38 +203,12 @@ class PositionRanges:
         self._ledgers.clear()
 
 
-class OrderedPositions:
+class OrderedPositions(SortedSet[Position]):  # type: ignore[misc]  # sortedcontainers has no types
     """A sorted set of some thousand positions. Adding, removing and looking up are O(log n)."""
-
-    __slots__ = ("_positions",)
-
-    def __init__(self, positions: Iterable[Position] = ()) -> None:
-        self._positions: SortedSet[Position] = SortedSet(positions)
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __contains__(self, position: object) -> bool:
-        return position in self._positions
-
-    def __iter__(self) -> Iterator[Position]:
-        return iter(self._positions)
-
-    def add(self, position: Position) -> None:
-        """Add a position."""
-        self._positions.add(position)
-
-    def update(self, positions: Iterable[Position]) -> None:
-        """Add positions."""
-        self._positions.update(positions)
-
-    def discard(self, position: Position) -> None:
-        """Remove a position if it is there."""
-        self._positions.discard(position)
 
     def discard_through(self, last: Position | None) -> None:
         """Remove all positions up to one, including it; None: all positions."""
         if last is None:
-            self._positions.clear()
+            self.clear()
         else:
-            del self._positions[: self._positions.bisect_right(last)]
+            del self[: self.bisect_right(last)]

@@ -19,7 +19,7 @@ an entry beyond :data:`_NARROW_MAX`. Their ``contains_range`` is not used: it re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Final, Self
 
@@ -34,6 +34,11 @@ _WINDOW: Final = 1 << 20
 _FEW: Final = 64
 _MANY: Final = 4096
 _FRAME_BYTES: Final = 330
+
+
+def container_bytes(figures: Mapping[str, int]) -> int:
+    """Return how many bytes the containers of a bitmap take, by its ``get_statistics()``."""
+    return sum(int(figures[f"n_bytes_{kind}_containers"]) for kind in ("array", "run", "bitset"))
 
 
 class EntryRanges:
@@ -318,13 +323,7 @@ class EntryRanges:
         bits.shrink_to_fit()
         figures = bits.get_statistics()
         containers = figures["n_containers"]
-        self._measured = (
-            _FRAME_BYTES
-            + figures["n_bytes_array_containers"]
-            + figures["n_bytes_run_containers"]
-            + figures["n_bytes_bitset_containers"]
-            + 32 * containers
-        )
+        self._measured = _FRAME_BYTES + container_bytes(figures) + 32 * containers
         self._tidied = self._count
         self._tidied_ranges = self.range_count
         self._entry_bytes = 2 if figures["n_array_containers"] or not containers else 0

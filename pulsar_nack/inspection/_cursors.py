@@ -25,7 +25,8 @@ from ..errors import CursorFormatError, LogCorruptedError, LogVersionError, Miss
 from ..ids import Position
 from ..ledger import Log
 from ._report import AckedLedger, CursorReport
-from ._store import InspectedLog, InspectedStore
+from ._scan import InspectedLog
+from ._store import InspectedStore
 
 _T = TypeVar("_T")
 _Numbered = Mapping[int, bytes]
@@ -49,11 +50,6 @@ class FoundCursor(NamedTuple):
     mark_delete: Position
     states: dict[int, LedgerAcks]
     report: CursorReport
-
-
-def inspect_cursors(store: InspectedStore) -> tuple[CursorReport, ...]:
-    """Return the cursors of a store."""
-    return tuple(found.report for found in find_cursors(store))
 
 
 def find_cursors(store: InspectedStore) -> Iterator[FoundCursor]:
@@ -86,7 +82,7 @@ def _find(store: InspectedStore, name: str, logs: dict[str, InspectedLog]) -> Fo
 def _newest(
     store: InspectedStore, name: str, logs: dict[str, InspectedLog], records: dict[str, _Numbered]
 ) -> FoundCursor | None:
-    main = [each for each, log in sorted(logs.items(), reverse=True) if _is_main(each) and log.scan.can_be_salvaged]
+    main = [each for each, log in sorted(logs.items(), reverse=True) if _is_main(each) and log.can_be_salvaged]
     found = [(each, stored) for each in main if (stored := _last_usable(store, each, records[each]))]
     if not found:
         snapshots = [each for each in sorted(logs, reverse=True) if not _is_main(each)]

@@ -23,7 +23,8 @@ from ..delayed.format import (
 from ..errors import LogCorruptedError, LogVersionError, MissingExtraError, SnapshotFormatError
 from ..ids import Position
 from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
-from ._store import InspectedLog, InspectedStore
+from ._scan import InspectedLog
+from ._store import InspectedStore
 
 _SNAPSHOT: Final = re.compile(r"snapshot-[0-9a-f]{32}-(\d{1,19})")
 _CURSOR: Final = re.compile(r"(.+)-(\d{1,18})")
@@ -157,14 +158,14 @@ def _bucket(store: InspectedStore, snapshot_id: int, key: str | None, log: Inspe
     topic, subscription = ("", "") if footer is None else (footer.topic, footer.cursor)
     times = None if footer is None else _times(store, footer, log)
     messages = None if times is None else sum(each.messages for each in times)
-    return BucketReport(snapshot_id, key, log.name, topic, subscription, log.scan.size, messages, tuple(times or ()))
+    return BucketReport(snapshot_id, key, log.name, topic, subscription, log.size, messages, tuple(times or ()))
 
 
 def _footer(store: InspectedStore, key: str | None, log: InspectedLog) -> Footer | None:
     """Return a snapshot's footer; a snapshot without a name and an end is a leftover of a crash."""
-    if log.scan.damage:
+    if log.damage:
         return None
-    if not log.scan.is_sealed:
+    if not log.is_sealed:
         if key is not None:
             store.note(log.name, "", "inconsistent", "the snapshot has no end: it was cut, or never finished")
         return None
@@ -175,9 +176,9 @@ def _footer(store: InspectedStore, key: str | None, log: InspectedLog) -> Footer
     except ValueError as error:
         store.note(log.name, "", "inconsistent", str(error))
     else:
-        if footer.records == log.scan.length - 1:
+        if footer.records == log.length - 1:
             return footer
-        reason = f"its footer counts {footer.records} records, there are {log.scan.length - 1}"
+        reason = f"its footer counts {footer.records} records, there are {log.length - 1}"
         store.note(log.name, "the footer", "inconsistent", reason)
     return None
 

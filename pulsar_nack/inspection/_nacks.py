@@ -20,7 +20,8 @@ from ..consumer.durable import (
     log_name,
 )
 from ._report import NacksReport, WaitingLedger
-from ._store import InspectedLog, InspectedStore
+from ._scan import InspectedLog
+from ._store import InspectedStore
 
 _NAME: Final = re.compile(r"nacks-(\d{10})(-base)?")
 _FOR_EVER: Final = 1 << 60
@@ -45,7 +46,7 @@ def inspect_nacks(store: InspectedStore) -> NacksReport | None:
 def _chain(store: InspectedStore, found: dict[str, InspectedLog]) -> Iterator[str]:
     """Return the names of the logs that count: the newest sealed base, and the logs after it."""
     matches = [match for name in found if (match := _NAME.fullmatch(name))]
-    sealed = (int(match[1]) for match in matches if match[2] and found[match[0]].scan.is_sealed)
+    sealed = (int(match[1]) for match in matches if match[2] and found[match[0]].is_sealed)
     base = max(sealed, default=0)
     logs = sorted(int(match[1]) for match in matches if not match[2] and int(match[1]) > base)
     if base:
@@ -55,10 +56,10 @@ def _chain(store: InspectedStore, found: dict[str, InspectedLog]) -> Iterator[st
         log = found[log_name(number)]
         if number != expected:
             store.note(log_name(expected), "", "missing", f"the log is missing, and there is {log.name}")
-        if is_open and log.scan.length:
+        if is_open and log.length:
             reason = f"it has no seal, and yet {log.name} has records"
             store.note(log_name(number - 1), "", "inconsistent", reason)
-        expected, is_open = number + 1, not log.scan.is_sealed
+        expected, is_open = number + 1, not log.is_sealed
         yield log.name
     if base and not logs:
         store.note(log_name(expected), "", "missing", f"the log is missing that {base_name(base)} was made beside")

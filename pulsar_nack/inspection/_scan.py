@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import LogCorruptedError, LogVersionError
-from ..ledger.files import Files, OsFiles
+from ..ledger.files import OsFiles
 from ..ledger.format import (
     LOG,
     SEGMENT_HEADER_SIZE,
@@ -26,33 +26,38 @@ from ..ledger.format import (
     segment_first,
     segment_name,
 )
-from ._report import Damage, DamageKind, SegmentReport
+from ._report import Damage, DamageKind, LogKind, LogReport, SegmentReport
 
 _ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.05
+_KEPT: Final = 1 << 16
 
 
 class LogGoneError(Exception):
     """The log's owner has deleted it meanwhile."""
 
 
-class LogScan:
-    """One log of a folder; its attributes are complete once :meth:`records` has been exhausted.
+class InspectedLog:
+    """A log of a folder: what :meth:`scan` has found in its files.
 
     :param store: the folder of the store
     :param name: the log's name
-    :param past_damage: yield whole frames behind damage; ``segments`` then counts the missing records too
     """
 
-    def __init__(self, store: Path, name: str, files: Files | None = None, *, past_damage: bool = False) -> None:
+    def __init__(self, store: Path, name: str, *, past_damage: bool = False) -> None:
         self.name = name
+        self.kind: LogKind = "plain"
+        self.first = self.last = b""
+        """The first and the last record, unless they are large."""
         self.segments: list[SegmentReport] = []
         self.damage: list[Damage] = []
         self.foreign: list[str] = []
         self.is_sealed = False
-        self.store = store
+        self.is_gone = False
+        """Whether the log's owner has deleted it after the scan."""
+        self._store = store
         self._folder = store / (name + LOG)
-        self._files = files or OsFiles()
+        self._files = OsFiles()
         self._past_damage = past_damage
 
     @property
@@ -70,12 +75,36 @@ class LogScan:
         """Return whether a cursor would open the log to read its whole records."""
         return not any(each.kind in ("newer", "unreadable") for each in self.damage)
 
-    def records(self) -> Iterator[tuple[int, bytes]]:
-        """Iterate over all good records with their numbers, 16 MiB at most in memory at a time.
+    def report(self) -> LogReport:
+        """Return the report on this log."""
+        return LogReport(self.name, self.kind, self.length, self.size, self.is_sealed, tuple(self.segments))
+
+    def scan(self) -> None:
+        """Read all records, 16 MiB at most in memory at a time, and note the damage.
 
         :raises LogGoneError: the log was deleted meanwhile
         """
-        self.segments, self.damage, self.is_sealed = [], [], False
+        for number, data in self._read():
+            kept = data if len(data) <= _KEPT else b""
+            self.first, self.last = self.first if number else kept, kept
+
+    def records(self) -> Iterator[bytes]:
+        """Iterate over the records again, without noting damage again."""
+        return (data for _, data in self.numbered())
+
+    def numbered(self, *, past_damage: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Iterate over the records and their numbers again; records behind damage in a file are left out.
+
+        If the log is deleted meanwhile, the iteration ends, and ``is_gone`` is set.
+
+        :param past_damage: leave out only what is damaged
+        """
+        try:
+            yield from InspectedLog(self._store, self.name, past_damage=past_damage)._read()
+        except LogGoneError:
+            self.is_gone = True
+
+    def _read(self) -> Iterator[tuple[int, bytes]]:
         firsts = self._firsts()
         for _ in range(1, _ATTEMPTS):
             if firsts:

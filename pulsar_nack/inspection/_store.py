@@ -3,58 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from ..errors import MissingExtraError
 from ..ledger.format import GONE, LOCK, LOG, NEW, log_of
-from ._report import BuiltReport, Damage, DamageKind, LogKind, LogReport
-from ._scan import LogGoneError, LogScan
+from ._report import BuiltReport, Damage, DamageKind
+from ._scan import InspectedLog, LogGoneError
 
 MANIFEST: Final = "manifest.json"
 """The file in which ``build-index`` notes what it built; nothing that reads the index needs it."""
-_KEPT: Final = 1 << 16
 _LARGEST_MANIFEST: Final = 1 << 28
 _COUNTS: Final = ("rows", "segments", "bytes")
 _TIMES: Final = ("first_at", "last_at")
-
-
-class InspectedLog:
-    """A scanned log, with its first and last record unless they are large."""
-
-    def __init__(self, scan: LogScan, first: bytes, last: bytes) -> None:
-        self.scan = scan
-        self.first = first
-        self.last = last
-        self.kind: LogKind = "plain"
-        self.is_gone = False
-
-    @property
-    def name(self) -> str:
-        """Return the log's name."""
-        return self.scan.name
-
-    def records(self) -> Iterator[bytes]:
-        """Iterate over the records again, without noting damage again."""
-        return (data for _, data in self.numbered())
-
-    def numbered(self, *, past_damage: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Iterate over the records and their numbers again; records behind damage in a file are left out.
-
-        If the log is deleted meanwhile, the iteration ends, and ``is_gone`` is set.
-
-        :param past_damage: leave out only what is damaged
-        """
-        try:
-            yield from LogScan(self.scan.store, self.name, past_damage=past_damage).records()
-        except LogGoneError:
-            self.is_gone = True
-
-    def report(self) -> LogReport:
-        """Return the report on this log."""
-        scan = self.scan
-        return LogReport(self.name, self.kind, scan.length, scan.size, scan.is_sealed, tuple(scan.segments))
 
 
 class InspectedStore:
@@ -98,20 +60,15 @@ class InspectedStore:
             self.notes.append(str(error))
 
     def _scan_log(self, name: str) -> None:
-        scan = LogScan(self.folder, name)
-        first = last = b""
+        log = InspectedLog(self.folder, name)
         try:
-            for number, data in scan.records():
-                if not number:
-                    first = data
-                last = data
+            log.scan()
         except LogGoneError:
             self._is_incomplete = True
             return
-        kept = (data if len(data) <= _KEPT else b"" for data in (first, last))
-        self.logs[name] = InspectedLog(scan, *kept)
-        self.damage += scan.damage
-        self.foreign += [f"{name}{LOG}/{each}" for each in scan.foreign]
+        self.logs[name] = log
+        self.damage += log.damage
+        self.foreign += [f"{name}{LOG}/{each}" for each in log.foreign]
 
     def _classify(self, names: list[str], logs: set[str]) -> None:
         """Sort other files into leftovers of ours and foreign files."""

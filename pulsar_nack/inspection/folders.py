@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from .._check import as_folder
 from ..errors import InvalidArgumentError
 from ..ledger.format import LOG, log_of
-from ._cursors import FoundCursor, find_cursors, inspect_cursors
+from ._cursors import FoundCursor, find_cursors
 from ._delayed import inspect_delayed
 from ._nacks import inspect_nacks
 from ._report import CursorReport, Damage, FolderReport, StoreReport, SubscriptionReport, TopicLedger, TopicReport
@@ -102,7 +102,7 @@ def _until_stable(folder: Path, inspect: Callable[[InspectedStore], _T], only: s
 
 def _report(store: InspectedStore) -> StoreReport:
     nacks = inspect_nacks(store)
-    cursors = inspect_cursors(store)
+    cursors = tuple(found.report for found in find_cursors(store))
     topic = _inspect_topic(store, cursors)
     delayed = inspect_delayed(store, cursors)
     return StoreReport(
@@ -154,7 +154,7 @@ def _inspect_topic(store: InspectedStore, cursors: Sequence[CursorReport]) -> To
     ledgers = []
     for ledger, log in sorted(found.items()):
         log.kind = "topic"
-        ledgers.append(TopicLedger(ledger, log.scan.length, log.scan.size, log.scan.is_sealed))
+        ledgers.append(TopicLedger(ledger, log.length, log.size, log.is_sealed))
         if ledgers[0].ledger < ledger and ledger - 1 not in found:
             store.note(log.name, "", "missing", "the ledger before it is missing")
     quoted = {match[1] for name in store.logs if (match := _CURSOR.fullmatch(name))}

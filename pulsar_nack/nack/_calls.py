@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from ..errors import RedeliveryError
 from ..ids import MessageId, _merge_ids
@@ -173,46 +173,7 @@ class CallsInFlight:
         return any(later.learn(message_id) for later in calls[calls.index(call) + 1 :])
 
 
-class JoinedIds(Sequence[MessageId]):
-    """The ids of several sequences, one after the other; ids that are made lazily stay so."""
-
-    def __init__(self, parts: Sequence[Sequence[MessageId]]) -> None:
-        self._parts = parts
-
-    def __len__(self) -> int:
-        return sum(map(len, self._parts))
-
-    def __iter__(self) -> Iterator[MessageId]:
-        return chain.from_iterable(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> MessageId: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[MessageId]: ...
-    def __getitem__(self, index: int | slice) -> MessageId | Sequence[MessageId]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self))[index]]
-        position = range(len(self))[index]
-        for part in self._parts:
-            if position < len(part):
-                return part[position]
-            position -= len(part)
-        raise IndexError(index)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or len(other) != len(self):
-            return False
-        return all(mine == its for mine, its in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"JoinedIds({list(self)!r})"
-
-
 def join_ids(parts: Sequence[Sequence[MessageId]]) -> Sequence[MessageId]:
-    """Return the ids of all parts as one sequence; a single part is returned as it is."""
+    """Return the ids of all parts, one after the other; a single part with ids is returned as it is, made lazily."""
     parts = [part for part in parts if len(part)]
-    if len(parts) == 1:
-        return parts[0]
-    return JoinedIds(parts) if parts else []
+    return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))

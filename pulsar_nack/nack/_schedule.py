@@ -11,10 +11,9 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from .._check import INT64_MAX, config_of
+from .._check import INT64_MAX, check_integer, config_of
 from .._delays import MAX_DELAY_MS
 from ..config import NackConfig
-from ..errors import InvalidArgumentError
 from ..ids import MessageId
 from ..index import NEVER, DueIds, IdBlock, TimeBuckets, as_entries
 
@@ -85,9 +84,7 @@ class NackSchedule:
         return self._mask
 
     def _use_delay(self, delay_ms: int) -> None:
-        if type(delay_ms) is not int or not 0 <= delay_ms <= MAX_DELAY_MS:
-            raise InvalidArgumentError("delay_ms", delay_ms, f"an integer from 0 to {MAX_DELAY_MS}")
-        self._delay_ms = delay_ms
+        self._delay_ms = check_integer("delay_ms", delay_ms, 0, MAX_DELAY_MS)
         if delay_ms >= self._full_width_from:
             self._mask = self._full_width_mask
             return
@@ -112,8 +109,7 @@ class NackSchedule:
 
         :raises InvalidArgumentError: names the ledger or the entry; nothing has changed
         """
-        if type(ledger) is not int or not 0 <= ledger <= INT64_MAX:
-            raise InvalidArgumentError("ledger", ledger, "an integer from 0 to 2**63 - 1")
+        check_integer("ledger", ledger, 0, INT64_MAX)
         start = self.bucket_start(now_ms, delay_ms)
         return self.buckets.put_entries(ledger, as_entries(entries), start)
 

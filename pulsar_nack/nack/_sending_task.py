@@ -28,7 +28,7 @@ class SendingTask:
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     async def wait(self, timeout: float) -> None:
-        """Wait until the task ends, a second longer than ``timeout`` at most.
+        """Wait until the task ends, a second longer than ``timeout`` at most, and raise the error that ended it.
 
         Shielded: if cancelled, it cancels the task, waits a second for it at most, and then raises.
         """
@@ -47,11 +47,8 @@ class SendingTask:
                         break
         if cancelled is not None:
             raise cancelled
-
-    def raise_error(self) -> None:
-        """Raise the error that ended the task, if there is one."""
-        if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
-            raise error
+        if self._task.done() and not self._task.cancelled() and (failure := self._task.exception()) is not None:
+            raise failure
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]], _task: asyncio.Task[None]) -> None:

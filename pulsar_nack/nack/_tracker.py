@@ -376,7 +376,6 @@ class NegativeAcksTracker(ClosesOnExit):
                     await self._task.wait(self._config.close_timeout.total_seconds())
                 finally:
                     self._finish()
-                self._task.raise_error()
         return self._unsent or ()
 
     def _finish(self) -> None:

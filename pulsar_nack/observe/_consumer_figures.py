@@ -10,7 +10,6 @@ a restart within that time is no reset. Then the series ends.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +20,7 @@ from weakref import ref
 
 from .._topic_pattern import full_name
 from ..consumer import Consumer, MessageRedelivered
-from ._delayed_totals import namespace_of
-from ._loop_reading import measure_all, running_loop
+from ._scraping import Watched, measure_all, namespace_of
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
@@ -147,24 +145,24 @@ class Histogram:
         self.total += value
 
 
-@dataclass(slots=True)
-class _Watched:
-    """A consumer, the loop in which it was added, and its figures as they were read last.
+class _WatchedConsumer(Watched):
+    """A consumer, and its figures as they were read last.
 
-    :param consumer: the inner object, see ``_lifetime``: it does not keep the user's open
-    :param outer: the user's
+    ``consumer`` is the inner object, see ``_lifetime``, so that the user's is not kept open.
     """
 
-    consumer: Consumer
-    outer: ref[Consumer]
-    loop: ref[asyncio.AbstractEventLoop] | None
-    values: tuple[Any, ...] = ()
-    has_ended: bool = False
+    def __init__(self, consumer: Consumer) -> None:
+        super().__init__()
+        self.consumer = consumer._inner
+        self.values: tuple[Any, ...] = ()
+        self.has_ended = False
+        self._outer = ref(consumer)
+        self.measure()
 
     def measure(self) -> None:
         """Read the figures, and note whether they are final."""
         engine = self.consumer._engine
-        was_dropped = self.outer() is None and engine.state.acks is None
+        was_dropped = self._outer() is None and engine.state.acks is None
         loop = None if self.loop is None else self.loop()
         is_over = self.loop is not None and (loop is None or loop.is_closed())
         self.has_ended = engine.has_ended or was_dropped or is_over
@@ -182,7 +180,7 @@ class Series:
     labels: tuple[str, ...]
     histograms: dict[str, Histogram]
     values: list[Any] = field(default_factory=list)
-    watched: list[_Watched] = field(default_factory=list)
+    watched: list[_WatchedConsumer] = field(default_factory=list)
     retired: list[int] = field(default_factory=lambda: [0] * len(READ))
     ended_at: float | None = None
 
@@ -239,8 +237,7 @@ class ConsumerFigures:
         elif any(each.consumer is consumer._inner for each in series.watched):
             return None
         series.ended_at = None
-        series.watched.append(watched := _Watched(consumer._inner, ref(consumer), running_loop()))
-        watched.measure()
+        series.watched.append(_WatchedConsumer(consumer))
         consumer._engine.trace.watch_redeliveries(series.count)
         return series
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from .._delays import Delay, delay_ms
 from ..consumer import Consumer, MessageRedelivered
-from ..errors import InvalidArgumentError, MissingExtraError
+from ..errors import InvalidArgumentError
 from ._consumer_figures import (
     COUNTER,
     FIGURES,
+    GAUGE,
     HISTOGRAMS,
     LABELS,
     ConsumerFigures,
@@ -19,6 +20,7 @@ from ._consumer_figures import (
     Series,
     prometheus_name,
 )
+from ._scraping import prometheus
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -63,7 +65,7 @@ class ConsumerMetrics:
         if meter is not None:
             self._make_instruments(meter)
         else:
-            _families()
+            prometheus()
 
     def add(self, consumer: Consumer, *, topic_name: str | None = None, subscription: str | None = None) -> None:
         """Export a consumer's figures until it is closed; no effect if it was added before.
@@ -93,7 +95,8 @@ class ConsumerMetrics:
         yield from self._families([])
 
     def _families(self, some: list[Series]) -> Iterator[Metric]:
-        make = _families()
+        core = prometheus()
+        make = {COUNTER: core.CounterMetricFamily, GAUGE: core.GaugeMetricFamily}
         labels = [label.replace(".", "_") for label in LABELS]
         at = 0
         for name, figure in FIGURES.items():
@@ -108,7 +111,9 @@ class ConsumerMetrics:
                 at += 1
             yield family
         for name, histogram in HISTOGRAMS.items():
-            family = make["histogram"](prometheus_name(name, histogram.unit, ""), histogram.about, labels=labels)
+            family = core.HistogramMetricFamily(
+                prometheus_name(name, histogram.unit, ""), histogram.about, labels=labels
+            )
             for series in some:
                 counted, buckets, count = series.histograms[name], [], 0
                 for bound, more in zip((*histogram.bounds, "+Inf"), list(counted.counts), strict=True):
@@ -155,11 +160,3 @@ class ConsumerMetrics:
 
 def _attributes(series: Series) -> dict[str, str]:
     return dict(zip(LABELS, series.labels, strict=True))
-
-
-def _families() -> dict[str, Any]:
-    try:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-    except ImportError as error:
-        raise MissingExtraError("the export of metrics", "prometheus-client>=0.20", "metrics") from error
-    return {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}

@@ -6,16 +6,13 @@ the server of prometheus-client makes it, therefore reads the size in the cursor
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import ref
 
 from .._topic_pattern import full_name
-from ..errors import InvalidArgumentError, MissingExtraError
-from ._delayed_totals import namespace_of
-from ._loop_reading import measure_all, running_loop
+from ..errors import InvalidArgumentError
+from ._scraping import Watched, measure_all, namespace_of, prometheus
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -30,13 +27,14 @@ _MIN_SWEEP: Final = 16
 _Key = tuple[str, str]
 
 
-@dataclass(slots=True)
-class _Watched:
-    """A cursor, the loop in which it was added, and its size when it was last read; None: it is closed."""
+class _WatchedCursor(Watched):
+    """A cursor, held weakly, and its size when it was last read; None: it is closed."""
 
-    cursor: ref[Cursor]
-    loop: ref[asyncio.AbstractEventLoop] | None
-    size: int | None = None
+    def __init__(self, cursor: Cursor) -> None:
+        super().__init__()
+        self.cursor = ref(cursor)
+        self.size: int | None = None
+        self.measure()
 
     def measure(self) -> None:
         """Read the size."""
@@ -66,9 +64,9 @@ class CursorMetrics:
     def __init__(self, registry: CollectorRegistry | None = None, *, cluster: str = "") -> None:
         if not isinstance(cluster, str):
             raise InvalidArgumentError("cluster", cluster, "a string")
-        self._make_gauge = _gauge_family()
+        self._make_gauge = prometheus().GaugeMetricFamily
         self._cluster = cluster
-        self._cursors: dict[_Key, _Watched] = {}
+        self._cursors: dict[_Key, _WatchedCursor] = {}
         self._sweep_at = _MIN_SWEEP
         if registry is not None:
             registry.register(self)
@@ -89,8 +87,7 @@ class CursorMetrics:
                 raise InvalidArgumentError(
                     "subscription", subscription, "a subscription whose cursor was not added yet"
                 )
-        self._cursors[key] = watched = _Watched(ref(cursor), running_loop())
-        watched.measure()
+        self._cursors[key] = _WatchedCursor(cursor)
         self._forget_closed()
 
     def collect(self) -> Iterator[Metric]:
@@ -113,11 +110,3 @@ class CursorMetrics:
             measure_all(self._cursors.values())
             self._cursors = {key: each for key, each in self._cursors.items() if each.size is not None}
             self._sweep_at = max(_MIN_SWEEP, 2 * len(self._cursors))
-
-
-def _gauge_family() -> Any:
-    try:
-        from prometheus_client.core import GaugeMetricFamily
-    except ImportError as error:
-        raise MissingExtraError("the export of metrics", "prometheus-client>=0.20", "metrics") from error
-    return GaugeMetricFamily

@@ -13,7 +13,8 @@ from typing import Final
 from prometheus_client import Metric
 
 from ..delayed.bucket import OPERATION_STATES, OPERATION_TYPES
-from ._delayed_totals import QUANTILES, TopicTotals, TrackerTotals, namespace_of
+from ._delayed_totals import QUANTILES, TopicTotals, TrackerTotals
+from ._scraping import namespace_of
 
 _BUCKET: Final = "pulsar_delayed_message_index_bucket_"
 _OPERATION: Final = _BUCKET + "op_count"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerRegistry
-from ..errors import InvalidArgumentError, MissingExtraError
+from ..errors import InvalidArgumentError
 from ._delayed_totals import totals_by_topic
+from ._scraping import prometheus
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -39,7 +40,7 @@ class DelayedMetrics:
     ) -> None:
         if not isinstance(cluster, str):
             raise InvalidArgumentError("cluster", cluster, "a string")
-        self._families = _families()
+        prometheus()
         self._cluster = cluster
         self._subscriptions = subscriptions
         self._factories: list[ref[DelayedDeliveryTrackerFactory]] = []
@@ -62,23 +63,15 @@ class DelayedMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Return the current metrics; called for each scrape."""
+        from ._delayed_families import families_of
+
         factories = [factory for each in self._factories if (factory := each()) is not None]
         trackers = [*self._trackers.all(), *(each for factory in factories for each in factory.trackers())]
         once = {id(each.tracker): each for each in trackers}
-        families: Iterator[Metric] = self._families.families_of(
-            totals_by_topic(list(once.values())), self._cluster, subscriptions=self._subscriptions
-        )
-        return families
+        return families_of(totals_by_topic(list(once.values())), self._cluster, subscriptions=self._subscriptions)
 
     def describe(self) -> Iterator[Metric]:
         """Return the metrics without samples, so that a registry sees that their names are taken."""
-        described: Iterator[Metric] = self._families.described()
-        return described
+        from ._delayed_families import described
 
-
-def _families() -> Any:
-    try:
-        from . import _delayed_families
-    except ImportError as error:
-        raise MissingExtraError("the export of metrics", "prometheus-client>=0.20", "metrics") from error
-    return _delayed_families
+        return described()

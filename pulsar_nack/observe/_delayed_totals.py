@@ -89,9 +89,3 @@ def statistics_of(tracker: DelayedDeliveryTracker) -> BucketStatistics | None:
         except RuntimeError:  # a bucket was added or removed during the iteration
             continue
     return None
-
-
-def namespace_of(full_topic_name: str) -> str:
-    """Return the namespace of a topic: two parts, or three in old names with a cluster."""
-    parts = full_topic_name.partition("://")[2].split("/", 3)
-    return "/".join(parts[:-1])

@@ -13,9 +13,12 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import Final
 
 from ..config import TraceConfig
-from ..ledger.files import PRIVATE_FILE, PRIVATE_FOLDER
+from ..ledger.files import PRIVATE_FILE, PRIVATE_FOLDER, OsFiles, write_all
+
+_files: Final = OsFiles()
 
 
 class TraceFiles:
@@ -43,7 +46,7 @@ class TraceFiles:
         """
         descriptor = self._open() if self._descriptor is None else self._descriptor
         try:
-            _write_all(descriptor, data)
+            write_all(_files, descriptor, data, self._size)
         except OSError:
             self._cut(descriptor)
             raise
@@ -61,12 +64,12 @@ class TraceFiles:
         if descriptor is None:
             return
         try:
-            os.fsync(descriptor)
+            _files.sync(descriptor)
         finally:
             os.close(descriptor)
         self._path.rename(self._path.with_suffix(""))
         self.closed += 1
-        _sync_folder(self._folder)
+        _files.sync_folder(self._folder)
 
     def _open(self) -> int:
         self._folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -83,17 +86,3 @@ class TraceFiles:
             self._descriptor, self._size = None, 0
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

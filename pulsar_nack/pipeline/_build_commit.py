@@ -96,7 +96,6 @@ def _check_files(staging: Path, written: Sequence[WrittenSnapshot]) -> None:
 
 
 def _manifest(index: BuiltIndex, written: Sequence[WrittenSnapshot], config: BucketConfig) -> bytes:
-    least = config.delayed_delivery_min_index_count_per_bucket
     head = {
         "format": FORMAT,
         "rows": index.rows,
@@ -104,10 +103,10 @@ def _manifest(index: BuiltIndex, written: Sequence[WrittenSnapshot], config: Buc
         "bytes": index.bytes,
         "first_at": index.first_at,
         "last_at": index.last_at,
-        "least": least,
-        "most": config.largest_bucket,
+        "min_indexes": config.delayed_delivery_min_index_count_per_bucket,
+        "max_indexes": config.largest_bucket,
         "segment_ms": config.segment_step_ms,
-        "segment_most": config.delayed_delivery_max_indexes_per_bucket_snapshot_segment,
+        "segment_max_indexes": config.delayed_delivery_max_indexes_per_bucket_snapshot_segment,
     }
     buckets = ",\n".join(json.dumps(each._asdict()) for each in written)
     return f'{json.dumps(head)[:-1]}, "buckets": [\n{buckets}\n]}}\n'.encode()

@@ -22,13 +22,14 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from .._varint import varint
 from ..config import BucketConfig
 from ..delayed.format import (
     CURSOR_LOG_HEAD,
     Footer,
     PutProperty,
+    SegmentRow,
     encode_cursor_change,
+    encode_metadata,
     group_records,
     snapshot_log_name,
     split_entries,
@@ -46,9 +47,6 @@ _INDEX: Final = 0x0A
 """Field 1 of a segment, a message with a length."""
 _FIELDS: Final = (0x08, 0x10, 0x18)
 """Fields 1, 2 and 3 of an index, whole numbers: time, ledger, entry."""
-_ROW: Final = 0x0A
-_BITMAPS, _MAX_AT, _MIN_AT = 0x0A, 0x10, 0x18
-_KEY, _VALUE = 0x08, 0x12
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -71,13 +69,13 @@ def encode_bucket(rows: Rows, config: BucketConfig) -> BucketSnapshot:
     times, ledgers, entries = rows.times[order], rows.ledgers[order], rows.entries[order]
     packed, starts = _encode_indexes(times, ledgers, entries)
     segments, metadata = [], []
-    most = config.delayed_delivery_max_indexes_per_bucket_snapshot_segment
-    for at, to in _segments(times, config.segment_step_ms, most):
+    max_indexes = config.delayed_delivery_max_indexes_per_bucket_snapshot_segment
+    for at, to in _segments(times, config.segment_step_ms, max_indexes):
         segments.append(packed[starts[at] : starts[to]].tobytes())
         places = np.sort(order[at:to])  # back in order of position
-        bitmaps = _bitmaps(rows.ledgers[places], rows.entries[places])
-        metadata.append(_encode_row(bitmaps, int(times[at]), int(times[to - 1])))
-    return BucketSnapshot(b"".join(metadata), segments, int(times[0]), int(times[-1]))
+        bitmaps = dict(_bitmaps(rows.ledgers[places], rows.entries[places]))
+        metadata.append(SegmentRow(int(times[at]), int(times[to - 1]), bitmaps))
+    return BucketSnapshot(encode_metadata(metadata), segments, int(times[0]), int(times[-1]))
 
 
 def _order(times: Longs) -> Longs:
@@ -91,11 +89,13 @@ def _order(times: Longs) -> Longs:
     return places
 
 
-def _segments(times: Longs, step_ms: int, most: int) -> Iterator[tuple[int, int]]:
+def _segments(times: Longs, step_ms: int, max_indexes: int) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each segment."""
     at, end = 0, len(times)
     while at < end:
-        to = at + int(np.searchsorted(times[at : at + most] if most > 0 else times[at:], times[at] + step_ms))
+        to = at + int(
+            np.searchsorted(times[at : at + max_indexes] if max_indexes > 0 else times[at:], times[at] + step_ms)
+        )
         yield at, to
         at = to
 
@@ -103,14 +103,14 @@ def _segments(times: Longs, step_ms: int, most: int) -> Iterator[tuple[int, int]
 def _encode_indexes(times: Longs, ledgers: Longs, entries: Longs) -> tuple[Bytes, Longs]:
     """Return all encoded indexes, and the byte at which each begins, followed by the end."""
     columns = [(column, _widths(column)) for column in (times, ledgers, entries)]
-    most = [int(widths.max()) for _, widths in columns]
+    max_widths = [int(widths.max()) for _, widths in columns]
     length = sum(widths for _, widths in columns) + len(_FIELDS)
-    table = np.empty((len(times), 2 + len(_FIELDS) + sum(most)), np.uint8)
+    table = np.empty((len(times), 2 + len(_FIELDS) + sum(max_widths)), np.uint8)
     table[:, 0] = _INDEX
     table[:, 1] = length
     is_used = np.ones(table.shape, np.bool_) if any(int(each.min()) != each.max() for _, each in columns) else None
     at = 2
-    for field, (column, widths), width in zip(_FIELDS, columns, most, strict=True):
+    for field, (column, widths), width in zip(_FIELDS, columns, max_widths, strict=True):
         table[:, at] = field
         _fill(table[:, at + 1 : at + 1 + width], column, widths)
         if is_used is not None:
@@ -144,18 +144,6 @@ def _bitmaps(ledgers: Longs, entries: Longs) -> Iterator[tuple[int, bytes]]:
     numbers = array("I", entries.astype(np.uint32).tobytes())
     for at, to in pairwise(begins):
         yield int(ledgers[at]), portable_bitmap(numbers[at:to])
-
-
-def _encode_row(bitmaps: Iterator[tuple[int, bytes]], min_at: int, max_at: int) -> bytes:
-    parts = []
-    for ledger, bitmap in bitmaps:
-        key = varint(ledger)
-        head = varint(len(bitmap))
-        size = 2 + len(key) + len(head) + len(bitmap)
-        parts.append(b"%c%b%c%b%c%b%b" % (_BITMAPS, varint(size), _KEY, key, _VALUE, head, bitmap))
-    parts.append(b"%c%b%c%b" % (_MAX_AT, varint(max_at), _MIN_AT, varint(min_at)))
-    row = b"".join(parts)
-    return b"%c%b%b" % (_ROW, varint(len(row)), row)
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------

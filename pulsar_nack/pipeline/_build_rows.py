@@ -73,13 +73,13 @@ def duplicate(ledger: int, entry: int) -> InvalidArgumentError:
 class Cutter:
     """Takes rows in order of position, and returns them a bucket at a time.
 
-    :param least: the size from which a bucket ends at the end of a ledger
-    :param most: the greatest size of a bucket
+    :param min_size: the size from which a bucket ends at the end of a ledger
+    :param max_size: the greatest size of a bucket
     """
 
-    def __init__(self, least: int, most: int) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, min_size: int, max_size: int) -> None:
+        self._min_size = min_size
+        self._max_size = max_size
         self._waiting: list[Rows] = []
         self._length = 0
         self._last = (-1, -1)
@@ -99,8 +99,8 @@ class Cutter:
         self._check(rows)
         self._waiting.append(rows)
         self._length += rows.length
-        if self._length > self._most:
-            yield from self._cut(self._most)
+        if self._length > self._max_size:
+            yield from self._cut(self._max_size)
 
     def finish(self) -> Iterator[Rows]:
         """Yield the remaining rows as buckets; the last one may be small."""
@@ -119,10 +119,10 @@ class Cutter:
 
     def _end(self, ledgers: Longs) -> int:
         """Return the size of the next bucket, which begins with the first of these rows."""
-        longest = min(self._most, len(ledgers))
-        window = ledgers[self._least - 1 : longest + 1]
+        longest = min(self._max_size, len(ledgers))
+        window = ledgers[self._min_size - 1 : longest + 1]
         begins = np.flatnonzero(window[1:] != window[:-1])
-        return self._least + int(begins[0]) if len(begins) else longest
+        return self._min_size + int(begins[0]) if len(begins) else longest
 
     def _check(self, rows: Rows) -> None:
         ledgers, entries = rows.ledgers, rows.entries

@@ -50,8 +50,8 @@ class _Division:
     """Applies the tracker's rules to counts of rows."""
 
     def __init__(self, config: BucketConfig, target: int) -> None:
-        self._least = config.delayed_delivery_min_index_count_per_bucket
-        self._most = config.largest_bucket
+        self._min_size = config.delayed_delivery_min_index_count_per_bucket
+        self._max_size = config.largest_bucket
         self._target = target
         self._ledger = -1
         self._in_bucket = 0
@@ -67,7 +67,7 @@ class _Division:
         for ledger, number, rows in blocks:
             is_next = ledger != self._ledger
             is_long = unit is not None and unit.rows >= self._target
-            if self._in_bucket >= self._least and (is_next or is_long):
+            if self._in_bucket >= self._min_size and (is_next or is_long):
                 self._end_bucket()
             if is_next:
                 self._ledger, self._parts = ledger, 0
@@ -83,8 +83,8 @@ class _Division:
 
     def _fill(self, rows: int) -> None:
         self._in_bucket += rows
-        while self._in_bucket > self._most:
-            rest = self._in_bucket - self._most
+        while self._in_bucket > self._max_size:
+            rest = self._in_bucket - self._max_size
             self._end_bucket()
             self._in_bucket = rest
 
@@ -95,7 +95,7 @@ class _Division:
         self._begins_here = True
 
 
-def split_evenly(units: Sequence[Unit], most: int) -> list[Sequence[Unit]]:
-    """Return units in at most ``most`` parts of consecutive units."""
-    each = -(-len(units) // most) if units else 1
+def split_evenly(units: Sequence[Unit], max_parts: int) -> list[Sequence[Unit]]:
+    """Return units in at most ``max_parts`` parts of consecutive units."""
+    each = -(-len(units) // max_parts) if units else 1
     return [units[at : at + each] for at in range(0, len(units), each)]

@@ -108,17 +108,17 @@ def _file_in(root: str, name: str, include_open: bool) -> TraceFile | None:
         return None
 
 
-def assign_splits(files: Sequence[TraceFile], most: int = SPLIT_BYTES) -> list[tuple[InputSplit, ...]]:
-    """Cut files into splits, and return those of each task, up to ``most`` bytes together."""
+def assign_splits(files: Sequence[TraceFile], max_bytes: int = SPLIT_BYTES) -> list[tuple[InputSplit, ...]]:
+    """Cut files into splits, and return those of each task, up to ``max_bytes`` bytes together."""
     tasks: list[list[InputSplit]] = [[]]
-    room = most
+    room = max_bytes
     for file in files:
-        step = most if file.suffix in {LINES, OPEN} else max(file.size, 1)
+        step = max_bytes if file.suffix in {LINES, OPEN} else max(file.size, 1)
         for start in range(0, file.size, step):
             split = InputSplit(file.path, start, min(start + step, file.size))
             if split.stop - split.start > room and tasks[-1]:
                 tasks.append([])
-                room = most
+                room = max_bytes
             tasks[-1].append(split)
             room -= split.stop - split.start
     return [tuple(splits) for splits in tasks if splits]

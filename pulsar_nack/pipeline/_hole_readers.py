@@ -1,23 +1,29 @@
 """Readers of acknowledgement state: cursor folders, and internal statistics of brokers.
 
 The driver only lists folders and files; an executor reads each of them, and must see it under the same path.
+
+Cursor folders and local topics are read as ``inspect`` reads them. The topic is the name of the folder; the
+subscription is that of a local topic, or else the cursor's name. The time is the last write to the cursor's log, so
+copies that keep the times of files can be compared.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from ..errors import InvalidArgumentError
-from ..inspection.folders import stores_in
+from ..errors import InvalidArgumentError, PulsarNackError
+from ..inspection.folders import CursorFolder, FoundCursor, inspect_cursor_folder, stores_in
+from ..ledger.format import LOG
 from ._checks import Paths, path_names
-from ._cursor_folders import read_store
-from ._hole_figures import HoleRow, RefusedRow
+from ._hole_figures import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
 from ._internal_stats import read_stats
 from .schemas import HOLES
 
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 _MAX_SLICES: Final = 1_000
 _BATCH: Final = 10_000
 _SUFFIXES: Final = {".json", ".jsonl"}
+_SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
 _REFUSED: Final = StructType([StructField("path", StringType()), StructField("reason", StringType())])
 """A folder or file that could not be read, and the reason."""
 
@@ -52,7 +59,7 @@ def read_cursors(spark: SparkSession, paths: Paths) -> ReadHoles:
     :raises InvalidArgumentError: a folder does not exist, or holds no logs
     """
     folders = [store for path in path_names(paths) for store in _stores(Path(path))]
-    return _read(spark, folders, read_store)
+    return _read(spark, folders, read_cursor_folder)
 
 
 def read_internal_stats(spark: SparkSession, paths: Paths) -> ReadHoles:
@@ -108,6 +115,61 @@ def _batch(rows: Sequence[HoleRow | RefusedRow]) -> pyarrow.RecordBatch:
     schema = to_arrow_schema(_READ)
     columns = zip(zip(*whole, strict=True), schema.types, strict=True)
     return pyarrow.RecordBatch.from_arrays([pyarrow.array(values, kind) for values, kind in columns], schema=schema)
+
+
+# --- cursor folders -------------------------------------------------------------------------------------------------
+
+
+def read_cursor_folder(path: str) -> list[HoleRow | RefusedRow]:
+    """Return the rows of a folder's cursors, and the damage. Blocks; changes and locks nothing."""
+    try:
+        return _rows(inspect_cursor_folder(Path(path)))
+    except OSError as error:
+        return [RefusedRow(path, f"cannot be read: {error.strerror or error}")]
+    except PulsarNackError as error:
+        return [RefusedRow(path, str(error))]
+
+
+def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
+    ledgers = () if store.topic is None else store.topic.ledgers
+    lengths = {each.ledger: (each.entries, each.bytes) for each in ledgers}
+    rows: list[HoleRow | RefusedRow] = []
+    for cursor in store.cursors:
+        rows += _cursor_rows(store, cursor, lengths)
+    for each in store.damage:
+        if each.kind != "torn":
+            where = "" if each.offset is None else f" at byte {each.offset}"
+            file = "/".join(filter(None, (f"{each.log}{LOG}", each.file)))
+            rows.append(RefusedRow(f"{store.folder}/{file}", f"{each.kind}{where}: {each.reason}"))
+    rows += [RefusedRow(str(store.folder), note) for note in store.notes]
+    return rows
+
+
+def _cursor_rows(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
+    report = cursor.report
+    named = _SUBSCRIPTION.fullmatch(report.name)
+    subscription = unquote(named[1].replace("#", "%")) if named else report.name
+    topic, at_ms = store.folder.name, _written_ms(store.folder / (report.log + LOG))
+    at = cursor.mark_delete
+    marker = report.size_bytes - sum(each.bytes for each in report.ledgers)
+    yield HoleRow(topic, subscription, at_ms, CURSOR, at.ledger, at.entry, at.entry, marker)
+    for each in report.ledgers:
+        yield HoleRow(topic, subscription, at_ms, STATE, each.ledger, None, None, each.bytes)
+        acks = cursor.states[each.ledger]
+        for first, last in acks.ranges.ranges():
+            yield HoleRow(topic, subscription, at_ms, ACKED, each.ledger, first, last)
+        for entry in sorted(acks.batches):
+            yield HoleRow(topic, subscription, at_ms, BATCH, each.ledger, entry, entry)
+    for ledger, (entries, size) in lengths.items():
+        yield HoleRow(topic, subscription, at_ms, LEDGER, ledger, 0, entries - 1, size)
+
+
+def _written_ms(log: Path) -> int | None:
+    """Return when a log was written last, None if it is gone."""
+    try:
+        return max((each.stat().st_mtime_ns for each in log.iterdir()), default=0) // 1_000_000
+    except OSError:
+        return None
 
 
 # --- lists of paths -------------------------------------------------------------------------------------------------

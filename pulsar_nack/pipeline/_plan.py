@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from .._check import check_integer
 from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
 from ..planning import Kind
@@ -58,8 +59,7 @@ def plan(df: DataFrame, *, kind: str | None = None, max_bits: int = 16) -> DataF
         come on average; the recommended row has a ``reason``
     :raises InvalidArgumentError: columns are missing, or an argument is invalid
     """
-    if type(max_bits) is not int or not 0 <= max_bits <= _MAX_BITS:
-        raise InvalidArgumentError("max_bits", max_bits, f"an integer from 0 to {_MAX_BITS}")
+    check_integer("max_bits", max_bits, 0, _MAX_BITS)
     chosen = _kind(df, kind)
     arrivals = _nacks(df) if chosen == Kind.NACK else _delayed(df)
     keys = [*_STREAM, "at_ms", "bits"]
@@ -120,8 +120,8 @@ def _waiting(arrivals: DataFrame) -> DataFrame:
     changes = changes.groupBy(*_STREAM, "step", "change.at").agg(sf.sum("change.by").alias("by"))
     until = Window.partitionBy(*_STREAM).orderBy("at").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     counts = changes.withColumn("pending", sf.sum("by").over(until))
-    most = sf.max(sf.struct("pending", -sf.col("at") * sf.col("step"))).alias("most")
-    peaks = counts.groupBy(*_STREAM).agg(most).select(*_STREAM, (-sf.col("most.col2")).alias("at_ms"))
+    highest = sf.max(sf.struct("pending", -sf.col("at") * sf.col("step"))).alias("highest")
+    peaks = counts.groupBy(*_STREAM).agg(highest).select(*_STREAM, (-sf.col("highest.col2")).alias("at_ms"))
     waits = (sf.col("time_ms") < sf.col("at_ms")) & (sf.col("at_ms") <= sf.col("time_ms") + sf.col("delay_ms"))
     return _join(arrivals, peaks).where(waits)
 

@@ -73,11 +73,11 @@ def moment(milliseconds: float) -> str:
     return datetime.fromtimestamp(milliseconds / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
-    """Return round numbers from ``low`` to ``high``, at most ``most`` and one more."""
+def ticks(low: float, high: float, max_count: int = _TICKS) -> list[float]:
+    """Return round numbers from ``low`` to ``high``, at most ``max_count`` and one more."""
     if not high > low:
         return [low]
-    raw = (high - low) / most
+    raw = (high - low) / max_count
     power = 10 ** math.floor(math.log10(raw))
     step = next(each * power for each in (1, 2, 5, 10) if each * power >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)

@@ -65,7 +65,7 @@ def retries(
     window: float = 10.0,
     baseline: int = 30,
     factor: float = 5.0,
-    least: int = 100,
+    min_nacks: int = 100,
 ) -> Retries:
     """Return how often messages were retried, and with which outcome.
 
@@ -75,11 +75,11 @@ def retries(
     :param baseline: how many earlier windows a window is compared with, including those without nacks; windows near the
         begin of the trace are compared with fewer, the first with none
     :param factor: a storm has this many times the nacks of the baseline
-    :param least: a storm has at least this many nacks in a window
+    :param min_nacks: a storm has at least this many nacks in a window
     :raises InvalidArgumentError: a column is missing, or an argument is out of range
     """
     require_columns(df, TRACE, _NEEDED)
-    for name, value in (("poison_at", poison_at), ("baseline", baseline), ("factor", factor), ("least", least)):
+    for name, value in (("poison_at", poison_at), ("baseline", baseline), ("factor", factor), ("min_nacks", min_nacks)):
         at_least(name, value, 1)
     window_ms = milliseconds("window", window, least=1)
     df = with_sound_times(df)
@@ -89,7 +89,7 @@ def retries(
         chains,
         _attempts(chains),
         chains.where((sf.col("nacks") >= poison_at) & (sf.col("outcome") != ACKED)),
-        _storms(df, window_ms, baseline, factor, least),
+        _storms(df, window_ms, baseline, factor, min_nacks),
         _dead_letters(df),
         _waste(messages),
     )
@@ -144,7 +144,7 @@ def _attempts(chains: DataFrame) -> DataFrame:
     )
 
 
-def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, least: int) -> DataFrame:
+def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, min_nacks: int) -> DataFrame:
     """Return storms. Windows are few for any number of nacks, so each subscription fits into one task."""
     number = sf.floor(sf.col("time_ms") / window_ms).alias("number")
     counted = traces.where(sf.col("event") == "nack").groupBy(*GROUP, number).agg(sf.count("*").alias("n"))
@@ -157,11 +157,11 @@ def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, lea
     compared = counted.select(
         "*",
         sf.when(seen > 0, before).alias("baseline"),
-        (is_first & (sf.col("n") >= least) & (sf.col("n") >= factor * after)).alias("is_high_at_first"),
+        (is_first & (sf.col("n") >= min_nacks) & (sf.col("n") >= factor * after)).alias("is_high_at_first"),
     )
     is_leading = sf.min("is_high_at_first").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     compared = compared.withColumn("is_leading", is_leading)
-    is_high = (sf.col("n") >= least) & (sf.col("n") >= factor * sf.col("baseline"))
+    is_high = (sf.col("n") >= min_nacks) & (sf.col("n") >= factor * sf.col("baseline"))
     high = compared.where(sf.col("is_leading") | sf.coalesce(is_high, sf.lit(col=False)))
     starts = sf.coalesce(sf.col("number") - sf.lag("number").over(order) > 1, sf.lit(col=True)).cast("long")
     storms = high.withColumn("starts", starts).withColumn("storm", sf.sum("starts").over(order))

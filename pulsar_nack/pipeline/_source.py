@@ -175,8 +175,8 @@ def read_options(options: MutableMapping[str, str]) -> _Options:
     return _Options(path, int(given), with_open == "true")
 
 
-def _partitions(files: Sequence[TraceFile], most: int) -> list[TracePartition]:
-    return [TracePartition(splits) for splits in assign_splits(files, most)]
+def _partitions(files: Sequence[TraceFile], max_bytes: int) -> list[TracePartition]:
+    return [TracePartition(splits) for splits in assign_splits(files, max_bytes)]
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:

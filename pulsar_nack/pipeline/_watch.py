@@ -22,7 +22,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import StructType
 
-from .._check import check_one_of
+from .._check import check_integer, check_one_of
 from ..errors import InvalidArgumentError
 from ._checks import require_columns, schema_of
 from ._source import ROCKS_DB, STATE_STORE
@@ -65,7 +65,8 @@ def watch(
     :raises InvalidArgumentError: a column is missing, a time is negative, PySpark is older than 4.1, or the session's
         state store is not RocksDB, see :data:`STATE_STORE`
     """
-    _check(bound_ms=bound_ms, lateness_ms=lateness_ms)
+    check_integer("bound_ms", bound_ms, 0)
+    check_integer("lateness_ms", lateness_ms, 0)
     check_one_of("until", until, ("redeliver", "arrive"))
     check_one_of("clock", clock, ("event", "wall"))
     require_columns(df, TRACE)
@@ -89,9 +90,8 @@ def watch_rates(df: DataFrame, *, window_ms: int = 60_000, lateness_ms: int = 60
 
     :raises InvalidArgumentError: a column is missing, or a time is not positive
     """
-    _check(lateness_ms=lateness_ms)
-    if window_ms < 1:
-        raise InvalidArgumentError("window_ms", window_ms, "at least 1")
+    check_integer("lateness_ms", lateness_ms, 0)
+    check_integer("window_ms", window_ms, 1)
     require_columns(df, TRACE)
     window = sf.window(_AT, f"{window_ms} milliseconds")
     counted = (
@@ -209,12 +209,6 @@ def _timed(df: DataFrame, lateness_ms: int | None) -> DataFrame:
 
 def _count(event: str, name: str) -> Column:
     return sf.count_if(sf.col("event") == event).alias(name)
-
-
-def _check(**times: object) -> None:
-    for name, value in times.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidArgumentError(name, value, "whole milliseconds, 0 or more")
 
 
 def _check_spark(df: DataFrame) -> None:

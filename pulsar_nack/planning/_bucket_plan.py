@@ -50,12 +50,12 @@ class BucketLoad:
 
     :param workload: of delayed messages; its delay is the time span of the deadlines
     :param is_scattered: whether the deadlines are in random order; otherwise in the order of positions
-    :param least: ``delayed_delivery_min_index_count_per_bucket``
+    :param min_indexes: ``delayed_delivery_min_index_count_per_bucket``
     """
 
     workload: Workload
     is_scattered: bool = False
-    least: int = 50_000
+    min_indexes: int = 50_000
 
     def __post_init__(self) -> None:
         if self.workload.kind != Kind.DELAYED:
@@ -75,11 +75,11 @@ class BucketLoad:
     def sealed(self) -> float:
         """Return the number of indexes of a bucket when it is sealed."""
         in_ledger = self.workload.entries_per_ledger * self.workload.share
-        largest = BucketConfig(delayed_delivery_min_index_count_per_bucket=self.least).largest_bucket
-        return min(in_ledger * max(ceil(self.least / in_ledger), 1), largest)
+        largest = BucketConfig(delayed_delivery_min_index_count_per_bucket=self.min_indexes).largest_bucket
+        return min(in_ledger * max(ceil(self.min_indexes / in_ledger), 1), largest)
 
     @property
-    def most_buckets(self) -> int:
+    def max_buckets(self) -> int:
         """Return the number of buckets without merges."""
         return max(ceil(self.messages / self.sealed), 1)
 
@@ -107,7 +107,7 @@ class BucketSize:
 
 def bucket_size(load: BucketLoad, buckets: int, segment: int) -> BucketSize:
     """Predict the size of a tracker that merges its buckets when there are more than ``buckets``."""
-    buckets = min(buckets, load.most_buckets)
+    buckets = min(buckets, load.max_buckets)
     in_bucket = load.messages / buckets
     seconds = load.workload.delay if load.is_scattered else load.workload.delay / buckets
     each = max(ceil(in_bucket / segment), min(ceil(seconds / _STEP_S), ceil(in_bucket)))
@@ -116,7 +116,7 @@ def bucket_size(load: BucketLoad, buckets: int, segment: int) -> BucketSize:
     in_memory = 2 * buckets if load.is_scattered else min(_IN_ORDER_SEGMENTS, 2 * buckets)
     loaded = in_memory * in_segment * _INDEX_BYTES
     on_disk = _disk_bytes(load, buckets, segments)
-    merging = 2 * on_disk / buckets if buckets < load.most_buckets else on_disk / buckets
+    merging = 2 * on_disk / buckets if buckets < load.max_buckets else on_disk / buckets
     unsealed = 2 * min(load.sealed, load.messages) * _INDEX_BYTES
     return BucketSize(
         buckets=buckets,
@@ -125,7 +125,7 @@ def bucket_size(load: BucketLoad, buckets: int, segment: int) -> BucketSize:
         filling_bytes=table + unsealed + merging,
         draining_bytes=table + loaded + _bitmap_bytes(load),
         disk_bytes=on_disk,
-        rewrites=max(log2(load.most_buckets / buckets), 0.0),
+        rewrites=max(log2(load.max_buckets / buckets), 0.0),
     )
 
 
@@ -185,21 +185,21 @@ def make_bucket_plan(load: BucketLoad, memory_bytes: float) -> BucketPlan:
     if not 0 < memory_bytes < _MAX_MEMORY:  # false for NaN too
         raise InvalidArgumentError("memory_bytes", memory_bytes, "a positive number of bytes")
     found = next((best for segment in SEGMENTS if (best := _largest(load, memory_bytes, segment)) is not None), None)
-    recommended = _least(load) if found is None else found
-    counts = sorted({min(step, load.most_buckets) for step in _STEPS} | {recommended.buckets})
+    recommended = _smallest(load) if found is None else found
+    counts = sorted({min(step, load.max_buckets) for step in _STEPS} | {recommended.buckets})
     rows = tuple(bucket_size(load, count, recommended.segment) for count in counts)
     return BucketPlan(load, float(memory_bytes), rows, recommended, _reason(load, recommended, memory_bytes))
 
 
 def _sizes(load: BucketLoad, segment: int) -> list[BucketSize]:
-    return [bucket_size(load, count, segment) for count in range(min(load.most_buckets, _MAX_BUCKETS), 0, -1)]
+    return [bucket_size(load, count, segment) for count in range(min(load.max_buckets, _MAX_BUCKETS), 0, -1)]
 
 
 def _largest(load: BucketLoad, memory_bytes: float, segment: int) -> BucketSize | None:
     return next((size for size in _sizes(load, segment) if size.bytes <= memory_bytes), None)
 
 
-def _least(load: BucketLoad) -> BucketSize:
+def _smallest(load: BucketLoad) -> BucketSize:
     return min((size for segment in SEGMENTS for size in _sizes(load, segment)), key=lambda size: size.bytes)
 
 
@@ -214,6 +214,6 @@ def _reason(load: BucketLoad, size: BucketSize, memory_bytes: float) -> str:
         )
     else:
         text += f"at most {format_size(size.bytes)} of memory, {format_size(size.disk_bytes)} on storage. "
-    if size.buckets == load.most_buckets:
+    if size.buckets == load.max_buckets:
         return text + "Nothing has to be merged."
     return text + f"Each message is written {1 + size.rewrites:.2g} times; fewer buckets would mean more often."

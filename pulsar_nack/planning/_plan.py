@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from math import floor, log2
 from typing import Any, Final
 
-from ..errors import InvalidArgumentError
+from .._check import check_integer
 from ._index_size import old_bytes, predicted_bytes, proposal_bytes
 from ._workload import Kind, Workload
 
@@ -75,8 +75,7 @@ def make_plan(workload: Workload, bits: int) -> Plan:
 
     :raises InvalidArgumentError: ``bits`` is not an integer from 0 to 62
     """
-    if type(bits) is not int or not 0 <= bits <= _MAX_BITS:
-        raise InvalidArgumentError("bits", bits, f"an integer from 0 to {_MAX_BITS}")
+    check_integer("bits", bits, 0, _MAX_BITS)
     longest = max(floor(log2(max(workload.delay * 1000, 1))), bits)
     rows = tuple(_row(workload, each) for each in range(longest + 1))
     return Plan(workload, bits, workload.pending, old_bytes(workload), rows, recommend(workload, rows))
@@ -117,19 +116,19 @@ def recommend(workload: Workload, rows: tuple[PlanRow, ...]) -> Recommendation:
     :param rows: for 0, 1, 2 and so on bits, predicted or measured
     """
     fine = [row for row in rows if row.is_fine]
-    least = min(row.bytes for row in fine)
-    cheap = [row for row in fine if row.bytes <= _affordable(least)]
+    min_bytes = min(row.bytes for row in fine)
+    cheap = [row for row in fine if row.bytes <= _affordable(min_bytes)]
     quiet = [row for row in cheap if row.wake_ups_per_second <= _WAKE_UPS]
     best = quiet[0] if quiet else fine[-1]
-    return Recommendation(best.bits, _reason(workload, best, rows, least))
+    return Recommendation(best.bits, _reason(workload, best, rows, min_bytes))
 
 
-def _affordable(least: float) -> float:
+def _affordable(min_bytes: float) -> float:
     """Return how much memory finer buckets may take: a quarter or 1 MiB more than the least."""
-    return max(_SLACK * least, least + _SLACK_BYTES)
+    return max(_SLACK * min_bytes, min_bytes + _SLACK_BYTES)
 
 
-def _reason(workload: Workload, best: PlanRow, rows: tuple[PlanRow, ...], least: float) -> str:
+def _reason(workload: Workload, best: PlanRow, rows: tuple[PlanRow, ...], min_bytes: float) -> str:
     off = best.width_ms - 1
     text = (
         f"messages are off by at most {off} ms ({off / workload.delay / 10:.2g} % of the delay), for "
@@ -137,7 +136,7 @@ def _reason(workload: Workload, best: PlanRow, rows: tuple[PlanRow, ...], least:
     )
     finer = rows[best.bits - 1] if best.bits else None
     coarser = rows[best.bits + 1] if best.bits + 1 < len(rows) else None
-    if finer is not None and finer.bytes > _affordable(least):
+    if finer is not None and finer.bytes > _affordable(min_bytes):
         text += f"Finer buckets would take {format_size(finer.bytes)}"
     elif finer is not None and finer.wake_ups_per_second > _WAKE_UPS:
         text += f"Finer buckets would mean {finer.wake_ups_per_second:.3g} wake-ups a second"
@@ -146,7 +145,7 @@ def _reason(workload: Workload, best: PlanRow, rows: tuple[PlanRow, ...], least:
     if coarser is not None and not coarser.is_fine:
         text += ", and wider ones would be more than an eighth of the delay."
     else:
-        text += f", and the widest that fit the delay would save {format_size(best.bytes - least)}."
+        text += f", and the widest that fit the delay would save {format_size(best.bytes - min_bytes)}."
     setting = (
         f"negativeAckPrecisionBitCnt={best.bits}"
         if workload.kind == Kind.NACK

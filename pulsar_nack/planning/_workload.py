@@ -73,6 +73,6 @@ class Workload:
         return self.entries * (1 - (1 - self.share) ** self.batch_size)
 
 
-def _check_number(field: str, value: object, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:  # false for NaN too
-        raise InvalidArgumentError(field, value, f"a number above 0 and at most {most:g}")
+def _check_number(field: str, value: object, maximum: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum:  # false for NaN too
+        raise InvalidArgumentError(field, value, f"a number above 0 and at most {maximum:g}")

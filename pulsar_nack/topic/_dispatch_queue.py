@@ -78,5 +78,5 @@ class DispatchQueue:
             return
         positions = self._by_key[info.key_hash]
         positions.discard(position)
-        if not positions:
+        if not len(positions):
             del self._by_key[info.key_hash]

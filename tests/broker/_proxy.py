@@ -66,6 +66,11 @@ class TcpProxy:
         """Break all connections once so many further bytes went to clients, mostly in the middle of a frame."""
         self._cut_after = size
 
+    @property
+    def is_to_cut(self) -> bool:
+        """Whether :meth:`cut_after` was called, and the connections are not broken yet."""
+        return self._cut_after is not None
+
     def stall(self) -> None:
         """Let no byte through either way, while connections stay open and new ones are taken."""
         self._flows.clear()

@@ -1,14 +1,34 @@
-"""Runs tests with the argument ``ports`` on each kind of broker, except those named by the marker ``not_on``."""
+"""Runs tests with the argument ``ports`` on each kind of broker, except those named by the marker ``not_on``.
+
+And starts the embedded broker for those with the argument ``url``.
+"""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 
+from pulsar_nack.testing import EmbeddedBroker
+
 from .ports import KINDS, Ports
 
 NEEDED = {"local": "google.protobuf", "wire": "google_crc32c"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The service URL of an embedded broker."""
+    with EmbeddedBroker() as broker:
+        yield broker.service_url
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that nobody used."""
+    return f"persistent://public/default/t-{uuid.uuid4().hex[:8]}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -25,10 +25,9 @@ from pulsar_nack import (
 )
 from pulsar_nack.errors import NotOpenError, WrongLoopError
 from pulsar_nack.testing import FakePort, virtual_time
+from tests.consumer.consuming import EXACT, is_quiet, now, take
 from tests.consumer.ports import Ports
 from tests.tiers import examples
-
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 @asynccontextmanager
@@ -36,25 +35,6 @@ async def consuming(port: FakePort, **options: Any) -> AsyncIterator[tuple[FakeP
     """A port and a consumer on it."""
     async with Consumer(port, **{"config": EXACT, **options}) as consumer:
         yield port, consumer
-
-
-def now() -> float:
-    """The virtual time, in seconds."""
-    return round(asyncio.get_running_loop().time(), 6)
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Receive what must be there."""
-    return [await consumer.receive(timeout=1) for _ in range(count)]
-
-
-async def is_quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
-    """Return whether nothing more is shown."""
-    try:
-        await consumer.receive(timeout=seconds)
-    except TimeoutError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("subscription_type", ["shared", "exclusive", "failover"])

@@ -18,8 +18,8 @@ from pulsar_nack import (
 )
 from pulsar_nack.errors import NoDeadLetterError, UndecodableMessageError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.consumer.consuming import EXACT, backlog, consuming, is_quiet, settle
 from tests.consumer.durable import Machine
-from tests.consumer.letters import EXACT, backlog, consuming, is_quiet, settle
 from tests.consumer.ports import Ports
 
 

@@ -7,18 +7,12 @@ from datetime import timedelta
 
 import pytest
 
-from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.consumer.consuming import EXACT, now
 
 from .durable import Machine
 from .ports import Ports
-
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
-
-
-def now() -> float:
-    """Return the virtual time."""
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.each_kind

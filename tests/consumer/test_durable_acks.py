@@ -18,26 +18,13 @@ from pulsar_nack.consumer.durable._acked import AckedMessages
 from pulsar_nack.consumer.durable._records import Change, RangeAcks, RecordKind
 from pulsar_nack.consumer.durable._state import DurableState
 from pulsar_nack.testing import FakePort, virtual_time
+from tests.consumer.consuming import is_quiet, take
 from tests.consumer.durable import Machine
 from tests.consumer.ports import FAKE
 from tests.tiers import seeds, size
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Receive what must be there."""
-    return [await consumer.receive(timeout=1) for _ in range(count)]
-
-
-async def is_quiet(consumer: Consumer, seconds: float = 5.0) -> bool:
-    """Return whether nothing more is shown."""
-    try:
-        await consumer.receive(timeout=seconds)
-    except TimeoutError:
-        return True
-    return False
 
 
 class LonelyPort(FakePort):
@@ -173,7 +160,7 @@ async def test_acks_without_a_connection_are_given_again() -> None:
         await during.ack()
         await asyncio.sleep(1_800)
         port.connect()
-        assert await is_quiet(consumer)
+        assert await is_quiet(consumer, 5)
         assert consumer.statistics().acked_again == 2
         assert port.subscription.backlog == 0
         await asyncio.sleep(120)
@@ -192,7 +179,7 @@ async def test_acks_without_a_connection_outlive_a_kill() -> None:
         await message.ack()
         await asyncio.sleep(3_600)
     async with machine.consuming() as consumer:
-        assert await is_quiet(consumer)
+        assert await is_quiet(consumer, 5)
         assert consumer.statistics().acked_again == 1
     assert machine.topic.subscription("fake").backlog == 0
 
@@ -223,7 +210,7 @@ async def test_a_nack_of_what_was_acked_before_a_restart_is_refused() -> None:
     async with machine.consuming() as consumer:
         with pytest.raises(AlreadySettledError):
             await consumer.negative_acknowledge(message_id, 1)
-        assert await is_quiet(consumer)
+        assert await is_quiet(consumer, 5)
 
 
 @virtual_time

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import AlreadySettledError, Consumer, InvalidArgumentError, Message, MessageId
+from pulsar_nack import AlreadySettledError, Consumer, InvalidArgumentError, MessageId
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.errors import LogCorruptedError, LogFencedError, LogLockedError, LogStorageError, NotDurableError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.testing import FakePort, ManualClock, virtual_time
+from tests.consumer.consuming import is_quiet, now, take
 from tests.consumer.durable import EXACT, Machine
 from tests.consumer.ports import Ports
 from tests.for_each import for_each
@@ -22,25 +23,6 @@ from tests.for_each import for_each
 pytestmark = pytest.mark.not_on("nowait", reason="durable consumers use no calls that need no task")
 
 KILLED_OR_NOT = pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
-
-
-def now() -> float:
-    """The virtual time, in seconds."""
-    return round(asyncio.get_running_loop().time(), 6)
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Receive what must be there."""
-    return [await consumer.receive(timeout=1) for _ in range(count)]
-
-
-async def is_quiet(consumer: Consumer, seconds: float = 30.0) -> bool:
-    """Return whether nothing more is shown."""
-    try:
-        await consumer.receive(timeout=seconds)
-    except TimeoutError:
-        return True
-    return False
 
 
 # --- deadlines -------------------------------------------------------------------------------------------------------
@@ -74,7 +56,7 @@ async def test_a_deadline_outlives_the_consumer(
         assert (message.data, message.attempt) == (b"later", 2)
         await message.ack()
         assert consumer.statistics().durable_entries == 0
-        assert await is_quiet(consumer)
+        assert await is_quiet(consumer, 30)
     assert machine.topic.subscription("fake").backlog == 0
 
 
@@ -166,7 +148,7 @@ async def test_another_consumer_is_not_bound(ports: Ports) -> None:
         async with machine.consuming() as consumer:
             assert await is_quiet(consumer, 100)
             await shown.ack()
-            assert await is_quiet(other)
+            assert await is_quiet(other, 30)
 
 
 @pytest.mark.not_on("wire", "local", reason="it is another consumer's turn there")
@@ -321,7 +303,7 @@ async def test_an_ack_that_the_broker_did_not_get_is_given_again(ports: Ports) -
         pass  # ended before anything came
     await asyncio.sleep(3600)
     async with machine.consuming() as consumer:
-        assert await is_quiet(consumer)
+        assert await is_quiet(consumer, 30)
         assert consumer.statistics().acked_again == 2
     assert machine.topic.subscription("fake").backlog == 0
 
@@ -343,7 +325,7 @@ async def test_acked_members_of_a_batch_are_not_shown_again(ports: Ports) -> Non
         b = await consumer.receive(timeout=100)
         assert (b.data, b.attempt, now()) == (b"b", 2, 50)
         await b.ack()
-        assert await is_quiet(consumer)
+        assert await is_quiet(consumer, 30)
     assert machine.topic.subscription("fake").backlog == 0
 
 

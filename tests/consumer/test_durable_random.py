@@ -11,6 +11,7 @@ import pytest
 
 from pulsar_nack import Consumer, Message
 from pulsar_nack.testing import virtual_time
+from tests.consumer.consuming import now
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 from tests.for_each import named
@@ -28,11 +29,6 @@ class Known:
     shown: int = 0
     due_at: float = 0.0
     is_acked: bool = False
-
-
-def now() -> float:
-    """The virtual time, in seconds."""
-    return asyncio.get_running_loop().time()
 
 
 async def live(consumer: Consumer, random: Random, known: dict[bytes, Known], until: float) -> None:

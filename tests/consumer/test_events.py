@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError
 from pulsar_nack.consumer import (
     ConsumerConnected,
     ConsumerDisconnected,
@@ -25,10 +25,9 @@ from pulsar_nack.consumer import (
     SessionEvent,
 )
 from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, virtual_time
+from tests.consumer.consuming import EXACT
 from tests.consumer.ports import Ports
 from tests.consumer.ten_messages import EXPECTED, PAYLOADS, check_statistics, counts_of, handle_ten
-
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 def of_messages(events: list[Any]) -> list[MessageEvent]:

@@ -16,15 +16,13 @@ from pulsar_nack import (
     InvalidArgumentError,
     Message,
     MessageId,
-    NackConfig,
 )
 from pulsar_nack.errors import AcknowledgeError, AlreadySettledError, NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, FaultyPort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
+from tests.consumer.consuming import EXACT
 
 from .ports import Ports
-
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:

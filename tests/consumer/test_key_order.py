@@ -9,17 +9,17 @@ from random import Random
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, Message, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, Message
 from pulsar_nack.consumer import DeadLetter, Defer, Retry
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._fake_delivery import FakeMessage
+from tests.consumer.consuming import EXACT, now
 from tests.tiers import size
 
 from .durable import Machine
 from .ports import Ports
-from .test_running import now, running, until
+from .test_running import running, until
 
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 TYPES = ("shared", "exclusive", "failover")
 
 

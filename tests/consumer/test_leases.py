@@ -15,9 +15,10 @@ from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPo
 from pulsar_nack.errors import ClosedError, LeaseExpiredError, MissingExtraError
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
+from tests.consumer.consuming import EXACT, is_quiet, now, take
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
-from tests.consumer.test_consumer import EXACT, consuming, is_quiet, now, take
+from tests.consumer.test_consumer import consuming
 from tests.for_each import for_each
 from tests.tiers import seeds
 

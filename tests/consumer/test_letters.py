@@ -12,7 +12,7 @@ import pytest
 from pulsar_nack import AlreadySettledError, ClosedError, Consumer, Message, NackConfig
 from pulsar_nack.consumer import _letters
 from pulsar_nack.testing import virtual_time
-from tests.consumer.letters import EXACT, backlog, consuming, is_quiet, settle
+from tests.consumer.consuming import EXACT, backlog, consuming, is_quiet, settle
 from tests.consumer.ports import Ports
 
 SENT: Final = {"dead_letter": "sent to the dead-letter topic", "reconsume_later": "sent to the retry topic"}

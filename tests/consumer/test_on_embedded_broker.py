@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,19 +17,6 @@ pytestmark = [
     pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here"),
     pytest.mark.usefixtures("transport"),
 ]
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """The service URL of an embedded broker."""
-    with EmbeddedBroker() as broker:
-        yield broker.service_url
-
-
-@pytest.fixture
-def topic() -> str:
-    """A topic that nobody used."""
-    return f"persistent://public/default/t-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.mark.slow

@@ -6,14 +6,13 @@ import asyncio
 
 import pytest
 
-from pulsar_nack import ClosedError, Consumer, NackConfig
+from pulsar_nack import ClosedError, Consumer
 from pulsar_nack.consumer import SupportsPause
 from pulsar_nack.errors import NotOpenError
 from pulsar_nack.testing import FakePort, virtual_time
+from tests.consumer.consuming import EXACT
 
 from .ports import Ports
-
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 @virtual_time

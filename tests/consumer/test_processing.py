@@ -8,21 +8,16 @@ from datetime import timedelta
 
 import pytest
 
-from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError
 from pulsar_nack.consumer import DeadLetter, Defer, Ignore, OnError, Retry
 from pulsar_nack.errors import NoDeadLetterError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.consumer.consuming import EXACT, now
 from tests.for_each import for_each
 
 from .ports import Ports
 
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 RULES: OnError = {OSError: Retry(4), PermissionError: Ignore("not ours")}
-
-
-def now() -> float:
-    """Return the virtual time."""
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.each_kind

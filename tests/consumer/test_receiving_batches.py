@@ -7,18 +7,12 @@ from random import Random
 
 import pytest
 
-from pulsar_nack import ClosedError, Consumer, InvalidArgumentError, NackConfig
+from pulsar_nack import ClosedError, Consumer, InvalidArgumentError
 from pulsar_nack.testing import FakePort, virtual_time
+from tests.consumer.consuming import EXACT, now
 from tests.for_each import for_each
 
 from .ports import Ports
-
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
-
-
-def now() -> float:
-    """Return the virtual time."""
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.each_kind

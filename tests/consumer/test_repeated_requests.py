@@ -8,23 +8,18 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, Consumer, MessageId, NackConfig
+from pulsar_nack import BrokerError, Consumer, MessageId
 from pulsar_nack.consumer._message_state import MessageState
 from pulsar_nack.consumer._message_table import MessageTable
 from pulsar_nack.consumer._requests import PAUSES_MS, REQUEST_MEMORY_MS, RetrySchedule
 from pulsar_nack.testing import FakePort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
+from tests.consumer.consuming import EXACT, now
 from tests.consumer.ports import Ports
 
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 ID = MessageId(1, 2)
 ROUNDS_S = [30, 90, 210, 450]
 """When requests are made again, counted from the first one."""
-
-
-def now() -> float:
-    """The virtual time, in seconds."""
-    return round(asyncio.get_running_loop().time(), 6)
 
 
 async def nacked(port: FakePort, consumer: Consumer) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from pulsar_nack.consumer import _letters
 from pulsar_nack.testing import virtual_time
-from tests.consumer.letters import backlog, consuming, is_quiet
+from tests.consumer.consuming import backlog, consuming, is_quiet
 from tests.consumer.ports import Ports
 
 

@@ -18,20 +18,13 @@ from pulsar_nack import (
     DeadLetterPolicy,
     InvalidArgumentError,
     Message,
-    NackConfig,
 )
 from pulsar_nack.consumer import ConsumerDrained, DeadLetter, DrainReport, Handler, Ignore, Retry
 from pulsar_nack.errors import NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.consumer.consuming import EXACT, now
 
 from .ports import Ports
-
-EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
-
-
-def now() -> float:
-    """Return the virtual time."""
-    return asyncio.get_running_loop().time()
 
 
 @asynccontextmanager

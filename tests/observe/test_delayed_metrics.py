@@ -20,7 +20,7 @@ from pulsar_nack.delayed import DelayedDeliveryTrackerFactory
 from pulsar_nack.delayed.bucket._statistics import OperationCounters
 from pulsar_nack.errors import InjectedError, MissingExtraError
 from pulsar_nack.observe import DelayedMetrics
-from pulsar_nack.observe._delayed_totals import namespace_of
+from pulsar_nack.observe._scraping import namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 from tests.patience import patience

@@ -96,17 +96,17 @@ def lines(folder: Path, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
 
 def fail_writes(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
     """Let the disk be full for some writes: half of the data is taken first."""
-    real: Callable[[int, Any], int] = os.write
+    real: Callable[[int, Any, int], int] = os.pwrite
     left = [times]
 
-    def write(descriptor: int, data: Any) -> int:
+    def write(descriptor: int, data: Any, offset: int) -> int:
         if left[0] == 0:
-            return real(descriptor, data)
+            return real(descriptor, data, offset)
         left[0] -= 1
-        real(descriptor, bytes(data)[: len(data) // 2])
+        real(descriptor, bytes(data)[: len(data) // 2], offset)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("pulsar_nack.observe._trace_files.os.write", write)
+    monkeypatch.setattr(os, "pwrite", write)
 
 
 class Stepped(LoopClock):

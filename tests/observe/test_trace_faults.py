@@ -22,8 +22,6 @@ from tests.small_disk import small_disk
 
 from .test_trace import lines
 
-FILES = "pulsar_nack.observe._trace_files"
-
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait until something is so, with the loop running."""
@@ -69,7 +67,7 @@ async def test_full_disk(tmp_path: Path) -> None:
         assert found[-50:] == list(range(first, count))
 
 
-@pytest.mark.parametrize("call", ["write", "fsync"])
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
 async def test_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """While the storage does not answer the loop goes on: the buffer fills, the rest is dropped; then it is written."""
     real, may_go, hangs = getattr(os, call), threading.Event(), threading.Event()
@@ -81,7 +79,7 @@ async def test_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     config = TraceConfig(folder=tmp_path, max_buffered_events=100, flush_seconds=0.001, max_file_bytes=1_024)
     async with TraceWriter(config) as writer:
-        monkeypatch.setattr(f"{FILES}.os.{call}", wait)
+        monkeypatch.setattr(os, call, wait)
         note = writer.source("t", "s", "c")
         count = 0
         while not hangs.is_set():
@@ -105,16 +103,16 @@ async def test_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Let the first sync of a file, its rename, or the first sync of the folder fail."""
-    owner, name, turn = {
-        "sync": (os, "fsync", 1),
-        "rename": (Path, "rename", 1),
-        "sync of the folder": (os, "fsync", 2),
+    owner, name = {
+        "sync": (os, "fdatasync"),
+        "rename": (Path, "rename"),
+        "sync of the folder": (os, "fsync"),
     }[where]
     real, calls = getattr(owner, name), [0]
 
     def fail(*arguments: Any) -> Any:
         calls[0] += 1
-        if calls[0] == turn:
+        if calls[0] == 1:
             raise OSError(errno.EIO, "Input/output error")
         return real(*arguments)
 

@@ -172,7 +172,7 @@ def spans(
 
 def retries(
     events: list[Event], *, poison_at: int = 5, window_ms: int = 10_000, baseline: int = 30, factor: float = 5,
-    least: int = 100,
+    min_nacks: int = 100,
 ) -> dict[str, list[Row]]:  # fmt: skip
     """Return the six tables."""
     all_chains = [chain_of(chain) for chain in messages(events)]
@@ -198,7 +198,7 @@ def retries(
         "chains": chains,
         "attempts": attempts,
         "poison": [chain for chain in chains if chain["nacks"] >= poison_at and chain["outcome"] != "acked"],
-        "storms": storms(events, window_ms, baseline, factor, least),
+        "storms": storms(events, window_ms, baseline, factor, min_nacks),
         "dead_letters": [
             {"topic": topic, "subscription": subscription, "reason": reason, "messages": count}
             for (topic, subscription, reason), count in dead.items()
@@ -239,7 +239,7 @@ def chain_of(chain: list[Event]) -> Row:
     }
 
 
-def storms(events: list[Event], width: int, baseline: int, factor: float, least: int) -> list[Row]:
+def storms(events: list[Event], width: int, baseline: int, factor: float, min_nacks: int) -> list[Row]:
     """Return the storms of each subscription."""
     rows = []
     nacks = (event for event in events if event["event"] == "nack")
@@ -251,12 +251,12 @@ def storms(events: list[Event], width: int, baseline: int, factor: float, least:
             return sum(counts[number] for number in numbers) / len(numbers)
 
         leading, number = set(), first
-        while counts[number] >= least and counts[number] >= factor * mean(range(number + 1, number + 1 + baseline)):
+        while counts[number] >= min_nacks and counts[number] >= factor * mean(range(number + 1, number + 1 + baseline)):
             leading.add(number)
             number += 1
         before = {number: mean(range(max(number - baseline, first), number)) for number in counts if number > first}
         high = leading | {
-            number for number in before if counts[number] >= least and counts[number] >= factor * before[number]
+            number for number in before if counts[number] >= min_nacks and counts[number] >= factor * before[number]
         }
         for start in sorted(number for number in high if number - 1 not in high):
             stop = next(number for number in range(start, max(high) + 2) if number not in high)

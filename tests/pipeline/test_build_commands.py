@@ -33,7 +33,9 @@ def test_build_index(metadata: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 2
     assert "ledger_id 3, entry_id 100, got -1" in err
     assert not Path(out).exists()
-    code, said, _ = run(capsys, "build-index", metadata, "--out", out, "--delayed-only", "--least", "30", "--json")
+    code, said, _ = run(
+        capsys, "build-index", metadata, "--out", out, "--delayed-only", "--min-indexes", "30", "--json"
+    )
     assert code == 0
     built = json.loads(said)
     assert (built["path"], built["rows"], built["buckets"]) == (out, 100, 2)

@@ -67,8 +67,8 @@ def test_every_table_is_that_of_the_reference(spark: SparkSession, tmp_path: Pat
         assert traces.count() == len(events)
         rows = compare(pipeline.accuracy(traces), reference.accuracy(events))
         rows |= compare(
-            pipeline.retries(traces, poison_at=3, window=2, baseline=6, factor=2, least=4),
-            reference.retries(events, poison_at=3, window_ms=2_000, baseline=6, factor=2, least=4),
+            pipeline.retries(traces, poison_at=3, window=2, baseline=6, factor=2, min_nacks=4),
+            reference.retries(events, poison_at=3, window_ms=2_000, baseline=6, factor=2, min_nacks=4),
         )
         bits = 4 if TRACES <= 20 else 6
         rows["plan"] = same("plan", pipeline.plan(traces, max_bits=bits), reference.plan(events, max_bits=bits))

@@ -121,7 +121,7 @@ TOPICS = {
 def found(spark: SparkSession) -> Tables:
     """Return the tables for all those events, with other settings than the usual ones."""
     df = events(spark, *(row | {"topic": topic} for topic, rows in TOPICS.items() for row in rows))
-    return collected(pipeline.retries(df, poison_at=6, window=1, baseline=4, factor=5, least=20))
+    return collected(pipeline.retries(df, poison_at=6, window=1, baseline=4, factor=5, min_nacks=20))
 
 
 def test_chains_and_what_came_of_them(found: Tables) -> None:
@@ -210,7 +210,7 @@ def test_a_trace_that_begins_in_a_storm(found: Tables) -> None:
     ]
 
 
-@for_each("wrong", [{"poison_at": 0}, {"window": 0}, {"baseline": 0}, {"factor": float("nan")}, {"least": -1}])
+@for_each("wrong", [{"poison_at": 0}, {"window": 0}, {"baseline": 0}, {"factor": float("nan")}, {"min_nacks": -1}])
 def test_wrong_arguments_are_named(spark: SparkSession, wrong: dict[str, Any]) -> None:
     """An argument out of range is refused by its name, before any work."""
     (name,) = wrong

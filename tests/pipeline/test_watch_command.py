@@ -97,7 +97,7 @@ WRONG = {
     ("--sink", "kafka"): "sink: expected console, or parquet with --out, got 'kafka'",
     ("--until", "ack"): "until: expected one of redeliver, arrive, got 'ack'",
     ("--clock", "sun"): "clock: expected one of event, wall, got 'sun'",
-    ("--bound", "-1"): "bound_ms: expected whole milliseconds, 0 or more, got -1000",
+    ("--bound", "-1"): "bound_ms: expected an integer of at least 0, got -1000",
 }
 
 

@@ -132,7 +132,8 @@ class Soak:
                     self._proxy.cut()
                 else:
                     self._proxy.cut_after(self._random.randrange(1, 2_000))
-                    await asyncio.sleep(0.3)
+                    while self._proxy.is_to_cut and time.monotonic() < ends_at:
+                        await asyncio.sleep(0.01)
                     self.judge.disturb("late cuts", time.monotonic())
 
     def _note(self, text: str) -> None:

@@ -21,7 +21,8 @@ from pulsar_nack import MessageId
 GRACE_S: Final = 20.0
 """How long a second worker may take to begin with a message that it had before the first acknowledged it."""
 _MOST_TWINS: Final = 0.002
-_MARGIN_S: Final = 0.5
+_MARGIN_S: Final = 2.0
+"""How long after a connection broke a busy broker may give a message to a second worker."""
 _MOST_GROWTH: Final = 24 * 1024 * 1024
 """Bytes by which a worker may grow: caches fill, and its memory is in pieces."""
 

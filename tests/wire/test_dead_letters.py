@@ -14,7 +14,7 @@ from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SchemaInfo
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from tests.consumer.letters import is_quiet
+from tests.consumer.consuming import is_quiet
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.letters import DEAD, RETRY, TOPIC, consuming, properties, stored, unacked

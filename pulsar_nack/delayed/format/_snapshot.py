@@ -65,7 +65,7 @@ def encode_indexes(indexes: Iterable[Index]) -> bytes:
 
 
 def encode_metadata(rows: Iterable[SegmentRow]) -> bytes:
-    """Return entry 0 of a snapshot, or a part of it; concatenated parts are an entry."""
+    """Return entry 0 of a snapshot, or a part of it: concatenated parts are an entry, and equal rows equal bytes."""
     metadata = snapshot_protobuf().SnapshotMetadata()
     for row in rows:
         segment = metadata.metadata_list.add(max_schedule_timestamp=row.max_at)
@@ -73,7 +73,7 @@ def encode_metadata(rows: Iterable[SegmentRow]) -> bytes:
             segment.min_schedule_timestamp = row.min_at
         for ledger, bitmap in row.bitmaps.items():
             segment.delayed_index_bit_map[ledger] = bitmap
-    return bytes(metadata.SerializeToString())
+    return bytes(metadata.SerializeToString(deterministic=True))
 
 
 def decode_segment(data: bytes) -> Generator[None, None, Columns]:

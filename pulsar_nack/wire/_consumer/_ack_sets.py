@@ -10,6 +10,7 @@ been moved back since then, and a set that is too small would acknowledge too mu
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -52,7 +53,7 @@ class AckSets:
         self.generation = 0
         """Grows whenever a set is forgotten."""
         self._max_entries = max_entries
-        self._sets: dict[tuple[int, int], int] = {}
+        self._sets: OrderedDict[tuple[int, int], int] = OrderedDict()
         self.sets: Mapping[tuple[int, int], int] = self._sets
         """The remaining members of each entry."""
 
@@ -107,7 +108,7 @@ class AckSets:
         if remaining:
             self._sets[position] = remaining
             if len(self._sets) > self._max_entries:
-                del self._sets[next(iter(self._sets))]
+                self._sets.popitem(last=False)
                 self.generation += 1
         return remaining
 

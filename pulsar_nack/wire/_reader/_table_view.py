@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -44,7 +45,7 @@ class TableChanges(AsyncIterator[TableChange]):
 
     def __init__(self, view: TableView) -> None:
         self._view = view
-        self._waiting: dict[str, TableChange] = {}
+        self._waiting: OrderedDict[str, TableChange] = OrderedDict()
         self._came = asyncio.Event()
 
     def __aiter__(self) -> Self:
@@ -61,7 +62,7 @@ class TableChanges(AsyncIterator[TableChange]):
                 raise StopAsyncIteration
             self._came.clear()
             await self._came.wait()
-        return self._waiting.pop(next(iter(self._waiting)))
+        return self._waiting.popitem(last=False)[1]
 
     def _put(self, change: TableChange) -> None:
         self._waiting[change.key] = change

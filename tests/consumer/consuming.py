@@ -1,4 +1,4 @@
-"""A consumer with a dead-letter topic and a retry topic, for tests over each kind of port."""
+"""What tests over each kind of port do with consumers, and one with a dead-letter topic and a retry topic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from pulsar_nack import Consumer, DeadLetterPolicy, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, Message, NackConfig
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import RetryTopicPolicy
 from pulsar_nack.testing import FakePort, FakePublisher
@@ -40,6 +40,16 @@ async def is_quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
     except TimeoutError:
         return True
     return False
+
+
+def now() -> float:
+    """The virtual time, in seconds."""
+    return round(asyncio.get_running_loop().time(), 6)
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    """Receive what must be there."""
+    return [await consumer.receive(timeout=1) for _ in range(count)]
 
 
 async def settle(seconds: float = 1.0) -> None:
