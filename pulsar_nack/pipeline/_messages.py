@@ -122,7 +122,7 @@ def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> 
     )
     order = (MESSAGE, "ledger", "entry", "time_ms", "mono_ns", WHAT)
     ordered = events.repartition(MESSAGE).sortWithinPartitions(*order)
-    # each column costs as much on the way to a worker as its sort: one number tells where the next message begins
+    # each column costs as much on the way to a worker as its sort: one number marks where the next message begins
     return ordered.select(sf.xxhash64(MESSAGE, "ledger", "entry").alias(MESSAGE), "time_ms", WHAT, "source", "ms")
 
 

@@ -14,6 +14,7 @@ import pulsar_nack
 from pulsar_nack import BrokerError, Consumer, MessageId
 from pulsar_nack.errors import BrokerRefusedError, UndecodableMessageError
 from pulsar_nack.wire import Client
+from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.broker._admin import Admin
 from tests.consumer.official import EXACT, nothing_comes, numbered, payloads, take
@@ -234,18 +235,12 @@ async def send_encrypted(client: Client, topic: str) -> None:
     connection = await client._open_context().lookup.broker(topic)
     receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    class Events:
+    class Events(Handler):
         def on_receipt(self, command: Any) -> None:
             receipt.set_result(None)
 
         def on_send_error(self, command: Any) -> None:
             receipt.set_exception(BrokerError(command.message))
-
-        def on_closed_by_broker(self, assigned_url: str | None) -> None:
-            pass
-
-        def on_connection_lost(self, error: Exception) -> None:
-            pass
 
     request_id, producer_id = connection.request_id(), connection.producers.next_id()
     asked = pb.BaseCommand(type=pb.BaseCommand.PRODUCER)
