@@ -240,7 +240,7 @@ async def test_acked_after_it_was_asked_for(service_url: str, topic: str, tmp_pa
         await send(client, topic, numbered(20))
         messages = await take(consumer, 20)
         await asyncio.gather(*(message.nack(1.0) for message in messages))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(5)):
             while consumer.statistics().requested < 20:
                 await asyncio.sleep(0.001)
         await asyncio.gather(*(consumer.acknowledge(message.id) for message in messages))

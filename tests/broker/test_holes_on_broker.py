@@ -12,6 +12,7 @@ from urllib.parse import quote
 from pulsar_nack import Cursor, CursorConfig, Position, pipeline
 from tests.broker._admin import Admin
 from tests.consumer.official import nothing_comes, numbered, send, subscribed, take
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ SECOND = {0, 1, 3}
 
 async def until_backlog(admin: Admin, topic: str, count: int) -> Any:
     """Wait until the broker knows all acknowledgements; return its internal statistics."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patience(10)):
         while await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) != count:
             await asyncio.sleep(0.1)
     return await asyncio.to_thread(admin.internal_stats, topic)

@@ -12,6 +12,7 @@ from pulsar_nack.ids import MessageId
 from tests.broker._admin import Admin
 from tests.broker.standalone import Standalone
 from tests.broker.wire_topic import SUBSCRIPTION, publish, publish_batch, wire
+from tests.patience import patience
 from tests.wire.consuming import Arrived
 
 
@@ -152,7 +153,7 @@ async def test_a_terminated_topic(service_url: str, admin: Admin, topic: str) ->
         await publish(service_url, topic, numbered(3))
         await asyncio.to_thread(admin.request, "POST", _admin_path(topic) + "/terminate")
         await consumer.acknowledge([delivery.id for delivery in await arrived.take(3)])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patience(5)):
             while not consumer.has_ended:
                 await asyncio.sleep(0.01)
 

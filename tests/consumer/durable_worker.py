@@ -22,6 +22,7 @@ from pathlib import Path
 from pulsar_nack import Consumer
 from pulsar_nack.testing._process import GuardedProcess
 from tests.consumer.official import subscribed, take
+from tests.patience import patience
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -97,7 +98,7 @@ async def working(
     process = GuardedProcess(command, log=output, cwd=ROOT)
     try:
         worker = Worker(process, output)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patience(10)):
             while not worker.lines():
                 assert process.exit_code is None
                 await asyncio.sleep(0.01)
