@@ -224,7 +224,7 @@ class AlreadySettledError(PulsarNackError):
 
 
 class LeaseExpiredError(AlreadySettledError):
-    """The lease ended, and the message was redelivered or given up since; later calls of the attempt raise this too."""
+    """The lease ended, and the message is requested, redelivered or given up; later calls of the attempt raise too."""
 
 
 class AcknowledgeError(PulsarNackError):

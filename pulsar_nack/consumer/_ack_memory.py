@@ -20,11 +20,11 @@ from ._batches import BatchEntries, EntryKey, entry_key, is_member, is_through
 from ._message_state import Verdict
 from ._sessions import Place, Sessions, Stamp, place_of
 
-MAX_STAMPED: Final = 100_000
-"""Entries that have a stamp at most; the oldest lose theirs before their time."""
+MAX_STAMPED: Final = 200_000
+"""Entries that have a stamp at most; beyond that the oldest are forgotten, and delivered if they come."""
 MAX_UNSTAMPED: Final = 10_000_000
-"""Entries in bitmaps at most, and :data:`MAX_LEDGERS` bitmaps: the first ledgers are forgotten first."""
-MAX_LEDGERS: Final = 1_000
+"""Entries in bitmaps at most, and :data:`MAX_LEDGERS` bitmaps: the ledger with the oldest last entry is forgotten."""
+MAX_LEDGERS: Final = 10_000
 COMPACT_STEP: Final = 1_000
 """After so many acknowledgements :meth:`AckMemory.compact` is to be called."""
 _LONG_AGO_MS: Final = -(1 << 62)
@@ -96,14 +96,17 @@ class AckMemory:
         return stamp
 
     def compact(self, now_ms: int) -> None:
-        """Move entries that hide nothing any more to the bitmaps, the oldest first, some thousand at most."""
+        """Move entries that hide nothing any more to the bitmaps, the oldest first.
+
+        Looks at twice as many as came since the last call, so that this costs O(1) for each.
+        """
         sessions, entries = self.sessions, self.entries
         hides = sessions.find_hiding(now_ms)
         moved: list[tuple[EntryKey, bool]] = []
         lost: list[EntryKey] = []
         # one iterator: to look for the first key again and again is slow in a dict that has lost many in front
-        for key, stamp in islice(entries.items(), 2 * COMPACT_STEP):
-            if len(entries) - len(moved) > MAX_STAMPED or not hides(stamp):
+        for key, stamp in islice(entries.items(), 2 * max(len(entries) - self.compact_at + COMPACT_STEP, COMPACT_STEP)):
+            if not hides(stamp):
                 moved.append((key, stamp[0] >= sessions.closed_turn))
             elif sessions.is_young(stamp, now_ms):
                 break
@@ -113,6 +116,8 @@ class AckMemory:
             del entries[key]
         for key in lost:  # they hide until their session is lost again: looked at later
             entries[key] = entries.pop(key)
+        for key in list(islice(entries, max(len(entries) - MAX_STAMPED, 0))):
+            del entries[key]
         self.unstamped.add(moved, sessions.closed_turn)
         self.compact_at = len(entries) + COMPACT_STEP
 
@@ -136,7 +141,10 @@ class AckMemory:
 
 
 class UnstampedEntries:
-    """Acknowledged entries of which only matters whether the broker closed a session since, by ledger in bitmaps."""
+    """Acknowledged entries without a stamp, in bitmaps: those before the broker last closed a session, and those since.
+
+    A close of one topic or partition counts for all, so an entry may count as older than it is, and never as newer.
+    """
 
     def __init__(self) -> None:
         self._turn = 0
@@ -167,8 +175,8 @@ class UnstampedEntries:
         if closed_turn != self._turn:
             for ledger_key, ranges in self._since.items():
                 known = self._before.setdefault(ledger_key, ranges)
-                for first, last in () if known is ranges else ranges.ranges():
-                    known.add_range(first, last)
+                if known is not ranges:
+                    known.merge(ranges)
             self._since, self._turn = {}, closed_turn
         found: dict[tuple[LedgerKey, bool], list[int]] = {}
         for (ledger, entry, partition), is_since in entries:
@@ -176,7 +184,9 @@ class UnstampedEntries:
                 found.setdefault(((ledger, partition), is_since), []).append(entry)
         for (ledger_key, is_since), some in found.items():
             ledgers = self._since if is_since else self._before
-            ledgers.setdefault(ledger_key, EntryRanges()).add_many(some)
+            ranges = ledgers.pop(ledger_key) if ledger_key in ledgers else EntryRanges()
+            ranges.add_many(some)
+            ledgers[ledger_key] = ranges  # the newest comes last
         while len(self._before) + len(self._since) > MAX_LEDGERS or len(self) > MAX_UNSTAMPED:
             ledgers = self._before or self._since
             del ledgers[next(iter(ledgers))]

@@ -109,12 +109,19 @@ class ConsumerState:
         if state is not None and state is not to:
             raise AlreadySettledError(message_id, state.value)
 
+    def check_latest(self, record: MessageState, count: int) -> None:
+        """Raise if a message was delivered again after the attempt with this ``count``."""
+        is_later = record.redelivery_count > count
+        is_earlier = record.redelivery_count < count and record.state is State.DELIVERED
+        if (is_later or is_earlier) and not record.is_guessed:
+            raise AlreadySettledError(record.id, "redelivered")
+
     def check_unsettled(self, message_id: MessageId, count: int | None) -> MessageState | None:
-        """Raise if the message is settled, or if an attempt later than ``count`` is being processed."""
+        """Raise if the message is settled, or was delivered again after the attempt with this ``count``."""
         record = self.queue.table.get(message_id)
+        if record is not None and count is not None:
+            self.check_latest(record, count)
         if record is not None and record.state is State.DELIVERED:
-            if count is not None and record.redelivery_count != count and not record.is_guessed:
-                raise AlreadySettledError(message_id, "redelivered")
             return record
         self.queue.table.check_unsettled(message_id)
         if record is None and self.durable is not None and self.durable.was_acked(message_id):

@@ -49,6 +49,7 @@ class Leases:
         if record is None or record.state is not State.DELIVERED:
             return None  # it was settled by its id in this turn of the loop
         lease = record.lease = Lease(record, redelivery_count, self._clock.now_ms() + self._lease_ms)
+        record.late = None
         self._queue.arm(record.id, self._lease_ms)
         if self._recent.get(delivery.id) is None:
             self._recent.add(delivery)
@@ -105,14 +106,16 @@ class Leases:
         self._queue.trace.cancel(record.id, record.redelivery_count, "lease extended")
         record.redelivery_count -= 1
         self._table.redeliver(record)
-        lease.has_ended, record.lease = False, lease
+        lease.has_ended, record.lease, record.late = False, lease, None
         self._recent.add(delivery)
         if self._state.durable is not None:
             self._state.durable.delivered(record.id, record.redelivery_count)
 
     def _is_latest(self, lease: Lease) -> bool:
-        is_known = self._table.get(lease.record.id) is lease.record
-        return is_known and lease.record.redelivery_count == lease.redelivery_count
+        record = lease.record
+        if self._table.get(record.id) is not record:
+            return False
+        return record.late is lease if lease.has_ended else record.redelivery_count == lease.redelivery_count
 
     # --- the end of leases --------------------------------------------------------------------------------------------
 
@@ -156,7 +159,8 @@ class Leases:
     def _end(self, record: MessageState, now_ms: int) -> None:
         state, count = self._state, record.redelivery_count
         if record.lease is not None:
-            record.lease.has_ended, record.lease = True, None
+            record.lease.has_ended = True
+            record.late, record.lease = record.lease, None
         payload, letters = self._recent.pop(record.id), state.letters
         is_known = payload is not None and not record.is_doubtful
         if payload and is_known and letters is not None and letters.rules is not None and letters.rules.is_last(count):

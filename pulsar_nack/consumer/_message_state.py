@@ -60,6 +60,7 @@ class MessageState:
         "is_guessed",
         "is_held",
         "is_local",
+        "late",
         "lease",
         "received_before",
         "redelivery_count",
@@ -74,6 +75,8 @@ class MessageState:
         self.before_ack: State | None = None
         self.lease: Lease | None = None
         """The lease that runs, None: there is none, or it ended."""
+        self.late: Lease | None = None
+        """The lease that ended, until another attempt begins."""
         self.received_before: int | None = None
         """How many deliveries had been received when the newest request timed out."""
         self.hidden_count = self.due_at_ms = self.expires_at_ms = self.request = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from .._delays import Delay, delay_ms
 from .._lifetime import running_loop
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .durable import DurableNacks, Outcome
 
 _log = logging.getLogger("pulsar_nack.consumer")
-YIELD_AFTER_MS: Final = 5
 
 
 class Settler:
@@ -131,10 +130,10 @@ class Settler:
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def check_attempt(self, message_id: MessageId, count: int) -> None:
-        """Raise if a later attempt of the message is being processed."""
+        """Raise if the message was delivered again after this attempt, and is not settled."""
         record = self._table.get(message_id)
-        if record is not None and record.state is State.DELIVERED:
-            self.state.check_unsettled(message_id, count)
+        if record is not None:
+            self.state.check_latest(record, count)
 
     def is_in_work(self, message_id: MessageId) -> bool:
         """Return whether a delivered message is not settled by its id, as far as that is known."""

@@ -177,6 +177,12 @@ class EntryRanges:
                 self._tidy()
         return new
 
+    def merge(self, other: EntryRanges) -> None:
+        """Add all entries of another set. O(bytes of both)."""
+        self._fit(other._entries_max)
+        self._bits |= other._bits if type(other._bits) is type(self._bits) else BitMap64(other._bits)
+        self._recount()
+
     def discard_range(self, first: int, last: int) -> int:
         """Remove all entries from first to last, including both; return how many were removed.
 

@@ -10,7 +10,7 @@ from pulsar_nack import MessageId
 from pulsar_nack.consumer import _ack_memory
 from pulsar_nack.consumer._ack_memory import AckMemory
 from pulsar_nack.consumer._message_state import Verdict
-from pulsar_nack.consumer._sessions import Place, place_of
+from pulsar_nack.consumer._sessions import Place
 from tests.for_each import for_each
 
 MEMORY_MS = 1_000
@@ -97,26 +97,49 @@ def test_it_does_not_grow_with_the_age_of_a_consumer() -> None:
 
 
 def test_it_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many acknowledgements in one moment, many ledgers, and entries that no broker has."""
+    """Many acknowledgements in one moment, many ledgers, and an entry that no broker has."""
     monkeypatch.setattr(_ack_memory, "MAX_STAMPED", 2_000)
     monkeypatch.setattr(_ack_memory, "MAX_UNSTAMPED", 5_000)
     monkeypatch.setattr(_ack_memory, "MAX_LEDGERS", 50)
     memory = new_memory()
     for number in range(20_000):
-        ack(memory, MessageId(number // 200, number * number), 0)
+        ack(memory, MessageId(number // 200, number * number), number // 10)
         assert len(memory.entries) <= 2_000 + _ack_memory.COMPACT_STEP
         assert len(memory.unstamped) <= 5_000
-    assert memory.hides(MessageId(99, 19_999 * 19_999), 0)
+    assert memory.hides(MessageId(99, 19_999 * 19_999), 2_000)
     assert not memory.is_acked(MessageId(0, 0))
-    ack(memory, MessageId(1, -1), 0)
+    ack(memory, MessageId(1, -1), 2_000)
     for number in range(3_000):
-        ack(memory, MessageId(1_000 + number, 2**63 - 1), 0)
+        ack(memory, MessageId(1_000 + number, 2**63 - 1), 9_000)
+    memory.compact(99_000)
     assert memory.is_acked(MessageId(3_999, 2**63 - 1))
     assert not memory.is_acked(MessageId(1, -1))
-    for _ in range(3):
-        memory.sessions.closed(place_of(MessageId(1, 1)))
-        memory.compact(MEMORY_MS)
-    assert len(memory.entries) == 0
-    assert not memory.is_acked(MessageId(3_999, 2**63 - 1))
     memory.clear()
-    assert len(memory.unstamped) == 0
+    assert len(memory.unstamped) == len(memory.entries) == 0
+
+
+def test_what_is_forgotten_proves_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more acknowledgements than are remembered within ``ack_memory``, an old one is delivered as if it were new."""
+    monkeypatch.setattr(_ack_memory, "MAX_STAMPED", 2_000)
+    memory = new_memory()
+    for entry in range(0, 10_000, 2_500):  # one call of a port may settle many
+        memory.entries.update({(1, entry + number, -1): (1, 10) for number in range(2_500)})
+        memory.compact(10)
+    assert len(memory.entries) == 2_000
+    assert memory.judge(MessageId(1, 0), 11) is Verdict.DELIVER
+    assert memory.judge(MessageId(1, 9_999), 11) is Verdict.ACK_AGAIN
+
+
+def test_closes_join_bitmaps() -> None:
+    """O1: after two closes in one ledger, with small and with large entries, all that was acknowledged is a replay."""
+    memory = new_memory()
+    for start in (0, 1, 2**40):
+        for number in range(1_100):
+            ack(memory, MessageId(5, start + 3 * number), 0)
+        memory.compact(MEMORY_MS)
+        assert len(memory.entries) == 0
+        memory.sessions.closed((None, -1))
+    assert len(memory.unstamped) == 3_300
+    for entry in (0, 1, 2**40 + 3_297):
+        assert memory.judge(MessageId(5, entry), MEMORY_MS) is Verdict.REPLAY
+    assert memory.judge(MessageId(5, 2), MEMORY_MS) is Verdict.DELIVER

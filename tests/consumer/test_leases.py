@@ -848,6 +848,25 @@ async def test_a_handler_of_run_that_is_late(ports: Ports, takes_s: float) -> No
         await running
 
 
+@for_each("call", ["ack", "nack", "in_progress", "dead_letter"])
+@virtual_time
+async def test_late_calls_raise_after_the_next_attempt_was_deferred(ports: Ports, call: str) -> None:
+    """U44: a deferred attempt counts none, but it is a later one: the handler before it has lost the message."""
+    dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
+    async with consuming(ports.port(), lease=1, backoff=0.25, dead_letter=dead) as (port, consumer):
+        port.topic.publish(b"x")
+        late = await consumer.receive()
+        again = await end(consumer, late)
+        await again.defer(5)
+        with pytest.raises(LeaseExpiredError):
+            await getattr(late, call)()
+        third = await consumer.receive()
+        assert third.attempt == 2
+        await third.ack()
+        assert await is_quiet(consumer)
+        assert port.subscription.backlog == 0
+
+
 @pytest.mark.not_on("wire", "local", reason="their deliveries have no latency")
 @virtual_time
 async def test_a_handler_of_run_that_gives_up(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:

@@ -26,6 +26,25 @@ async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
             return data
 
 
+@pytest.mark.parametrize("call", ["ack", "nack"])
+@virtual_time
+async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(ports: Ports, call: str) -> None:
+    """U3: a second call for the first attempt raises while the second one runs, and after that was nacked too."""
+    port = ports.port()
+    async with Consumer(port, backoff=0.25) as consumer:
+        port.topic.publish(b"x")
+        first = await consumer.receive()
+        await first.nack()
+        second = await consumer.receive()
+        with pytest.raises(AlreadySettledError, match="redelivered"):
+            await getattr(first, call)()
+        await second.nack(5)
+        with pytest.raises(AlreadySettledError, match="redelivered"):
+            await getattr(first, call)()
+        assert await shown(consumer, 4) == []
+        assert (await consumer.receive()).attempt == 3
+
+
 # --- ports without session events ---
 
 

@@ -114,6 +114,25 @@ def test_copies_are_independent() -> None:
     copy._verify()
 
 
+def test_merge_adds_all_of_another_set() -> None:
+    """Small and large entries merge either way, and the other set stays as it is."""
+    large = 2**40
+    for mine, others in (
+        ({1, 2, 9}, {2, 3}),
+        ({1, large}, {3, large + 1}),
+        ({1}, {large}),
+        ({large}, {1}),
+        (set(), {4}),
+    ):
+        merged, other = EntryRanges(), EntryRanges()
+        merged.add_many(mine)
+        other.add_many(others)
+        merged.merge(other)
+        merged._verify()
+        assert {entry for entry in (*mine, *others, 0, 5) if entry in merged} == mine | others
+        assert len(other) == len(others)
+
+
 def test_equality_looks_at_entries_only() -> None:
     """Two sets are equal when their entries are, however these came about; nothing else equals one."""
     narrow, wide = EntryRanges.from_ranges([(1, 2)]), EntryRanges.from_ranges([(1, 2), (2**33, 2**33)])

@@ -3,7 +3,8 @@
 A message that is handled again after its acknowledgement was reported is wrong, unless the acknowledgement came while
 another worker could have the message already: after the end of the lease, or if a connection broke since a worker had
 the message first. Then the other worker may begin with it for some seconds more, as with any queue. Brokers also send a
-few redelivered messages twice, to two consumers in the same instant: so few may be handled by both.
+few messages twice, to two consumers in the same instant, when a third one leaves or redelivers: so few may be handled
+by both, the second one up to a second after the first.
 
 A message is named by its number and its id, as ``7@3:0``: a producer that lost its connection sends what was not
 confirmed once more, so a number may be stored as two messages.
@@ -21,6 +22,7 @@ from pulsar_nack import MessageId
 GRACE_S: Final = 20.0
 """How long a second worker may take to begin with a message that it had before the first acknowledged it."""
 _MOST_TWINS: Final = 0.002
+_TWIN_S: Final = 1.0
 _MARGIN_S: Final = 2.0
 """How long after a connection broke a busy broker may give a message to a second worker."""
 _MOST_GROWTH: Final = 24 * 1024 * 1024
@@ -86,6 +88,8 @@ class Judge:
             return
         if who != "nobody" and late_s <= GRACE_S:
             self.repeated[name] = who
+        elif who == "nobody" and late_s <= _TWIN_S:
+            self.repeated[name] = "a twin"
         elif (text := f"{name} was handled {late_s:.3f} s after its acknowledgement was reported") not in self.wrong:
             self.wrong.append(text)
 
