@@ -27,12 +27,10 @@ from pulsar_nack import (
     NackConfig,
     NackSchedule,
     NegativeAcksTracker,
-    Position,
 )
 from pulsar_nack.backoff import Exponential, Fixed, Multiplier, Steps
 from pulsar_nack.delayed import DelayedDeliveryTrackerFactory, LogDelayedCursor
 from pulsar_nack.delayed.bucket import LogBucketTracker, LogSnapshotStorage, SharedDelayedIndex
-from pulsar_nack.errors import LogLockedError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import (
     FakePort,
@@ -197,19 +195,23 @@ async def test_settings_of_another_class(tmp_path: Path) -> None:
 
 
 async def test_a_tracker_where_a_cursor_lies(tmp_path: Path) -> None:
-    """A tracker in a Cursor's folder uses this cursor, one at a time; acknowledgements and properties stay."""
+    """A tracker in a Cursor's folder says what lies there, and changes nothing; where both lie, both are left alone."""
+    async with await Cursor.open_local(tmp_path, {1: 20}) as cursor:
+        await cursor.acknowledge([(1, 3)])
+    before = sorted(tmp_path.rglob("*"))
     async with await LocalLogStore.open(tmp_path) as store:
+        for opening in (BucketDelayedDeliveryTracker.open_local(tmp_path), LogDelayedCursor.open(store)):
+            with pytest.raises(InvalidArgumentError, match="cursor-0000000001 is the acknowledgement state of"):
+                await opening
+    assert sorted(tmp_path.rglob("*")) == before
+    async with await LocalLogStore.open(tmp_path / "other") as store:
+        await (await LogDelayedCursor.open(store)).aclose()
         async with await Cursor.open(store, {1: 20}) as cursor:
             await cursor.acknowledge([(1, 3)])
-            for opening in (LogBucketTracker.open_store(store), LogDelayedCursor.open(store)):
-                with pytest.raises(LogLockedError, match="cursor-0000000001: this cursor is open already"):
-                    await opening
         async with await LogDelayedCursor.open(store) as tracked:
             await tracked.put_property("a", "b")
-            await tracked.mark_delete(Position(1, 1))
         async with await Cursor.open(store, {1: 20}) as cursor:
-            assert await cursor.individually_deleted() == [((1, 2), (1, 3))]
-            assert (cursor.mark_delete_position, cursor.properties()) == (Position(1, 1), {"a": "b"})
+            assert await cursor.is_acked((1, 3))
 
 
 BAD_DELAYS: list[Any] = [-1, -0.001, timedelta(seconds=-1), float("nan"), float("inf"), True, "5", 6e7, 86_400_000]

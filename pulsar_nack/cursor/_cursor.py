@@ -24,6 +24,7 @@ from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error
 from ._cache import LedgerCache, Range
+from ._generations import log_names
 from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
 from ._operations import CursorOperations
 from ._properties import MAX_TEXT
@@ -31,7 +32,6 @@ from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
 from .format import BatchSet, LedgersNotLoaded
-from .format._names import log_names
 
 _T = TypeVar("_T")
 
@@ -71,7 +71,6 @@ class Cursor(ClosesOnExit, LoopBound):
         *,
         name: str = "cursor",
         start: tuple[int, int] | None = None,
-        salvage: bool = True,
     ) -> Self:
         """Open a cursor, or begin a new one.
 
@@ -79,8 +78,6 @@ class Cursor(ClosesOnExit, LoopBound):
         :param ledgers: ``{ledger: entries}``, which may change while in use, or an object with ``entries``; None: a
             remote topic, whose ledgers are not known
         :param start: the mark-delete position of a new cursor; by default nothing is acknowledged
-        :param salvage: whether to continue with the last usable state of a damaged log; False: refuse it
-        :raises LogCorruptedError: a log is damaged and ``salvage`` is False; nothing was changed
         :raises LogLockedError: the cursor is open already, in a folder; on object storage it is taken over
         :raises LogFencedError: another process opened it a moment later, on object storage
         :raises LogVersionError: a later release wrote it
@@ -90,7 +87,7 @@ class Cursor(ClosesOnExit, LoopBound):
         if not isinstance(store, LogStore):
             raise InvalidArgumentError("store", store, "a LogStore such as LocalLogStore")
         config = config_of(config, CursorConfig)
-        self = cls(await open_state(store, log_names(name), ledgers, config, start, salvage=salvage), config)
+        self = cls(await open_state(store, log_names(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.table.states))
         if self._state.cut_entries:
             async with close_on_error([self]):

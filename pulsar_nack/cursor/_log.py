@@ -43,20 +43,20 @@ from ..errors import (
     LogSealedError,
 )
 from ..ledger import Log
-from ..ledger.format import body_size, group_records
 from ..ledger.ownership import OwnedStore
-from ._generations import MAX_SNAPSHOTS, ObsoleteLog, PositionSnapshots
+from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, PositionSnapshots
 from ._recovery import RecoveredLog
 from .format import MarkerContents, MarkerHead
-from .format._chain import encode_delta_marker, encode_full_marker, estimated_marker_size, properties_size
-from .format._names import LogNames
+from .format._chain import encode_delta_marker, encode_full_marker, estimated_marker_size
 from .format._records import (
     APPEND,
     StoredRecords,
     append_all,
     assign_numbers,
     copy_states,
+    group_by_size,
     read_numbers,
+    stored_size,
 )
 
 EPOCH: Final = 32
@@ -153,7 +153,7 @@ class CursorLog:
                     waiting, size = {}, 0
                 if records:
                     waiting[ledger] = records
-                    size += body_size(records)
+                    size += stored_size(records)
                 elif ledger in self.index:
                     dropped.append(ledger)
         final = contents()  # nothing else has run since the last state was taken
@@ -167,14 +167,14 @@ class CursorLog:
         marker = self._marker(changes, dropped, final, is_full=full)
         numbers = await self._append([*last, *marker])
         self._check_numbers(numbers[: len(last)], predicted)
-        self._link(numbers[-1], body_size(marker), is_full=full)
+        self._link(numbers[-1], stored_size(marker), is_full=full)
         self._update(changes, dropped)
         await self._note_commit(final, is_legacy=False)
 
     async def _append_states(self, states: Mapping[int, Sequence[bytes]]) -> dict[int, StoredRecords]:
         """Append ledgers' states without a marker; return where they lie."""
         numbers: list[int] = []
-        for group in group_records((record for parts in states.values() for record in parts), APPEND):
+        for group in group_by_size(record for parts in states.values() for record in parts):
             numbers += await self._append(group)
         return assign_numbers(states, numbers)
 
@@ -225,7 +225,7 @@ class CursorLog:
         except LogSealedError:
             self._must_roll = True
             raise
-        self.bytes_written += body_size(records)
+        self.bytes_written += stored_size(records)
         return numbers
 
     def _marker(
@@ -286,11 +286,9 @@ class CursorLog:
         log, config = self._log, self._config
         if log.size < self._roll_floor:
             return False
-        if log.size >= config.rollover_bytes:
-            strings = {} if self._committed is None else self._committed.cursor_properties
-            live = self._live_size + estimated_marker_size(len(self.index)) + properties_size(strings)
-            if log.size >= _GROWTH * live:
-                return True
+        live = self._live_size + estimated_marker_size(len(self.index))
+        if log.size >= max(config.rollover_bytes, _GROWTH * live):
+            return True
         limit = max(config.managed_ledger_cursor_max_entries_per_ledger, _GROWTH * (self._live_records + 1))
         return log.length >= limit or self._snapshots.length >= MAX_SNAPSHOTS
 
@@ -343,7 +341,7 @@ class CursorLog:
         copied = await copy_states(self._log, self.index, new)
         marker = encode_full_marker(self.next_head(self._committed), copied.stored, limit=self._config.max_entry_bytes)
         numbers = await append_all(new, marker)
-        self.bytes_written += copied.size + body_size(marker)
+        self.bytes_written += copied.size + stored_size(marker)
         return copied.stored, numbers[-1]
 
     async def _clean(self) -> None:

@@ -15,13 +15,13 @@ from ..index import varint_bytes
 from ..ledger import LogStore
 from ..ledger.ownership import close_on_error, take_ownership
 from ._acks import AckState
+from ._generations import LogNames
 from ._ledgers import Ledgers, as_ledgers
 from ._log import CursorLog
 from ._properties import Properties
 from ._recovery import RecoveredAcks, RecoveredLog, recover
 from ._requests import check_position
 from .format import LedgerAcks, ledger_size
-from .format._names import LogNames
 from .format._protobuf import messages
 
 _AT_A_TIME: Final = 200
@@ -49,18 +49,11 @@ def check_ledgers(given: LedgersInput, start: tuple[int, int] | None) -> tuple[L
 
 
 async def open_state(
-    store: LogStore,
-    names: LogNames,
-    given: LedgersInput,
-    config: CursorConfig,
-    start: tuple[int, int] | None,
-    *,
-    salvage: bool,
+    store: LogStore, names: LogNames, given: LedgersInput, config: CursorConfig, start: tuple[int, int] | None
 ) -> OpenedCursor:
     """Recover a cursor, or begin a new one.
 
     :param start: the mark-delete position of a new cursor; None: nothing is acknowledged
-    :param salvage: whether a damaged log is used as far as possible
     :raises InvalidArgumentError: the ledgers or the start are invalid; nothing was opened
     :raises LedgerError: the cursor cannot be opened
     :raises MissingExtraError: protobuf is not installed
@@ -73,7 +66,7 @@ async def open_state(
     limit = config.max_individual_ack_cache_bytes_per_cursor if is_bounded else None
     part = await take_ownership(store, names.cursor)
     async with close_on_error([part]):
-        found, loaded = await recover(part, names, limit, ledgers, salvage=salvage)
+        found, loaded = await recover(part, names, limit, ledgers)
         contents = found.contents or found.snapshot
         mark_delete = None if contents is None else _within(ledgers, contents.mark_delete)
         state = begin if mark_delete is None else make(mark_delete)

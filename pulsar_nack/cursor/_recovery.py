@@ -25,10 +25,9 @@ from typing import Final, NamedTuple
 from ..errors import CursorFormatError, LogCorruptedError, LogExistsError, LogLockedError, LogNotFoundError
 from ..ids import Position
 from ..ledger import Log, LogStore
-from ._generations import ObsoleteLog, PositionSnapshots, newest_snapshot, open_or_salvage
+from ._generations import LogNames, ObsoleteLog, PositionSnapshots, newest_snapshot, open_or_salvage
 from ._ledgers import Ledgers
 from .format import LedgerAcks, LedgerSummary, MarkerContents, check_version, decode_legacy, decode_state, read_marker
-from .format._names import LogNames
 from .format._protobuf import RecordKind, kind_of
 from .format._records import StoredRecords, read_ledgers
 
@@ -104,15 +103,14 @@ class RecoveredLog:
 
 
 async def recover(
-    store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool
+    store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None
 ) -> tuple[RecoveredLog, RecoveredAcks]:
     """Find the last usable marker and open its log for writing, or create the first log.
 
-    A warning reports damaged logs; they are left where they are. Without ``salvage`` they are refused.
+    A warning reports damaged logs; they are left where they are.
 
     :param cache_bytes: how much to keep in memory; None: everything
     :param ledgers: the topic's ledgers, if known; acknowledgements beyond the end of a ledger are dropped
-    :raises LogCorruptedError: a log is damaged, without ``salvage``
     :raises LogLockedError: another process, or another cursor here, has it open
     :raises LogFencedError: another process took it over meanwhile, on object storage
     :raises LogVersionError: a later release wrote it
@@ -120,7 +118,7 @@ async def recover(
     """
     for _ in range(_TRIES):
         try:
-            return await _Search(store, names, cache_bytes, ledgers, salvage=salvage).run()
+            return await _Search(store, names, cache_bytes, ledgers).run()
         except (LogNotFoundError, LogExistsError):
             continue  # its owner continues in a new log at this moment
         except LogLockedError as error:
@@ -131,11 +129,8 @@ async def recover(
 class _Search:
     """One search through all logs of a cursor."""
 
-    def __init__(
-        self, store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool
-    ) -> None:
+    def __init__(self, store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None) -> None:
         self._store = store
-        self._salvages = salvage
         self._names = names
         self._cache_bytes = cache_bytes
         self._ledgers = ledgers
@@ -182,14 +177,10 @@ class _Search:
             log = self._opened[generation] = await self._open(generation)
             usable, has_lost = await last_usable(log, self._cache_bytes, self._ledgers)
         except LogCorruptedError as error:
-            if not self._salvages:
-                raise
             _log.warning("the log %s of a cursor is damaged and is not used: %s", name, error)
             self._damaged.add(generation)
             return None
         if has_lost:
-            if not self._salvages:
-                raise LogCorruptedError(name, "its last records", 0, "they cannot be used")
             self._lost.add(generation)
         return usable
 
@@ -199,8 +190,6 @@ class _Search:
         :raises LogCorruptedError: the log is damaged, and the store cannot open such logs
         """
         name = self._names.log(generation)
-        if not self._salvages:
-            return await self._store.open_log(name)
         log, problem = await open_or_salvage(self._store, name)
         if problem is not None:
             self._damaged.add(generation)

@@ -19,7 +19,7 @@ DamageKind = Literal["torn", "damaged", "missing", "newer", "unreadable", "incon
 - ``unreadable``: the operating system refused to read it
 - ``inconsistent``: the bytes are whole, but contradict each other
 """
-LogKind = Literal["snapshot", "nacks", "cursor", "topic", "plain"]
+LogKind = Literal["snapshot", "delayed cursor", "nacks", "cursor", "topic", "plain"]
 """The owner of a log: a bucket snapshot, the cursor of a bucket tracker, a consumer's durable state, a cursor of
 acknowledgements, a local topic, or something else."""
 

@@ -34,7 +34,7 @@ ATTEMPTS: Final = "attempts"
 _OWNER: Final = "owner"
 _OLD: Final = "old"
 _BUILDING: Final = ".building"
-_INDEX_LOG: Final = re.compile(r"cursor-\d+(-snapshot)?|snapshot-[0-9a-f]{32}-\d+")
+_INDEX_LOG: Final = re.compile(r"cursor-\d+|snapshot-[0-9a-f]{32}-\d+")
 _SUFFIXES: Final = (LOG, LOCK, LOG + NEW, LOG + GONE)
 _files: Final = OsFiles()
 

@@ -8,7 +8,7 @@ from ..clock import Clock
 from ..config import BucketConfig
 from ..cursor import Cursor
 from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory
-from ..delayed.bucket import LogSnapshotStorage
+from ..delayed.bucket import LogDelayedCursor, LogSnapshotStorage
 from ..errors import InvalidArgumentError
 from ..ledger import LogStore
 
@@ -21,7 +21,7 @@ class Trackers:
         self._store = store
         self._clock = clock
         self._factories: dict[BucketConfig, DelayedDeliveryTrackerFactory] = {}
-        self._topic_cursor: Cursor | None = None
+        self._topic_cursor: LogDelayedCursor | None = None
 
     async def make(
         self, name: str, cursor: Cursor, config: BucketConfig, on_due: Callable[[], object]
@@ -32,7 +32,7 @@ class Trackers:
         """
         factory = await self._factory(config)
         if _is_shared(config) and self._topic_cursor is None:
-            self._topic_cursor = await Cursor.open(self._store, None, name="delayed-index")
+            self._topic_cursor = await LogDelayedCursor.open(self._store, name="delayed-index")
         return await factory.new_tracker(
             topic_name=self._topic,
             cursor_name=name,

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from pulsar_nack import BucketDelayedDeliveryTracker, Cursor, CursorConfig, InvalidArgumentError, LocalTopic
-from pulsar_nack.delayed.format import SNAPSHOT_LOG_NAME
 from pulsar_nack.errors import LedgerError, LogStorageError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
+from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import ManualClock
@@ -57,7 +57,7 @@ async def test_buckets(tmp_path: Path) -> None:
     assert [(each.messages, each.ledgers) for each in first.segments] == [(500, 1)] * 4
     assert first.segments[1].first_at == 60_000 + 10 * 500
     assert {bucket.key for bucket in delayed.buckets} < set(delayed.properties)
-    assert {log.kind for log in only(report).logs} == {"cursor", "snapshot"}
+    assert {log.kind for log in only(report).logs} == {"delayed cursor", "snapshot"}
 
 
 async def test_nacks(tmp_path: Path) -> None:
@@ -409,10 +409,10 @@ async def test_missing_snapshot(tmp_path: Path) -> None:
     shutil.rmtree(gone)
     report = inspect_folder(tmp_path)
     (damage,) = report.damage
-    match = SNAPSHOT_LOG_NAME.fullmatch(gone.stem)
+    match = _SNAPSHOT.fullmatch(gone.stem)
     assert match is not None
-    assert (damage.log, damage.kind) == ("cursor-0000000001", "missing")
-    assert match[2] in damage.reason
+    assert (damage.log, damage.kind) == ("cursor-1", "missing")
+    assert match[1] in damage.reason
     (delayed,) = only(report).delayed
     assert [bucket.log for bucket in delayed.buckets].count(None) == 1
 
@@ -420,8 +420,7 @@ async def test_missing_snapshot(tmp_path: Path) -> None:
 async def test_snapshots_that_nothing_names(tmp_path: Path) -> None:
     """Without the cursor's log, or its words, snapshots are shown as named by nothing; that is no damage."""
     await write_buckets(tmp_path)
-    for path in tmp_path.glob("cursor-*.log"):
-        shutil.rmtree(path)
+    shutil.rmtree(tmp_path / "cursor-1.log")
     report = inspect_folder(tmp_path)
     (delayed,) = only(report).delayed
     assert (delayed.cursor, delayed.mark_delete) == (None, None)
@@ -438,6 +437,18 @@ async def test_snapshot_that_was_cut(tmp_path: Path) -> None:
     report = inspect_folder(tmp_path)
     assert kinds(report) == ["inconsistent"]
     assert None in [bucket.messages for bucket in only(report).delayed[0].buckets]
+
+
+async def test_cursor_that_leads_nowhere(tmp_path: Path) -> None:
+    """A cursor's log that goes on in another one, which is missing, and one with a record that is no change."""
+    for record, kind in ((b'{"next": 5}', "missing"), (b'{"next": true}', "missing"), (b"[]", "inconsistent")):
+        async with await LocalLogStore.open(tmp_path) as store:
+            log = await store.create("cursor-1")
+            await log.append_many([b'{"format": 1}', b'{"mark": [3, 4]}', record])
+            report = inspect_folder(tmp_path)
+            assert kinds(report) == [kind]
+            assert only(report).delayed[0].mark_delete == (3, 4)
+            await log.delete()
 
 
 async def test_nacks_with_a_missing_log(tmp_path: Path) -> None:

@@ -81,4 +81,4 @@ async def test_delayed_messages(tmp_path: Path, is_shared: bool) -> None:
     assert report.cursor == ("delayed-index" if is_shared else "subscription.billing")
     assert report.buckets
     assert all(bucket.key and bucket.messages for bucket in report.buckets)
-    assert {log.kind for log in store.logs} == {"topic", "cursor", "snapshot"}
+    assert {log.kind for log in store.logs} == {"topic", "cursor", "snapshot", *["delayed cursor"] * is_shared}

@@ -48,7 +48,7 @@ async def make_tracker(folder: Path) -> str:
     """Make the folder of a bucket tracker; return the expected error."""
     tracker = await BucketDelayedDeliveryTracker.open_local(folder)
     await tracker.aclose()
-    return r"there are logs of a cursor, got \['cursor-0000000001'\]"
+    return "there are other logs, got"
 
 
 async def make_log(folder: Path) -> str:

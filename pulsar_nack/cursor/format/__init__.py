@@ -10,7 +10,6 @@ from ._chain import (
     MarkerHead,
     check_version,
     decode_snapshot,
-    encode_full_marker,
     is_legacy,
     is_marker,
     marker_size,
@@ -20,10 +19,8 @@ from ._chain import (
 from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
 from ._ledger_record import decode_state, ledger_size
 from ._legacy import MAX_RANGES, LegacyRecord, decode_legacy
-from ._names import CURSOR_LOG_NAME, cursors_in, subscription_cursor, subscription_of
 
 __all__ = [
-    "CURSOR_LOG_NAME",
     "MAX_RANGES",
     "BatchSet",
     "LedgerAcks",
@@ -33,17 +30,13 @@ __all__ = [
     "MarkerContents",
     "MarkerHead",
     "check_version",
-    "cursors_in",
     "decode_legacy",
     "decode_snapshot",
     "decode_state",
-    "encode_full_marker",
     "is_legacy",
     "is_marker",
     "ledger_size",
     "marker_size",
     "needs_marker",
     "read_marker",
-    "subscription_cursor",
-    "subscription_of",
 ]

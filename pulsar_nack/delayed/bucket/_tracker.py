@@ -122,8 +122,8 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
         The cursor is ``tracker.cursor``: report acknowledgements with ``await tracker.cursor.mark_delete(position)``.
         The tracker closes what it opened. Only one tracker at a time can have the folder open.
 
-        :raises InvalidArgumentError: an argument was refused; nothing was created
-        :raises LogLockedError: another tracker, or a Cursor, of this process or another, has the folder open
+        :raises InvalidArgumentError: an argument was refused, or a Cursor uses the folder; nothing was created
+        :raises LogLockedError: another tracker, of this process or another, has the folder open
         :raises LogStorageError: the folder cannot be made, read or written
         :raises LogCorruptedError: the cursor's log is damaged; messages of damaged snapshots are left to the dispatcher
         :raises LogVersionError: a later release wrote the cursor's log
@@ -367,7 +367,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
     async def _open_with(
         cls, logs: TrackerLogs, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
     ) -> Self:
-        async with close_on_error([logs.place, logs.cursor]):
+        async with close_on_error([logs.place]):
             self = await cls.open(logs.storage, logs.cursor, config, clock=clock, on_due=on_due)
         self._logs = logs
         return self

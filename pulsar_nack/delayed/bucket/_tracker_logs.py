@@ -9,7 +9,7 @@ from typing import Final, Self
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
 from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
-from ._log_cursor import CURSOR, LogDelayedCursor
+from ._log_cursor import CURSOR, LogDelayedCursor, check_name_is_free
 from ._log_storage import MAX_APPEND, LogSnapshotStorage
 
 _MAX_LOCAL_APPEND: Final = 1 << 18
@@ -39,26 +39,26 @@ class TrackerLogs:
     @classmethod
     async def open_store(cls, store: LogStore, config: BucketConfig) -> Self:
         """Open the logs in a store, which its owner closes afterwards."""
+        await check_name_is_free(store, CURSOR)
         part = await take_ownership(store, CURSOR)
-        return await cls._open(part, part, config)
+        async with close_on_error([part]):
+            return await cls._open(part, part, config)
 
     @classmethod
     async def open_local(cls, path: str | PathLike[str], config: BucketConfig) -> Self:
         """Open the logs in a folder, which is created if it is missing."""
         store = await LocalLogStore.open(path)
         async with close_on_error([store]):
+            await check_name_is_free(store, CURSOR)
             return await cls._open(await take_ownership(store, CURSOR), store, config)
 
     @classmethod
     async def _open(cls, part: OwnedStore, place: OwnedStore | LocalLogStore, config: BucketConfig) -> Self:
         timeout = config.close_timeout
-        opened: list[LogDelayedCursor | OwnedStore] = [part]
-        async with close_on_error(opened):
-            cursor = await LogDelayedCursor.open(part, close_timeout=timeout)
-            opened.append(cursor)
-            max_append = _MAX_LOCAL_APPEND if isinstance(part, LocalLogStore) else MAX_APPEND
-            storage = LogSnapshotStorage(part, max_append=max_append, close_timeout=timeout)
-            await storage.start()
+        cursor = await LogDelayedCursor.open(part, close_timeout=timeout)
+        max_append = _MAX_LOCAL_APPEND if isinstance(part, LocalLogStore) else MAX_APPEND
+        storage = LogSnapshotStorage(part, max_append=max_append, close_timeout=timeout)
+        await storage.start()
         return cls(cursor, storage, place, timeout.total_seconds())
 
     async def aclose(self) -> None:

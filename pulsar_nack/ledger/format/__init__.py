@@ -28,7 +28,6 @@ from ._record import (
     encode_segment_header,
     find_seed,
     frame_size,
-    group_records,
     has_later_frame,
     seed_of,
 )
@@ -68,7 +67,6 @@ __all__ = [
     "encode_segment_header",
     "find_seed",
     "frame_size",
-    "group_records",
     "has_later_frame",
     "is_log_file",
     "log_of",

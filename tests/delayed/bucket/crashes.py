@@ -163,7 +163,6 @@ class Run:
             assert not named_snapshots(self.cursor.properties())
         async with await self.home.open() as store:
             names = set(await store.names())
-        assert len({name.removesuffix("-snapshot") for name in names}) == 1
         self.home.check_clean(names)
 
     async def _drain(self) -> None:
@@ -178,11 +177,15 @@ class Run:
 
     async def check_storage(self) -> None:
         """Check that what is stored, named, and known is the same, and that nothing else lies about."""
+        await self.cursor._tasks.wait_until_idle()
         ids = {named.snapshot_id for named in named_snapshots(self.cursor.properties())}
         assert {bucket.snapshot_id for bucket in self.tracker._index.buckets} == ids
         async with await self.home.open() as store:
             names = await store.names()
         assert {int(name.rpartition("-")[2]) for name in names if name.startswith("snapshot-")} == ids
+        cursors = [name for name in names if name.startswith("cursor-")]
+        assert len(cursors) == 1
+        assert len(names) == len(ids) + 1
 
     async def idle(self) -> None:
         """Wait for storage."""

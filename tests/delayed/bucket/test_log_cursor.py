@@ -1,12 +1,10 @@
-"""The tracker's cursor on logs: what is durable, when it continues in a new log, failures, and other openers.
-
-How it lies in its log, and what a crash leaves, are in ``tests/cursor``: it is a Cursor.
-"""
+"""The cursor on logs: what is durable, going on in a new log, failures, other openers, and what is no cursor."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 
 from pulsar_nack import ClosedError, InvalidArgumentError, Position
 from pulsar_nack.delayed import DelayedCursor, LogDelayedCursor
-from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogStorageError
+from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 
@@ -35,18 +33,6 @@ async def store(files: FaultyFiles) -> AsyncIterator[LocalLogStore]:
     """Open a store of logs over them."""
     async with await LocalLogStore.open(FOLDER, threads=1, files=files) as store:
         yield store
-
-
-async def log_of(store: LocalLogStore) -> str:
-    """Return the name of the only log, beside its snapshots."""
-    (name,) = {name.removesuffix("-snapshot") for name in await store.names()}
-    return name
-
-
-async def found_in(store: LocalLogStore) -> dict[str, str]:
-    """Open the cursor, close it, and return its properties."""
-    async with await LogDelayedCursor.open(store) as cursor:
-        return dict(cursor.properties())
 
 
 async def reopened(cursor: LogDelayedCursor, store: LocalLogStore) -> LogDelayedCursor:
@@ -68,16 +54,15 @@ async def test_keeps_what_it_was_told(store: LocalLogStore) -> None:
     cursor = await LogDelayedCursor.open(store)
     await cursor.mark_delete(Position(3, 7))
     await cursor.put_property("a", "1")
-    await cursor.put_property("b", "Ωmega")
+    await cursor.put_property("b", "\ud800 Ωmega")
     await cursor.put_property("a", "2")
     await cursor.put_property("", "")
     await cursor.remove_property("")
     await cursor.remove_property("never")
     for _ in range(2):
         assert cursor.mark_delete_position == Position(3, 7)
-        assert cursor.properties() == {"a": "2", "b": "Ωmega"}
+        assert cursor.properties() == {"a": "2", "b": "\ud800 Ωmega"}
         cursor = await reopened(cursor, store)
-    await cursor.aclose()
 
 
 async def test_mark_delete_does_not_go_back(store: LocalLogStore, files: FaultyFiles) -> None:
@@ -89,24 +74,17 @@ async def test_mark_delete_does_not_go_back(store: LocalLogStore, files: FaultyF
         await cursor.mark_delete(earlier)
     assert files.history.count("write") == written
     await asyncio.gather(cursor.mark_delete(Position(9, 9)), cursor.mark_delete(Position(7, 7)))
-    assert cursor.mark_delete_position == Position(9, 9)
-    async with await reopened(cursor, store) as cursor:
-        assert cursor.mark_delete_position == Position(9, 9)
-        await cursor.mark_delete(Position(12, -1))
-    async with await LogDelayedCursor.open(store) as cursor:
-        assert cursor.mark_delete_position == Position(12, -1)
+    assert cursor.mark_delete_position == (await reopened(cursor, store)).mark_delete_position == Position(9, 9)
 
 
 async def test_many_at_a_time_share_a_write(store: LocalLogStore, files: FaultyFiles) -> None:
     """Changes that come while one is written go into one write together, in order."""
     cursor = await LogDelayedCursor.open(store)
-    await cursor.put_property("k", "")
     before = files.history.count("sync")
     await asyncio.gather(*(cursor.put_property("k", str(i)) for i in range(200)))
     assert files.history.count("sync") <= before + 2
     assert cursor.properties() == {"k": "199"}
-    await cursor.aclose()
-    assert await found_in(store) == {"k": "199"}
+    assert (await reopened(cursor, store)).properties() == {"k": "199"}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +98,6 @@ async def test_many_at_a_time_share_a_write(store: LocalLogStore, files: FaultyF
         ("key", lambda cursor: cursor.put_property(1, "")),
         ("value", lambda cursor: cursor.put_property("a", 1)),
         ("value", lambda cursor: cursor.put_property("a", "x" * 600_000)),
-        ("value", lambda cursor: cursor.put_property("a", "\ud800")),
         ("key", lambda cursor: cursor.remove_property(None)),
     ],
 )
@@ -144,7 +121,7 @@ async def test_closed(store: LocalLogStore) -> None:
         await cursor.put_property("a", "2")
     with pytest.raises(ClosedError):
         await cursor.mark_delete(Position(1, 1))
-    assert await found_in(store) == {"a": "1"}
+    assert (await LogDelayedCursor.open(store)).properties() == {"a": "1"}
 
 
 async def test_cancelled_changes(store: LocalLogStore) -> None:
@@ -159,8 +136,7 @@ async def test_cancelled_changes(store: LocalLogStore) -> None:
     found = dict(cursor.properties())
     done = {str(i) for i, task in enumerate(tasks) if not task.cancelled()}
     assert done <= found.keys()
-    await cursor.aclose()
-    assert await found_in(store) == found
+    assert (await reopened(cursor, store)).properties() == found
 
 
 async def test_writes_its_log_anew(store: LocalLogStore) -> None:
@@ -170,24 +146,23 @@ async def test_writes_its_log_anew(store: LocalLogStore) -> None:
         await cursor.put_property(f"k{i % 7}", str(i))
         await cursor.mark_delete(Position(i, 0))
     await cursor.aclose()
-    name = await log_of(store)
+    (name,) = await store.names()
     assert int(name.removeprefix("cursor-")) > 5
     log = await store.open_log(name, read_only=True)
     assert log.size < 3_000
     cursor = await LogDelayedCursor.open(store)
     assert cursor.mark_delete_position == Position(299, 0)
     assert cursor.properties() == {f"k{i % 7}": str(i) for i in range(293, 300)}
-    await cursor.aclose()
 
 
 async def test_a_large_state_is_not_written_anew_all_the_time(store: LocalLogStore) -> None:
-    """A log that is large because the state is large stays until it is four times what it has to be: some changes."""
+    """A log that is large because the state is large stays until it is four times what it has to be."""
     cursor = await LogDelayedCursor.open(store, compact_at=0)
     for i in range(100):
         await cursor.put_property(str(i), "x" * 100)
     await cursor.aclose()
-    name = await log_of(store)
-    assert int(name.removeprefix("cursor-")) < 100 / 3
+    (name,) = await store.names()
+    assert int(name.removeprefix("cursor-")) < 4
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "make_folder", "sync_folder"])
@@ -210,9 +185,9 @@ async def test_writing_anew_that_fails(store: LocalLogStore, files: FaultyFiles,
     await cursor.put_property("last", "")
     found = {**kept, "last": ""}
     assert cursor.properties() == found
-    await cursor.aclose()
-    assert await found_in(store) == found
-    await log_of(store)
+    cursor = await reopened(cursor, store)
+    assert cursor.properties() == found
+    assert len(await store.names()) == 1
 
 
 async def test_disk_full(store: LocalLogStore, files: FaultyFiles) -> None:
@@ -232,8 +207,7 @@ async def test_disk_full(store: LocalLogStore, files: FaultyFiles) -> None:
     assert (cursor.mark_delete_position, cursor.properties()) == (Position(0, -1), {"a": "1"})
     files.heal()
     await cursor.put_property("b", "2")
-    await cursor.aclose()
-    assert await found_in(store) == {"a": "1", "b": "2"}
+    assert (await reopened(cursor, store)).properties() == {"a": "1", "b": "2"}
 
 
 async def test_one_owner(store: LocalLogStore) -> None:
@@ -249,14 +223,66 @@ async def test_one_owner(store: LocalLogStore) -> None:
         assert cursor.properties() == {"k": "39"}
 
 
-async def test_what_is_no_cursor(store: LocalLogStore) -> None:
-    """A log that something else wrote is refused with an error, left as it is, and closed."""
-    async with await store.create("cursor-0000000001") as log:
-        await log.append(b"something else")
+async def write(store: LocalLogStore, name: str, *records: object) -> None:
+    """Make a log by hand."""
+    async with await store.create(name) as log:
+        await log.append_many([each if isinstance(each, bytes) else json.dumps(each).encode() for each in records])
+
+
+HEAD = {"format": 1}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (b"something else",),
+        ({"name": "a"},),
+        ([1],),
+        ({"format": 0},),
+        (HEAD, {"put": ["a"]}),
+        (HEAD, {"mark": [1]}),
+        (HEAD, {"mark": [-1, 3]}),
+        (HEAD, {"unknown": 1}),
+        (HEAD, b"\xff"),
+        (HEAD, {"next": 9}),
+        (HEAD, {"next": 1}),
+        (HEAD, {"next": 2}, {"mark": [1, 1]}),
+    ],
+)
+async def test_what_is_no_cursor(store: LocalLogStore, records: tuple[object, ...]) -> None:
+    """A log that something else wrote, or that lacks its end, is refused with an error, left as it is, and closed."""
+    await write(store, "cursor-1", *records)
     for _ in range(2):
-        with pytest.raises(LogCorruptedError, match="cursor-0000000001"):
+        with pytest.raises(LogCorruptedError, match="cursor-1"):
             await LogDelayedCursor.open(store)
-    assert await store.names() == ["cursor-0000000001"]
+    assert await store.names() == ["cursor-1"]
+
+
+async def test_a_later_release(store: LocalLogStore) -> None:
+    """A cursor that a later release wrote is refused with its version, and left as it is."""
+    await write(store, "cursor-1", {"format": 2}, {"put": ["a", "1"]})
+    with pytest.raises(LogVersionError, match="version 2"):
+        await LogDelayedCursor.open(store)
+    assert await store.names() == ["cursor-1"]
+
+
+async def test_follows_a_log_that_ended(store: LocalLogStore) -> None:
+    """After a crash between the record that names the new log and the removal of the old one, the new one counts."""
+    await write(store, "cursor-3", HEAD, {"put": ["a", "old"]}, {"next": 4})
+    await write(store, "cursor-4", HEAD, {"mark": [2, 2]}, {"put": ["a", "new"]})
+    async with await LogDelayedCursor.open(store) as cursor:
+        assert cursor.properties() == {"a": "new"}
+        assert cursor.mark_delete_position == Position(2, 2)
+        assert await store.names() == ["cursor-4"]
+
+
+async def test_a_log_that_nothing_leads_to_is_rubbish(store: LocalLogStore) -> None:
+    """After a crash before that record the old log counts, and the new one goes."""
+    await write(store, "cursor-3", HEAD, {"put": ["a", "old"]})
+    await write(store, "cursor-4", HEAD, {"put": ["a", "new"]})
+    async with await LogDelayedCursor.open(store) as cursor:
+        assert cursor.properties() == {"a": "old"}
+        assert await store.names() == ["cursor-3"]
 
 
 async def test_forgets_under_protection(store: LocalLogStore, files: FaultyFiles) -> None:
@@ -270,4 +296,3 @@ async def test_forgets_under_protection(store: LocalLogStore, files: FaultyFiles
     files.fail(errno.EIO, "write")
     with pytest.raises(LogStorageError):
         await cursor.forget(7)
-    await cursor.aclose()
