@@ -223,7 +223,6 @@ class Acknowledging(RuleBasedStateMachine):
     def reopen(self, unknown: set[int], noted: set[int]) -> None:
         """Write, and open again with some ledgers that are not loaded, of some of which nothing is known."""
         self.write()
-        cumulative = self.model.cumulative
         again = AckState(self.ledgers, self.state.mark_delete_position, ledger_size=len_of)
         for ledger, acks in sorted(self.stored.items()):
             acks = acks.copy()
@@ -234,8 +233,7 @@ class Acknowledging(RuleBasedStateMachine):
             else:
                 again.recover(ledger, acks)
         self.state = again
-        if cumulative is not None and cumulative < self.model.reached:
-            self.model.cumulative = None  # it is not written
+        self.model.cumulative = None  # it is not written
 
     @invariant()
     def knows_what_is_acknowledged(self) -> None:
