@@ -19,6 +19,7 @@ from pyroaring import BitMap
 
 from pulsar_nack import MessageId, NackSchedule
 from pulsar_nack.index._chunks import seal, unseal
+from pulsar_nack.index._id_ranges import IdRanges
 from pulsar_nack.index._sealer import Sealer
 
 FAR = 1 << 50
@@ -403,10 +404,11 @@ class _FoldWatch:
         self.entries = 0
         self.sealed: Counter[str] = Counter()
         self.chunks: list[bytes] = []
-        self._originals = {name: getattr(Sealer, name) for name in ("fold", "_try_range", "_add_chunk")}
+        wrapped = ((Sealer, "fold"), (IdRanges, "try_add"), (Sealer, "_add_chunk"))
+        self._originals = {(kind, name): getattr(kind, name) for kind, name in wrapped}
 
     def __enter__(self) -> None:
-        fold, try_range, add_chunk = self._originals.values()
+        fold, try_add, add_chunk = self._originals.values()
         watch = self
 
         def timed_fold(sealer: Sealer, start: int) -> None:
@@ -415,8 +417,8 @@ class _FoldWatch:
             fold(sealer, start)
             watch.took += thread_ns() - began
 
-        def counted_range(sealer: Sealer, start: int, low: int, high: int, count: int) -> bool:
-            is_range: bool = try_range(sealer, start, low, high, count)
+        def counted_range(ranges: IdRanges, start: int, low: int, high: int, count: int, pending: Any) -> bool:
+            is_range: bool = try_add(ranges, start, low, high, count, pending)
             watch.sealed["id range"] += count if is_range else 0
             return is_range
 
@@ -424,9 +426,9 @@ class _FoldWatch:
             add_chunk(sealer, start, chunk)
             watch.chunks.append(chunk)
 
-        for name, wrapper in zip(self._originals, (timed_fold, counted_range, kept_chunk), strict=True):
-            setattr(Sealer, name, wrapper)
+        for (kind, name), wrapper in zip(self._originals, (timed_fold, counted_range, kept_chunk), strict=True):
+            setattr(kind, name, wrapper)
 
     def __exit__(self, *_: object) -> None:
-        for name, original in self._originals.items():
-            setattr(Sealer, name, original)
+        for (kind, name), original in self._originals.items():
+            setattr(kind, name, original)

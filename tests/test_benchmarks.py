@@ -50,7 +50,7 @@ def test_time_buckets() -> None:
         ("trace", {"## ": 2, "| while the thread writes": 1}),  # nothing was dropped
         ("ledger", {"## ": 3, "| 256 ": 2}),
         ("durable_nacks", {"## ": 4, "| nack ": 3, " 5,001 ": 2}),  # all nacks are held again
-        ("buckets", {"## ": 5, "| 600,000 in order": 5, "550,000": 1}),  # what was stored is held again
+        ("buckets", {"## ": 5, "| 600,000 in order": 5, "550,000": 2}),  # what was stored is held again
         ("wire_codec", {"## ": 3}),
         ("calls", {"| nack until it is back |": 1}),
     ],
