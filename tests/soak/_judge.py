@@ -66,9 +66,11 @@ class Judge:
             self._tried.add(number_of(numbers[0]))
         elif word == "acked":
             name, began, at = numbers[0], float(numbers[1]), float(numbers[2])
-            began = min(began, self._first_begun.get(name, began))
+            others = {self._first_begun.get(name, began), self._begun.get(name, began)} - {began}
+            began = min({began, *others})
             is_cut = any(began - _MARGIN_S < each < at for each in self._disturbed_at[-50:])
-            who = "anybody" if is_cut or numbers[3] != "1" else "nobody" if began == float(numbers[1]) else "a twin"
+            is_twin = any(each < at for each in others)
+            who = "anybody" if is_cut or numbers[3] != "1" else "a twin" if is_twin else "nobody"
             self.settled.add(number_of(name))
             self.acked.setdefault(name, (at, who))
             self._compare(name)

@@ -47,6 +47,13 @@ def test_begun_elsewhere_after_the_connection_broke(disturbed_at: float) -> None
     assert len(judge.wrong) == (disturbed_at in {7.5, 11.0})
 
 
+def test_a_twin_that_waits() -> None:
+    """U23: the second of two workers that got a message at once may defer it, and handle it seconds later."""
+    judge = judged("begin 7 1 10.0", "begin 7 1 10.01", "deferred 7", "try 7", "acked 7 10.0 10.1 1", "begin 7 1 15.0")
+    judge.end([7], [])
+    assert (judge.wrong, judge.repeated) == ([], {"7": "a twin"})
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_few_messages_come_twice_at_once(count: int) -> None:
     """U23: the second of two workers may begin just after a quick first one acknowledged; many of them are wrong."""
