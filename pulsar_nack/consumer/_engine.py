@@ -198,7 +198,7 @@ class ConsumerEngine:
             await durable.aclose(self._remaining_s())
 
         stack.push_async_callback(close)
-        await durable.restore(self.table, self.queue, self.clock.now_ms())
+        await durable.restore(self.table, self.queue.hold, self.clock.now_ms())
 
     async def _finish_durable(self) -> None:
         """Write everything; if the port keeps the acknowledgements, also note that they can be forgotten."""

@@ -18,9 +18,9 @@ from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
 from ...ledger.ownership import OwnedStore, close_on_error, take_ownership
+from .._message_state import MessageState
 from .._message_table import MessageTable
 from .._port import Delivery
-from .._redelivery_queue import RedeliveryQueue
 from ._generations import IN_USE, STATE, acquire_ownership, recover
 from ._journal import COMPACT_BYTES, Journal, MonotonicWallClock, Outcome
 from ._pending import PendingMessage
@@ -65,7 +65,7 @@ class DurableNacks:
     """
 
     _states: MessageTable
-    _holds: RedeliveryQueue
+    _hold: Callable[[MessageState, int, Delivery], object]
     _store: OwnedStore | LocalLogStore  # closed at last
     _owner_log: Log  # open as long as the state is owned
 
@@ -240,17 +240,20 @@ class DurableNacks:
             states.requests.remember(delivery.id, pending.redeliveries)
             return False
         record = states.restore(delivery.id, pending.redeliveries, delivery.redelivery_count)
-        self._holds.hold(record, remaining_ms, delivery)
+        self._hold(record, remaining_ms, delivery)
         self.restored += 1
         return True
 
-    async def restore(self, states: MessageTable, holds: RedeliveryQueue, now_ms: int) -> None:
+    async def restore(
+        self, states: MessageTable, hold: Callable[[MessageState, int, Delivery], object], now_ms: int
+    ) -> None:
         """Give the consumer the acknowledgements from before its opening; other tasks run in between.
 
-        :param states: the consumer's messages, used from now on, as is ``holds``
+        :param states: the consumer's messages, used from now on
+        :param hold: holds a message for so many ms
         :param now_ms: the time of the consumer's clock
         """
-        self._states, self._holds = states, holds
+        self._states, self._hold = states, hold
         self._state.drop_old(self._state.last_at_ms)
         for step, batch in enumerate(self._state.acked.batches()):
             if step % _STEP == _STEP - 1:
