@@ -4,8 +4,8 @@ A cumulative acknowledgement is one mark for each partition. Other acknowledgeme
 once all its messages are acknowledged, until then :class:`BatchEntries` has its bits.
 
 An entry has its stamp while it may hide a delivery, about ``ack_memory``. After that only two things count: that it is
-acknowledged, so that its delivery is a replay, and whether the broker closed a session since. So it moves to the bitmap
-of its ledger, where it costs a bit or less: a consumer that runs for days takes as much memory as after a minute.
+acknowledged, so that its delivery is a replay, and whether the broker closed a session since. So it moves to the
+compressed bitmap of its ledger: the memory of a consumer does not grow with its age.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from ..ids import MessageId
 from ..index import EntryRanges
-from ._batches import BatchEntries, EntryKey, entry_key, is_member, is_through
+from ._batches import BatchEntries, EntryKey, LedgerKey, entry_key, is_member, is_through
 from ._message_state import Verdict
 from ._sessions import Place, Sessions, Stamp, place_of
 
@@ -28,9 +28,6 @@ MAX_LEDGERS: Final = 10_000
 COMPACT_STEP: Final = 1_000
 """After so many acknowledgements :meth:`AckMemory.compact` is to be called."""
 _LONG_AGO_MS: Final = -(1 << 62)
-
-LedgerKey = tuple[int, int]
-"""Ledger and partition."""
 
 
 class AckMemory:
@@ -101,17 +98,17 @@ class AckMemory:
         Looks at twice as many as came since the last call, so that this costs O(1) for each.
         """
         sessions, entries = self.sessions, self.entries
-        hides = sessions.find_hiding(now_ms)
+        losses = sessions.losses()
         moved: list[tuple[EntryKey, bool]] = []
         lost: list[EntryKey] = []
         # one iterator: to look for the first key again and again is slow in a dict that has lost many in front
-        for key, stamp in islice(entries.items(), 2 * max(len(entries) - self.compact_at + COMPACT_STEP, COMPACT_STEP)):
-            if not hides(stamp):
-                moved.append((key, stamp[0] >= sessions.closed_turn))
-            elif sessions.is_young(stamp, now_ms):
+        for key, stamp in islice(entries.items(), 2 * (COMPACT_STEP + max(len(entries) - self.compact_at, 0))):
+            if sessions.is_young(stamp, now_ms):
                 break
-            else:
+            if sessions.was_young_when_lost(stamp, losses):
                 lost.append(key)
+            else:
+                moved.append((key, stamp[0] >= sessions.closed_turn))
         for key, _ in moved:
             del entries[key]
         for key in lost:  # they hide until their session is lost again: looked at later

@@ -16,6 +16,8 @@ from ._sessions import Place, Stamp, place_of
 
 EntryKey = tuple[int, int, int]
 """Ledger, entry, partition."""
+LedgerKey = tuple[int, int]
+"""Ledger and partition."""
 
 _MAX_ENTRIES: Final = 50_000
 

@@ -15,7 +15,7 @@ For a port that does not report its sessions, one session lasts for ever.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Final
 
 from ..ids import MessageId
@@ -92,14 +92,11 @@ class Sessions:
         """Return whether an acknowledgement is younger than ``ack_memory``."""
         return now_ms - stamp[1] < self._ack_memory_ms
 
-    def find_hiding(self, now_ms: int) -> Callable[[Stamp], bool]:
-        """Return a function that returns whether an acknowledgement may hide a delivery now or later, of any topic."""
-        losses = sorted((lost, lost_at_ms) for _, lost, lost_at_ms in self._ended.values() if lost)
+    def losses(self) -> list[Stamp]:
+        """Return when a connection was lost last, for each topic and partition, in order."""
+        return sorted((lost, lost_at_ms) for _, lost, lost_at_ms in self._ended.values() if lost)
 
-        def hides(stamp: Stamp) -> bool:
-            if self.is_young(stamp, now_ms):
-                return True
-            first = bisect_left(losses, (stamp[0] + 1, 0))  # the first loss after the acknowledgement
-            return first < len(losses) and self.is_young(stamp, losses[first][1])
-
-        return hides
+    def was_young_when_lost(self, stamp: Stamp, losses: Sequence[Stamp]) -> bool:
+        """Return whether an acknowledgement was young at the first of some losses after it, and so still hides."""
+        first = bisect_left(losses, (stamp[0] + 1, 0))
+        return first < len(losses) and self.is_young(stamp, losses[first][1])

@@ -10,12 +10,10 @@ from typing import Final
 
 from ...ids import MessageId
 from ...index import EntryRanges
+from .._batches import LedgerKey
 from ._records import MAX_RANGES, RangeAcks, batch_bytes, ranges_bytes
 
 _SHORT_RANGE: Final = 8
-
-LedgerKey = tuple[int, int]
-"""Ledger and partition."""
 
 
 @dataclass(slots=True)
