@@ -46,10 +46,11 @@ test-broker: $(VENV)/.with-test ## run the tests on a real Apache Pulsar, starte
 soak: $(VENV)/.with-test ## kill and drain workers for SOAK_SECONDS (1800), and check that nothing is lost
 	$(BIN)/python -W error -m tests.soak $(ARGS)
 
-lint: $(VENV)/.with-test ## check format, style and types
+lint: $(VENV)/.with-test ## check format, style, types and words
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -n 0 -m "slow or not slow" tests/test_words.py
 
 docs: $(VENV)/.with-docs ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx $(SPHINX_OPTIONS) -b html docs docs/_build/html $(ARGS)

@@ -250,7 +250,7 @@ class DurableNacks:
         """Give the consumer the acknowledgements from before its opening; other tasks run in between.
 
         :param states: the consumer's messages, used from now on
-        :param hold: holds a message for so many ms
+        :param hold: holds a message for this many ms
         :param now_ms: the time of the consumer's clock
         """
         self._states, self._hold = states, hold
