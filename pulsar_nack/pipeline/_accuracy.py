@@ -13,7 +13,7 @@ from pyspark.sql.window import Window
 from ..errors import InvalidArgumentError
 from ._accuracy_counts import counts, histogram, slices
 from ._checks import milliseconds, require_columns
-from ._messages import GROUP, lateness, nacks_and_ends, source_hash, with_sound_times
+from ._messages import GROUP, lateness, nacks_and_ends, parsed_once, source_hash, with_sound_times
 from ._starvation import slice_ms, starvation_windows
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 
@@ -81,10 +81,7 @@ def accuracy(
     starved_ms = milliseconds("starvation", starvation, least=1)
     bounds_ms = _bounds(delay_classes)
     _check_percentiles(percentiles)
-    is_parsed = df.is_cached or bool(df.inputFiles())
-    df = with_sound_times(df)
-    if not is_parsed:
-        df = df.select(*_NEEDED).persist()
+    df = with_sound_times(parsed_once(df, _NEEDED))
     sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).coalesce(1)
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))

@@ -14,7 +14,6 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.window import Window, WindowSpec
 
 from .schemas import IDENTITY, MAX_TIME_MS
 
@@ -70,6 +69,12 @@ def code() -> Column:
     return found.when(event == "hold", int(Code.HOLD)).alias(CODE)
 
 
+def parsed_once(traces: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Return these columns. The session keeps them unless Spark reads files itself, so lines are parsed once."""
+    chosen = traces.select(*columns)
+    return chosen if traces.is_cached or traces.inputFiles() else chosen.persist()
+
+
 def with_sound_times(traces: DataFrame) -> DataFrame:
     """Drop events with impossible times, from traces that no reader has checked: sums would overflow."""
     return traces.where(sf.col("time_ms").between(0, MAX_TIME_MS))
@@ -78,11 +83,6 @@ def with_sound_times(traces: DataFrame) -> DataFrame:
 def message_hash() -> Column:
     """Return the hash of a message's identity, a long."""
     return sf.xxhash64(*IDENTITY)
-
-
-def by_message() -> WindowSpec:
-    """Return the window of a message's events; needs the columns :data:`MESSAGE` and :data:`CODE`."""
-    return Window.partitionBy(MESSAGE, "ledger", "entry").orderBy("time_ms", "mono_ns", "attempt", CODE)
 
 
 def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> DataFrame:

@@ -23,6 +23,7 @@ from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
 from ..planning import Kind
 from ._checks import require_columns, schema_of
+from ._messages import parsed_once
 from ._plan_measure import Arrival, IndexBuilder, Measured, PlannedRow, plan_rows
 from .schemas import MAX_TIME_MS, METADATA, TRACE
 
@@ -81,8 +82,8 @@ def _kind(df: DataFrame, kind: str | None) -> Kind:
 def _nacks(df: DataFrame) -> DataFrame:
     require_columns(df, TRACE, _NACKS)
     is_sound = sf.col("time_ms").between(0, MAX_TIME_MS) & sf.col("delay_ms").between(1, MAX_DELAY_MS)
-    nacks = df.where((sf.col("event") == "nack") & is_sound & sf.col("ledger").isNotNull())
-    return nacks.select(
+    is_nack = (sf.col("event") == "nack") & is_sound & sf.col("ledger").isNotNull()
+    return parsed_once(df.where(is_nack), _NACKS).select(
         sf.coalesce("topic", sf.lit("")).alias("topic"),
         sf.lit(-1).alias("partition"),
         sf.coalesce("subscription", sf.lit("")).alias("subscription"),

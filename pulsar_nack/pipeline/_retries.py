@@ -9,7 +9,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
 from ._checks import at_least, milliseconds, require_columns
-from ._messages import CODE, DEAD_LETTER, GROUP, MESSAGE, Code, by_message, code, message_hash, with_sound_times
+from ._messages import CODE, GROUP, MESSAGE, Code, code, message_hash, parsed_once, with_sound_times
 from .schemas import IDENTITY, TRACE
 
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "consumer", "deadline_ms", "actual_ms"}]
@@ -19,13 +19,17 @@ OPEN: Final = "open"
 _MOST: Final = 2**63 - 1
 _USEFUL: Final = "useful"
 """Column: how many arrivals of a message were followed by an acknowledgement."""
+_IS_DEAD: Final = "is_dead"
+_LAST_REASON: Final = "last_reason"
+"""Column: the reason of the last nack of a message."""
 
 
 class Retries(NamedTuple):
     """The result of :func:`retries`: six DataFrames. Nothing is computed before one of them is used.
 
     Most are made of the same rows, one for each message, which the session keeps (``persist``, in memory and on disk)
-    after the first use. ``spark.catalog.clearCache()`` drops them.
+    after the first use. It also keeps events that Spark does not read from files itself, such as those of
+    ``read_traces``, so lines are parsed once. ``spark.catalog.clearCache()`` drops both.
 
     ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, else ``dead letter``, or
     ``open`` if the trace has neither), ``nacks``, ``redeliveries``, ``asked_again`` (repeated requests, after a failure
@@ -82,29 +86,33 @@ def retries(
     for name, value in (("poison_at", poison_at), ("baseline", baseline), ("factor", factor), ("min_nacks", min_nacks)):
         at_least(name, value, 1)
     window_ms = milliseconds("window", window, least=1)
-    df = with_sound_times(df)
+    df = with_sound_times(parsed_once(df, _NEEDED))
     messages = _messages(df).persist()
-    chains = messages.where(sf.col("nacks") > 0).drop(_USEFUL)
+    chains = messages.where(sf.col("nacks") > 0).drop(_USEFUL, _IS_DEAD, _LAST_REASON)
     return Retries(
         chains,
         _attempts(chains),
         chains.where((sf.col("nacks") >= poison_at) & (sf.col("outcome") != ACKED)),
         _storms(df, window_ms, baseline, factor, min_nacks),
-        _dead_letters(df),
+        _dead_letters(messages),
         _waste(messages),
     )
 
 
 def _messages(traces: DataFrame) -> DataFrame:
     """Return a row for each message."""
-    delay = sf.when(sf.col("event") == "nack", sf.col("delay_ms")).alias("delay_ms")
-    events = traces.select(*IDENTITY, "time_ms", "mono_ns", "attempt", delay, code(), message_hash().alias(MESSAGE))
+    of_nacks = [sf.when(sf.col("event") == "nack", sf.col(name)).alias(name) for name in ("delay_ms", "reason")]
+    message = message_hash().alias(MESSAGE)
+    events = traces.select(*IDENTITY, "time_ms", "mono_ns", "attempt", *of_nacks, code(), message)
     kind = sf.col(CODE)
+    is_nack = kind == int(Code.NACK)
     is_ack = kind == int(Code.ACK)
+    is_dead = kind == int(Code.DEAD_LETTER)
     is_acked = kind.isin(int(Code.ACK), int(Code.DEAD_LETTER))
     is_redelivery = kind == int(Code.REDELIVER)
     is_arrival = kind == int(Code.ARRIVE)
-    before = by_message().rowsBetween(Window.unboundedPreceding, -1)
+    by_message = Window.partitionBy(MESSAGE, *IDENTITY).orderBy("time_ms", "mono_ns", "attempt", CODE)
+    before = by_message.rowsBetween(Window.unboundedPreceding, -1)
 
     def latest(*kinds: Code) -> Column:
         return sf.last(sf.when(kind.isin(*map(int, kinds)), kind), ignorenulls=True).over(before)
@@ -118,11 +126,8 @@ def _messages(traces: DataFrame) -> DataFrame:
         sf.coalesce(is_ack & (latest(*ends) == int(Code.ARRIVE)), sf.lit(col=False)).alias("is_useful"),
     )
     found = known.groupBy(MESSAGE, *IDENTITY).agg(
-        sf.when(sf.max(is_ack), ACKED)
-        .when(sf.max(kind == int(Code.DEAD_LETTER)), DEAD)
-        .otherwise(OPEN)
-        .alias("outcome"),
-        sf.count_if(kind == int(Code.NACK)).alias("nacks"),
+        sf.when(sf.max(is_ack), ACKED).when(sf.max(is_dead), DEAD).otherwise(OPEN).alias("outcome"),
+        sf.count_if(is_nack).alias("nacks"),
         sf.count_if(is_redelivery & ~sf.col("is_again")).alias("redeliveries"),
         sf.count_if("is_again").alias("asked_again"),
         sf.count_if(is_arrival).alias("arrivals"),
@@ -134,6 +139,8 @@ def _messages(traces: DataFrame) -> DataFrame:
         sf.min("time_ms").alias("first_ms"),
         sf.max("time_ms").alias("last_ms"),
         sf.count_if("is_useful").alias(_USEFUL),
+        sf.max(is_dead).alias(_IS_DEAD),
+        sf.max_by("reason", sf.when(is_nack, sf.struct("time_ms", "mono_ns", "attempt", "reason"))).alias(_LAST_REASON),
     )
     return found.drop(MESSAGE)
 
@@ -175,15 +182,10 @@ def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, min
     ).drop("storm")  # fmt: skip
 
 
-def _dead_letters(traces: DataFrame) -> DataFrame:
+def _dead_letters(messages: DataFrame) -> DataFrame:
     """Count dead letters by the reason of the last nack; null if it has none, or the trace has no nack."""
-    event = sf.col("event")
-    dead = traces.where((event == "ack") & (sf.col("reason") == DEAD_LETTER)).select(*IDENTITY).distinct()
-    nacks = traces.where(event == "nack").select(*IDENTITY, "time_ms", "mono_ns", "attempt", "reason")
-    last = dead.join(nacks, list(IDENTITY), "left").groupBy(*IDENTITY).agg(
-        sf.max_by("reason", sf.struct("time_ms", "mono_ns", "attempt", "reason")).alias("reason")
-    )  # fmt: skip
-    return last.groupBy(*GROUP, "reason").agg(sf.count("*").alias("messages"))
+    reason = sf.col(_LAST_REASON).alias("reason")
+    return messages.where(_IS_DEAD).groupBy(*GROUP, reason).agg(sf.count("*").alias("messages"))
 
 
 def _waste(messages: DataFrame) -> DataFrame:
