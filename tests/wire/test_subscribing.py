@@ -13,7 +13,7 @@ import pytest
 from pulsar_nack import BrokerError, ClosedError, Consumer, MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
-from tests.wire.fake_broker import FakeBroker, refuse
+from tests.wire.fake_broker import FakeBroker, refuse, silence
 from tests.wire.using import BASE, EXACT, TYPES, is_quiet, now, subscribed, take
 
 
@@ -246,6 +246,22 @@ async def test_a_cancelled_subscribe_leaves_nothing() -> None:
                 await opened.aclose()
             await asyncio.sleep(1)
             assert sum(len(link.consumers) for link in broker.links) == 0
+
+
+@pytest.mark.parametrize(("kind", "close"), [("SUBSCRIBE", "CLOSE_CONSUMER"), ("PRODUCER", "CLOSE_PRODUCER")])
+@pytest.mark.parametrize("answer", [refuse("ServiceNotReady"), refuse("AuthorizationError"), silence])
+@virtual_time
+async def test_only_what_may_have_begun_is_closed_at_the_broker(kind: str, close: str, answer: Any) -> None:
+    """What the broker refused is not closed there; what it did not answer in time is."""
+    broker = FakeBroker()
+    broker.always(kind, answer)
+    async with connected(broker) as client:
+        with pytest.raises(BrokerError):
+            await (client.subscribe("orders", "s") if kind == "SUBSCRIBE" else client.producer("orders"))
+        await asyncio.sleep(1)
+        begun = len(broker.commands(kind)) if answer is silence else 0
+        assert len(broker.commands(close)) == begun
+    assert len(broker.commands(close)) == begun
 
 
 @virtual_time

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from ..._foreign import shown
-from ...errors import BrokerError, ConnectionLostError
+from ...errors import BrokerError, BrokerRefusedError, ConnectionLostError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 from ._connection import Connection
@@ -58,6 +58,9 @@ class Session(Handler):
         self._handlers.add(self.id, self)
         try:
             answer = await self.request(make)
+        except BrokerRefusedError:
+            self._forget()  # nothing began, so there is nothing to end at the broker
+            raise
         except BaseException:
             self._abandon()
             raise
@@ -91,9 +94,12 @@ class Session(Handler):
             self._abandon()
 
     def _abandon(self) -> None:
+        self._forget()
+        self.send(encode_command(self._close_command(self.id, self.connection.request_id())))
+
+    def _forget(self) -> None:
         self.is_closed = True
         self._handlers.remove(self.id)
-        self.send(encode_command(self._close_command(self.id, self.connection.request_id())))
 
     def send(self, data: bytes) -> None:
         """Send a command that has no answer; on a lost connection do nothing."""
