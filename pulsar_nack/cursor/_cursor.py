@@ -322,7 +322,8 @@ class Cursor(ClosesOnExit, LoopBound):
     async def put_property(self, key: str, value: str) -> None:
         """Set a property; durable when it returns.
 
-        :raises InvalidArgumentError: no text, or more than 524,288 characters
+        :raises InvalidArgumentError: no text, more than 524,288 characters, or more than a record of all properties
+            can hold, 16 MiB (without PIP-81 ``max_entry_bytes``); nothing has changed
         :raises LedgerError: it could not be written; nothing has changed
         """
         check_text("key", key, MAX_TEXT)

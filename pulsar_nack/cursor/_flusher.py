@@ -2,7 +2,8 @@
 
 There is one write at a time. Callers that arrive meanwhile share the next write, or this one if nothing has changed
 since it began. A write that fails raises in its callers and is tried again after a pause, which doubles, also without
-callers. After another owner took over the log, nothing is written any more.
+callers. What no write can hold is tried again after the next change only. After another owner took over the log,
+nothing is written any more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from .._tasks import retrieve_error, set_error
-from ..errors import LogFencedError
+from ..errors import InvalidArgumentError, LogFencedError
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0
@@ -39,6 +40,7 @@ class Flusher:
         self._pause_s = 0.0
         self._is_ended = False
         self._is_another_wanted = False
+        self._is_unwritable = False
         self._waiting: list[asyncio.Future[None]] = []
         self._current: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -101,12 +103,14 @@ class Flusher:
             raise
         finally:
             self._task = None
-        if self._is_dirty() and self.broken is None:
+        if self._is_unwritable:
+            self.is_armed = False
+        elif self._is_dirty() and self.broken is None:
             self.arm()
 
     async def _write_once(self) -> None:
         self._current, self._waiting = [*self._current, *self._waiting], []
-        self.is_armed = self._is_another_wanted = False
+        self.is_armed = self._is_another_wanted = self._is_unwritable = False
         try:
             await self._write()
         except BaseException as error:
@@ -132,6 +136,8 @@ class Flusher:
             self.broken = error
             _log.warning("a cursor was taken over by another owner and writes nothing any more: %s", error)
             return
+        self._is_unwritable = isinstance(error, InvalidArgumentError)
         if not self._pause_s:
-            _log.warning("a cursor's state could not be written; it is tried again: %s", error)
+            when = "after the next change" if self._is_unwritable else "soon"
+            _log.warning("a cursor's state could not be written; it is tried again %s: %s", when, error)
         self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)

@@ -22,6 +22,7 @@ from ._properties import Properties
 from ._recovery import RecoveredAcks, RecoveredLog, recover
 from ._requests import check_position
 from .format import LedgerAcks, ledger_size
+from .format._chain import properties_room
 from .format._protobuf import messages
 
 _AT_A_TIME: Final = 200
@@ -73,7 +74,9 @@ async def open_state(
         await _fill(state, found, loaded, is_bounded=is_bounded)
         if contents is not None and mark_delete is not None:
             _note_cut(state, loaded, contents.mark_delete, mark_delete, names.cursor)
-        properties = Properties({} if contents is None else contents.cursor_properties)
+        longs, texts = ({}, {}) if contents is None else contents[1:]
+        room = properties_room(longs) if is_bounded else properties_room(longs, config.max_entry_bytes)
+        properties = Properties(texts, room)
         return OpenedCursor(state, CursorLog(part, names, config, found), properties)
 
 

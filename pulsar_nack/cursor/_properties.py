@@ -8,23 +8,30 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from .._tasks import set_error
+from ..errors import InvalidArgumentError
 from ._flusher import Flusher
 from .format._chain import properties_size
 
 MAX_TEXT: Final = 1 << 19
+_SHOWN: Final = 50
 
 
 class _Change(NamedTuple):
     key: str
     value: str | None
+    growth: int
     done: asyncio.Future[None]
 
 
 class Properties:
-    """The properties that are durable, and the changes that wait for the next write."""
+    """The properties that are durable, and the changes that wait for the next write.
 
-    def __init__(self, values: Mapping[str, str]) -> None:
+    :param room: how many bytes of properties can be stored
+    """
+
+    def __init__(self, values: Mapping[str, str], room: int) -> None:
         self._values = dict(values)
+        self._room = room
         self._waiting: list[_Change] = []
         self._taken: list[_Change] = []
         self._in_doubt: set[str] = set()
@@ -39,18 +46,34 @@ class Properties:
     async def change(self, key: str, value: str | None, flusher: Flusher) -> None:
         """Set a property, or remove it if ``value`` is None; durable when it returns.
 
+        :raises InvalidArgumentError: all properties would take more than can be stored; nothing has changed
         :raises LedgerError: the change could not be written; nothing has changed
         """
         if value is None and not self._may_have(key):
             return
+        growth = 0 if value is None else self._growth(key, value)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Change(key, value, done))
+        self._waiting.append(_Change(key, value, growth, done))
         try:
             await flusher.flush()
             await done
         finally:
             if not done.cancel() and not done.cancelled():
                 done.exception()  # the caller has it already
+
+    def _growth(self, key: str, value: str) -> int:
+        """Return how many bytes more the properties take with this one; changes under way may fail or not.
+
+        :raises InvalidArgumentError: there is no room for them
+        """
+        before = self._values.get(key)
+        growth = _size(key, value) - (0 if before is None else _size(key, before))
+        under_way = sum(max(change.growth, 0) for change in (*self._taken, *self._waiting))
+        size = self.size + len(self._values) + under_way + growth
+        if growth > 0 and size > self._room:
+            expected = f"at most {self._room:,} bytes of names and values"
+            raise InvalidArgumentError("properties", f"{size:,} bytes with {key[:_SHOWN]!r}", expected)
+        return growth
 
     def _may_have(self, key: str) -> bool:
         """Return whether a property exists, may exist, or will exist after the waiting changes."""
@@ -96,3 +119,7 @@ class Properties:
         self._in_doubt.update(change.key for change in changes)
         for change in changes:
             set_error(change.done, error)
+
+
+def _size(key: str, value: str) -> int:
+    return properties_size({key: value}) + 1  # in either format

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
+from pulsar_nack.cursor.format._chain import (
+    MarkerContents,
+    MarkerHead,
+    decode_snapshot,
+    encode_snapshot,
+    properties_room,
+    properties_size,
+)
 from pulsar_nack.cursor.format._ledger_record import MAX_RECORD_BYTES
+from pulsar_nack.cursor.format._legacy import LegacyRecord, encode_legacy
 from pulsar_nack.cursor.format._marker import Marker, decode_marker, encode_marker, marker_parts
 from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
 from pulsar_nack.errors import CursorFormatError
+from pulsar_nack.ledger.format import MAX_BODY, body_size
 from tests.for_each import for_each
 
 from .wire_bytes import block, long_property, marker_record, number, packed, position, varint
@@ -245,6 +257,29 @@ def test_a_property_may_be_larger_than_a_record() -> None:
     records = encode_marker(marker, limit=1_024)
     assert max(map(len, records)) <= 1_024
     assert decode_marker(records) == marker
+
+
+@for_each("limit", [1 << 10, 5 << 20, 1 << 30])
+def test_properties_that_fill_the_room_fit_and_more_do_not(limit: int) -> None:
+    """K32: into a snapshot and a record in the legacy format, whatever the other numbers in it."""
+    longs, most = {"long": -1}, 2**63 - 1
+    room = properties_room(longs, limit)
+    text = "x" * room
+    while (over := properties_size({"key": text}) + 1 - room) > 0:
+        text = text[over:]
+    contents = MarkerContents(Position(most, most), longs, {"key": text})
+    snapshot = encode_snapshot(MarkerHead(most, contents))
+    assert decode_snapshot(snapshot).contents == contents
+    legacy = LegacyRecord(contents.mark_delete, {}, *contents[1:], most)
+    assert limit - 40 < len(encode_legacy(legacy, limit=limit).record) <= limit or limit > 1 << 24
+    assert body_size([snapshot]) <= MAX_BODY
+    larger = contents._replace(cursor_properties={"key": text + "x" * 40})
+    snapshot_of, legacy_of = MarkerHead(most, larger), LegacyRecord(larger.mark_delete, {}, *larger[1:], most)
+    encode: Any = (
+        partial(encode_snapshot, snapshot_of) if limit > 1 << 24 else partial(encode_legacy, legacy_of, limit=limit)
+    )
+    with pytest.raises(InvalidArgumentError, match=r"properties: expected .*, got .*bytes"):
+        encode()
 
 
 def test_the_helpers_write_varints() -> None:

@@ -345,6 +345,62 @@ async def test_failed_property() -> None:
         assert cursor.properties() == {"b": "3"}
 
 
+@pytest.mark.parametrize("settings", [{"rollover_bytes": 0}, {"enable_lru_cache_max_unacked_ranges": False}])
+async def test_more_properties_than_can_be_stored_are_refused(settings: dict[str, Any]) -> None:
+    """K32: also of several that are set together; what fits is stored, and a cursor full of it goes on."""
+    home = memory_home()
+    limit = 1 << 24 if "rollover_bytes" in settings else CursorConfig().max_entry_bytes
+    count, value = 9, "\N{PILE OF POO}" * (limit // 32)  # an eighth of the limit
+    async with home.cursor(TWENTY, config_of(**settings)) as cursor:
+        puts = await asyncio.gather(
+            *(cursor.put_property(f"key {number}", value) for number in range(count)), return_exceptions=True
+        )
+        assert puts[:7] == [None] * 7
+        for number in (7, 8):
+            refused = puts[number]
+            assert isinstance(refused, InvalidArgumentError)
+            assert f"properties: expected at most {limit // 1000_000}," in str(refused)
+            assert f"bytes with 'key {number}'" in str(refused)
+        with pytest.raises(InvalidArgumentError, match="properties"):
+            await cursor.put_property("key 7", value)
+        await cursor.put_property("key 0", value)  # as it was
+        for entry in (3, 7):
+            await cursor.acknowledge([Position(1, entry)])
+            await cursor.flush()
+        await cursor.reset((1, 0))
+        await cursor.flush()
+        await cursor.remove_property("key 0")
+        await cursor.put_property("key 7", value)
+        assert cursor.statistics().failed_flushes == 0
+    async with home.cursor(TWENTY, config_of(**settings)) as cursor:
+        assert list(cursor.properties()) == [f"key {number}" for number in range(1, 8)]
+
+
+@virtual_time
+async def test_what_no_write_can_hold_is_not_tried_again_and_again() -> None:
+    """K32: properties of another form, too large for this one: a flush says so, and once some are removed it works."""
+    home = memory_home()
+    async with home.cursor(TWENTY) as cursor:
+        for key in ("a", "b"):
+            await cursor.put_property(key, "x" * 800)
+    small = CursorConfig(flush_interval=1, enable_lru_cache_max_unacked_ranges=False, max_entry_bytes=1024)
+    async with home.cursor(TWENTY, small) as cursor:
+        await cursor.acknowledge([Position(1, 3)])
+        with pytest.raises(InvalidArgumentError, match=r"properties: expected at most .*1,024 bytes.*1,6\d\d bytes"):
+            await cursor.flush()
+        await asyncio.sleep(1000)
+        assert cursor.statistics().failed_flushes == 1
+        await cursor.acknowledge([Position(1, 5)])
+        await asyncio.sleep(1000)
+        assert cursor.statistics().failed_flushes == 2
+        with pytest.raises(InvalidArgumentError, match="properties"):
+            await cursor.put_property("c", "")
+        await cursor.remove_property("a")
+        assert (cursor.statistics().dirty_ledgers, cursor.statistics().failed_flushes) == (0, 2)
+    async with home.cursor(TWENTY) as cursor:
+        assert (await acked(cursor), list(cursor.properties())) == ([(1, 3), (1, 5)], ["b"])
+
+
 async def test_failed_load_changes_nothing() -> None:
     """A ledger that cannot be read lets the call fail, nothing of it is applied, and the next try works."""
     home, files = faulty_home()

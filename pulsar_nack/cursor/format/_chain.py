@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from ...errors import CursorFormatError, LogVersionError
+from ..._check import INT64_MAX
+from ...errors import CursorFormatError, InvalidArgumentError, LogVersionError
 from ...ids import Position
 from ...index import varint_bytes
 from ...ledger import Log
+from ...ledger.format import MAX_BODY
 from ._marker import Marker, decode_marker, encode_marker, marker_parts
 from ._parts import VERSION
 from ._protobuf import RecordKind, kind_of, read_record
@@ -21,6 +23,10 @@ from ._records import StoredRecords
 _MAX_CHAIN: Final = 10_000
 _EACH: Final = 4
 _FIXED: Final = 60
+_MAX_SNAPSHOT: Final = MAX_BODY - 4
+"""Largest record of a log."""
+_LENGTHS: Final = 16
+"""At most what the lengths of a record's parts take beyond those of an empty record."""
 
 
 class MarkerContents(NamedTuple):
@@ -61,9 +67,24 @@ def encode_delta_marker(
 
 
 def encode_snapshot(head: MarkerHead) -> bytes:
-    """Return a snapshot: a marker that names no ledger."""
-    (record,) = encode_full_marker(head, {}, limit=1 << 24)
+    """Return a snapshot: a marker that names no ledger.
+
+    :raises InvalidArgumentError: the properties do not fit into one record
+    """
+    record, *others = encode_full_marker(head, {}, limit=_MAX_SNAPSHOT)
+    if others:
+        size = properties_size(head.contents.cursor_properties)
+        raise InvalidArgumentError("properties", f"{size:,} bytes", f"room for them in {_MAX_SNAPSHOT:,} bytes")
     return record
+
+
+def properties_room(properties: Mapping[str, int], limit: int = _MAX_SNAPSHOT) -> int:
+    """Return how many bytes of cursor properties fit into any snapshot, or any record of at most ``limit`` bytes.
+
+    :param properties: of the position, which are in the record too
+    """
+    longest = MarkerHead(INT64_MAX, MarkerContents(Position(INT64_MAX, INT64_MAX), properties, {}))
+    return min(limit, _MAX_SNAPSHOT) - len(encode_snapshot(longest)) - _LENGTHS
 
 
 def decode_snapshot(record: bytes) -> MarkerHead:
@@ -143,7 +164,7 @@ def marker_size(mark_delete: Position, ledgers: Iterable[int]) -> int:
 
 
 def properties_size(properties: Mapping[str, str]) -> int:
-    """Return how many bytes cursor properties take in a marker."""
+    """Return how many bytes cursor properties take in a marker; in the legacy format one more each."""
     total = 0
     for key, value in properties.items():
         lengths = len(key.encode()), len(value.encode())

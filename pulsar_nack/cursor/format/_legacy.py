@@ -96,7 +96,7 @@ def encode_legacy(
     add_cursor_properties(info.cursorProperties, legacy.cursor_properties)
     room = limit - info.ByteSize()
     if room < 0:
-        raise InvalidArgumentError("limit", limit, f"at least {info.ByteSize()} bytes, for the properties")
+        raise InvalidArgumentError("properties", f"{info.ByteSize():,} bytes", f"at most the limit of {limit:,} bytes")
     states = [(ledger, legacy.states[ledger]) for ledger in sorted(legacy.states)]
     in_all = sum(state.ranges.range_count for _, state in states)
     add = _add_words if as_words else _add_ranges
