@@ -273,7 +273,9 @@ class Letters:
                 if _is_cancelled():
                     raise
                 error: BaseException = fault  # of something that it waited for
-            except Exception as fault:  # noqa: BLE001 - noted, and tried again
+            except Exception as fault:
+                if _is_cancelled():  # of which the publisher made another error
+                    raise asyncio.CancelledError from fault
                 error = fault
             else:
                 return True

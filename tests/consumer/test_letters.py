@@ -123,6 +123,39 @@ async def test_whatever_publishing_raises(ports: Ports, verb: str, error: BaseEx
         assert backlog(port) == 0
 
 
+@pytest.mark.parametrize("end", ["close", "acknowledge_cumulative"])
+@virtual_time
+async def test_a_publisher_that_makes_an_error_of_its_cancellation(
+    ports: Ports, verb: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked once: the consumer closes in time, and what was acknowledged meanwhile is not published."""
+    kind = "shared" if end == "close" or verb == "reconsume_later" else "exclusive"
+    async with consuming(ports.port(subscription_type=kind)) as (port, consumer, publisher):
+        asked = list[str]()
+
+        async def publish(topic: str, *_: Any, **__: Any) -> None:
+            asked.append(topic)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                raise RuntimeError("aborted") from error
+
+        monkeypatch.setattr(publisher, "publish", publish)
+        port.topic.publish(b"bad")
+        message = await consumer.receive(timeout=1)
+        call = asyncio.create_task(send(message, verb))
+        await settle()
+        if kind == "shared":
+            await asyncio.wait_for(consumer.aclose(), 60)
+        else:
+            await consumer.acknowledge_cumulative(message.id)
+        with pytest.raises(ClosedError if kind == "shared" else AlreadySettledError):
+            await call
+        await settle()
+        assert len(asked) == 1
+        assert backlog(port) == (kind == "shared")
+
+
 @virtual_time
 async def test_a_lost_answer_makes_a_second_letter_never_none(ports: Ports, verb: str) -> None:
     """What was published though the answer was lost is published again: two are there, and one acknowledgement."""
