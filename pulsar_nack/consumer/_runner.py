@@ -168,10 +168,12 @@ class Runner:
             if self.tasks.is_stopping.is_set():
                 self._receiver.take_back(message)
                 return
+            is_handled = False
             try:
                 if order is None or await order.begin(message):
                     handling = handler(message)
                     await (handling if type(handling) is CoroutineType else self._checked(handling, message))
+                    is_handled = True
             except _NotAwaitableError:
                 raise
             except Exception as error:  # noqa: BLE001 - settled, logged and counted
@@ -179,7 +181,7 @@ class Runner:
             except asyncio.CancelledError:
                 await self._was_cancelled(message)
             else:
-                if not message.is_settled:
+                if is_handled and not message.is_settled:
                     await self._acknowledge(message)
             message = None if order is None else order.done(message)
 

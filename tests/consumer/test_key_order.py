@@ -6,14 +6,17 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Message
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import DeadLetter, Defer, Retry
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._fake_delivery import FakeMessage
 from tests.consumer.consuming import EXACT, now
+from tests.hanging import Storage
 from tests.tiers import size
 
 from .durable import Machine
@@ -276,6 +279,33 @@ async def test_messages_that_only_waited_count_no_attempt() -> None:
         await until(lambda: len(attempts) == 10)
     assert list(attempts.items()) == [(b"%d" % number, 1 if number else 7) for number in range(10)]
     assert dead.letters == []
+
+
+@pytest.mark.parametrize(("settings", "until_s"), [({"lease": 1}, 1.2), ({}, 0.5)])
+@virtual_time
+async def test_an_attempt_that_ended_before_its_handler_began_is_not_acknowledged(
+    settings: dict[str, Any], until_s: float
+) -> None:
+    """U16: while slow storage notes the attempt, its lease ends, or the message is nacked by its id: it comes again."""
+    store, threads = Storage("files").store()
+    handled: list[tuple[bytes, int]] = []
+
+    async def handler(message: Message) -> None:
+        handled.append((message.data, message.attempt))
+
+    port = FakePort()
+    settings = {"durable": store, "backoff": 0.5, "config": EXACT, "wall_clock": LoopClock(), **settings}
+    async with store, Consumer(port, **settings) as consumer, running(consumer, handler, key_ordered=True):
+        threads.hang()
+        message_id = port.topic.publish(b"x", key="k")
+        await asyncio.sleep(0.1)
+        nacking = asyncio.create_task(consumer.negative_acknowledge(message_id, 0)) if "lease" not in settings else None
+        await asyncio.sleep(until_s - 0.1)
+        threads.answer()
+        await asyncio.sleep(5)
+        assert nacking is None or nacking.done()
+        assert handled == [(b"x", 2)]
+        assert port.subscription.backlog == 0
 
 
 @pytest.mark.each_kind
