@@ -111,7 +111,7 @@ class ConsumerState:
 
     def check_latest(self, record: MessageState, count: int) -> None:
         """Raise if a message was delivered again after the attempt with this ``count``."""
-        is_later = record.redelivery_count > count
+        is_later = max(record.redelivery_count, record.deferred_count) > count
         is_earlier = record.redelivery_count < count and record.state is State.DELIVERED
         if (is_later or is_earlier) and not record.is_guessed:
             raise AlreadySettledError(record.id, "redelivered")

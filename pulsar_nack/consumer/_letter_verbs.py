@@ -113,8 +113,7 @@ class LetterVerbs:
         plan = queue.router.choose_memory(record.id, left_ms) if wait.is_deferred else None
         queue.hold(queue.table.hold(record.id), left_ms, payload, plan)
         if wait.is_deferred:
-            record.redelivery_count -= 1
-            record.hidden_count += 1
+            record.defer()
 
     # --- both --------------------------------------------------------------------------------------------------------
 

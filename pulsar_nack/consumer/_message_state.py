@@ -49,6 +49,7 @@ class MessageState:
 
     __slots__ = (
         "before_ack",
+        "deferred_count",
         "due_at_ms",
         "expires_at_ms",
         "has_duplicate",
@@ -79,10 +80,11 @@ class MessageState:
         """The lease that ended, until another attempt begins."""
         self.received_before: int | None = None
         """How many deliveries had been received when the newest request timed out."""
-        self.hidden_count = self.due_at_ms = self.expires_at_ms = self.request = 0
+        self.hidden_count = self.deferred_count = self.due_at_ms = self.expires_at_ms = self.request = 0
         self.is_held = self.is_local = self.is_early = self.is_guessed = False
         self.is_doubtful = self.has_duplicate = self.is_due = False
         # hidden_count: redeliveries that the broker counts beyond redelivery_count, for duplicates that were dropped
+        # deferred_count: redelivery_count of the last attempt that was deferred; the next attempt has the same
         # due_at_ms, is_local, is_early: of the present hold, if is_held
         # is_local: redelivered from memory, whatever happens to the rest of its batch
         # is_early: its timer fires the port's latency before due_at_ms
@@ -98,6 +100,12 @@ class MessageState:
         """Add the chunks that an equal id names to the id kept here."""
         if message_id is not self.id and message_id.is_chunked:
             self.id = _merge_ids(self.id, message_id)
+
+    def defer(self) -> None:
+        """Note that the present attempt is deferred: the next one has the same count, whatever the broker counts."""
+        self.deferred_count = self.redelivery_count
+        self.redelivery_count -= 1
+        self.hidden_count += 1
 
     def __repr__(self) -> str:
         return f"<MessageState of {self.id!r}: {self.state.value}, redelivered {self.redelivery_count} times>"

@@ -204,11 +204,9 @@ class Settler:
         return None if self.state.durable is None else self._write_nack(self.state.durable, record)
 
     def _note_deferred(self, record: MessageState, milliseconds: int, *, is_new: bool) -> None:
-        """Note that a message was deferred: it comes as the same attempt again, whatever the broker counts."""
         self._trace.deferred(record, milliseconds)
         if is_new:
-            record.redelivery_count -= 1
-            record.hidden_count += 1
+            record.defer()
 
     def _write_nack(self, durable: DurableNacks, record: MessageState) -> asyncio.Future[Outcome] | None:
         if record.state is not State.HELD:

@@ -27,9 +27,12 @@ async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
 
 
 @pytest.mark.parametrize("call", ["ack", "nack"])
+@pytest.mark.parametrize(("ending", "attempt"), [("nack", 3), ("defer", 2)])
 @virtual_time
-async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(ports: Ports, call: str) -> None:
-    """U3: a second call for the first attempt raises while the second one runs, and after that was nacked too."""
+async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(
+    ports: Ports, call: str, ending: str, attempt: int
+) -> None:
+    """U3: a second call for the first attempt raises while the second one runs, and after that ended without an ack."""
     port = ports.port()
     async with Consumer(port, backoff=0.25) as consumer:
         port.topic.publish(b"x")
@@ -38,11 +41,11 @@ async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(ports: P
         second = await consumer.receive()
         with pytest.raises(AlreadySettledError, match="redelivered"):
             await getattr(first, call)()
-        await second.nack(5)
+        await getattr(second, ending)(5)
         with pytest.raises(AlreadySettledError, match="redelivered"):
             await getattr(first, call)()
         assert await shown(consumer, 4) == []
-        assert (await consumer.receive()).attempt == 3
+        assert (await consumer.receive()).attempt == attempt
 
 
 # --- ports without session events ---
