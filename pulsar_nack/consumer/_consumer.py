@@ -285,12 +285,13 @@ class Consumer(ClosesWhenDropped):
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
 
+        :param message: a message is refused where :meth:`Message.ack` is; an id is of no attempt, so it is not
+        :raises AlreadySettledError: as :meth:`Message.ack` raises it; nothing changed
         :raises NotImplementedError: the port cannot
         :raises BrokerError: it failed (as on Shared subscriptions); nothing changed
         :raises ClosedError: the consumer is closed
         """
-        message_id = message.id if isinstance(message, Message) else _checked(message)
-        await self._subscription.acknowledge_cumulative(message_id)
+        await self._subscription.acknowledge_cumulative(message if isinstance(message, Message) else _checked(message))
 
     # --- the subscription ------------------------------------------------------------------------------------------
 

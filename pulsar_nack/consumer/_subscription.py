@@ -16,6 +16,7 @@ from ..errors import BrokerError, NotDurableError
 from ..ids import MessageId, _is_message_id
 from ._batches import is_same_topic
 from ._engine import ConsumerEngine
+from ._message import Message
 from ._message_state import MessageState, State
 from ._message_table import UNDELIVERED
 from ._port import SupportsPositions, SupportsSessions, SupportsUnsubscribe
@@ -58,8 +59,21 @@ class SubscriptionVerbs:
             self._engine.queue.ask_for(left)
             self._engine.limiter.changed()
 
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition."""
+        if isinstance(message, MessageId):
+            await self._acknowledge_through(message)
+            return
+        before = message._settled_as
+        message._begin_ack()
+        try:
+            self._state.check_not_sent_away(message.id)
+            await self._acknowledge_through(message.id)
+        except BaseException:
+            message._settled_as = before
+            raise
+
+    async def _acknowledge_through(self, message_id: MessageId) -> None:
         port = self._positions("acknowledge cumulatively")
         record = self._engine.table.get(message_id)
         message_id = message_id if record is None else record.id

@@ -18,7 +18,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.errors import NoDeadLetterError, UndecodableMessageError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
-from tests.consumer.consuming import EXACT, backlog, consuming, is_quiet, settle
+from tests.consumer.consuming import EXACT, backlog, consuming, is_quiet, settle, take
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 
@@ -349,14 +349,21 @@ async def test_what_cannot_be_read_goes_there_unseen(ports: Ports, caplog: pytes
 
 @virtual_time
 async def test_a_cumulative_acknowledgement_ends_what_is_under_way(ports: Ports) -> None:
-    """A message that is acknowledged cumulatively is no dead letter any more; the call raises."""
-    async with consuming(ports.port(subscription_type="exclusive")) as (port, consumer, publisher):
+    """A message whose id is acknowledged cumulatively is no dead letter any more; with the message that is refused."""
+    async with consuming(ports.port(subscription_type="exclusive"), most=1) as (port, consumer, publisher):
         port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+        port.topic.publish(b"last")
+        message, first = await take(consumer, 2)
+        await first.nack(0.1)
+        (last,) = await take(consumer, 1)
         publisher.hold()
         call = asyncio.create_task(message.dead_letter("why"))
+        await last.nack()
         await settle()
-        await consumer.acknowledge_cumulative(message.id)
+        for each in (message, last):
+            with pytest.raises(AlreadySettledError, match="dead-letter topic"):
+                await consumer.acknowledge_cumulative(each)
+        await consumer.acknowledge_cumulative(last.id)
         with pytest.raises(AlreadySettledError, match="acknowledged"):
             await call
         publisher.release()

@@ -209,13 +209,14 @@ async def test_after_one_refused_call_all_are_refused(ports: Ports, call: str) -
 @pytest.mark.each_kind
 @virtual_time
 async def test_all_late_calls_raise_once_the_message_was_shown_again(ports: Ports) -> None:
-    """U44: ack, ack_soon, nack, dead_letter and in_progress raise, and the present handler is not disturbed."""
+    """U44: all verbs raise, also a cumulative ack, and the present handler is not disturbed."""
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
     async with consuming(ports.port(), lease=1, backoff=0, dead_letter=dead) as (port, consumer):
         port.topic.publish(b"x")
         late = await consumer.receive()
         again = await end(consumer, late)
-        for call in (late.ack(), late.nack(), late.dead_letter("late"), late.in_progress()):
+        cumulative = consumer.acknowledge_cumulative(late)
+        for call in (late.ack(), late.nack(), late.dead_letter("late"), late.in_progress(), cumulative):
             with pytest.raises(LeaseExpiredError):
                 await call
         with pytest.raises(AlreadySettledError):  # what programs without leases catch
@@ -224,6 +225,36 @@ async def test_all_late_calls_raise_once_the_message_was_shown_again(ports: Port
         await again.ack()
         with pytest.raises(LeaseExpiredError):
             await late.ack()
+        assert await is_quiet(consumer)
+
+
+@pytest.mark.each_kind
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+@pytest.mark.parametrize("is_durable", [False, True])
+@virtual_time
+async def test_a_late_cumulative_ack_is_refused_as_an_ack_is(ports: Ports, kind: Any, *, is_durable: bool) -> None:
+    """U44: while the message is held it cancels the redelivery; after that it raises, and the next attempt may."""
+    machine = Machine(ports, subscription_type=kind)
+    port = machine.port()
+    options: dict[str, Any] = {"port": port, "lease": 1, "backoff": 0.5} | ({} if is_durable else {"durable": None})
+    async with machine.consuming(**options) as consumer:
+        for payload in (b"0", b"1", b"2"):
+            machine.topic.publish(payload)
+        held, *late = await take(consumer, 3)
+        await asyncio.sleep(1.25)
+        await consumer.acknowledge_cumulative(held)
+        again = await take(consumer, 2)
+        assert [message.attempt for message in again] == [2, 2]
+        for message in late:
+            with pytest.raises(LeaseExpiredError, match="past its lease"):
+                await consumer.acknowledge_cumulative(message)
+            assert not message.is_settled
+        assert (consumer.statistics().in_work, port.subscription.backlog) == (2, 2)
+        await again[0].nack(5)
+        await consumer.acknowledge_cumulative(again[1])
+        assert (again[1].is_settled, again[1].settled_by) == (True, "acknowledge")
+        assert port.subscription.backlog == 0
+        await again[1].ack()
         assert await is_quiet(consumer)
 
 

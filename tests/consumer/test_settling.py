@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy
+from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy, InvalidArgumentError, MessageId
 from pulsar_nack.errors import WrongLoopError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
+from tests.consumer.consuming import EXACT, now
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
+from tests.for_each import for_each
 
 
 async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
@@ -155,6 +157,53 @@ async def test_what_a_cumulative_ack_covers_is_settled(ports: Ports, is_durable:
         assert (figures.held, figures.in_work, figures.acked) == (0, 1, 4)
         await messages[4].nack(0.1)
         assert await shown(consumer) == [b"4"]
+
+
+@pytest.mark.each_kind
+@for_each("how", ["redelivered", "deferred", "nacked meanwhile"])
+@virtual_time
+async def test_a_cumulative_ack_of_a_message_is_refused_where_its_ack_is(ports: Ports, how: str) -> None:
+    """O50: its attempt is over: both raise, and it comes again; the id is of no attempt and is accepted."""
+    port = ports.port(subscription_type="exclusive")
+    async with Consumer(port) as consumer:
+        port.topic.publish(b"x")
+        first = await consumer.receive()
+        if how == "redelivered":
+            await first.nack(0.25)
+            again = await consumer.receive()
+        elif how == "deferred":
+            await first.defer(1)
+        else:
+            nacking = asyncio.create_task(first.nack(1))
+            await asyncio.sleep(0)
+        for call in (first.ack(), consumer.acknowledge_cumulative(first)):
+            with pytest.raises(AlreadySettledError):
+                await call
+        if how == "nacked meanwhile":
+            await nacking
+        if how != "redelivered":
+            again = await consumer.receive()
+        await consumer.acknowledge_cumulative(first.id)
+        assert (await shown(consumer), port.subscription.backlog) == ([], 0)
+        await consumer.acknowledge_cumulative(again)
+        assert again.settled_by == "acknowledge"
+
+
+@virtual_time
+async def test_a_cumulative_ack_that_fails_changes_nothing(ports: Ports) -> None:
+    """O50: on a Shared subscription it fails; the message is as it was, and can be nacked or acknowledged."""
+    port = ports.port()
+    async with Consumer(port) as consumer:
+        for payload in (b"0", b"1"):
+            port.topic.publish(payload)
+        new, nacked = [await consumer.receive() for _ in range(2)]
+        await nacked.nack(1)
+        for message, before in ((new, None), (nacked, "negative_acknowledge")):
+            with pytest.raises((BrokerError, InvalidArgumentError)):
+                await consumer.acknowledge_cumulative(message)
+            assert message.settled_by == before
+        await new.nack(2)
+        assert await shown(consumer) == [b"1", b"0"]
 
 
 @pytest.mark.not_on("local", reason="its topics have no partitions")
