@@ -304,9 +304,9 @@ class Consumer(ClosesWhenDropped):
         :param position: the message, or the publish time of the first one, to be delivered next: a datetime (local time
             if it names no zone) or epoch ms; 0 is before all
         :raises InvalidArgumentError: neither of both, as seconds in place of ms; nothing changed
-        :raises NotImplementedError: the port cannot
+        :raises NotImplementedError: the port cannot; nothing changed
         :raises NotDurableError: the consumer is durable and this could not be written; nothing was moved
-        :raises BrokerError: the broker refused
+        :raises BrokerError: the broker refused; or the message is of another topic, and nothing changed
         :raises ClosedError: the consumer is closed
         """
         await self._subscription.seek(position)

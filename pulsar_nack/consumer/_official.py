@@ -171,11 +171,18 @@ class OfficialPort:
 
         :raises BrokerError: the broker refused it
         """
-        self._check_open()
-        target = position if isinstance(position, int) else self._ids.build(position)
+        target = self.check_seek(position)
         self._ids.clear()
         self._inbox.clear()
         await self._call(self._native.seek_async, target)
+
+    def check_seek(self, position: MessageId | int) -> Any:
+        """Return what the client has in place of a position.
+
+        :raises BrokerError: the consumer has several topics, and the message names none
+        """
+        self._check_open()
+        return position if isinstance(position, int) else self._ids.build(position)
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of the topic; entry -1: it is empty.

@@ -123,6 +123,10 @@ class ConsumerPort(Protocol):
 class SupportsPositions(Protocol):
     """A port that can use positions in its topics. What it cannot do raises :class:`NotImplementedError`."""
 
+    def check_seek(self, position: MessageId | int) -> None:
+        """Raise what :meth:`seek` would, if the port knows before it asks the broker that it cannot move there."""
+        ...
+
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription to a message id, or to a publish time in epoch ms."""
         ...

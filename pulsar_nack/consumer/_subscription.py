@@ -41,6 +41,7 @@ class SubscriptionVerbs:
         settler, table = self._settler, self._engine.table
         port = self._positions("seek")
         position = seek_position(position)
+        port.check_seek(position)
         durable = self._state.durable
         cleared = None if durable is None else durable.cleared()  # before anything else is noted
         receiver = self._engine.receiver

@@ -144,6 +144,11 @@ class FakePort(PortWithFaults):
         ids = [position] if isinstance(position, MessageId) else []
         await self._call("seek", ids, lambda _: self._carry_out_seek(position))
 
+    def check_seek(self, position: MessageId | int) -> None:
+        """Raise if the message does not name its topic, and this port has several partitions."""
+        self._check_open()
+        self._check_topics([position] if isinstance(position, MessageId) else [])
+
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of the topic, or of each partition; entry -1 if it is empty."""
         self._check_open()

@@ -150,6 +150,16 @@ class FaultyPort(PortWithFaults):
 
         await self._call("redeliver", ids, ask)
 
+    def check_seek(self, position: MessageId | int) -> None:
+        """Raise what the port knows before it asks; without a connection that is little.
+
+        :raises NotImplementedError: the port cannot
+        """
+        self._check_open()
+        port = self._positions("seek")
+        if self._connected.is_set():
+            port.check_seek(position)
+
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription to a message, or to a publish time in epoch ms.
 

@@ -205,6 +205,17 @@ class CursorMoves:
         self._admission.forget(last)
         self._after_acks()
 
+    def check_seek(self, position: MessageId) -> None:
+        """Raise if a message lies beyond the end.
+
+        :raises InvalidArgumentError: it does
+        """
+        ledger, entry = position[:2]
+        end = self._ledgers.entries(ledger)
+        is_beyond = self._ledgers.next_ledger(ledger) is None if end is None else entry > end
+        if is_beyond and entry != _LATEST:
+            raise InvalidArgumentError("position", (ledger, entry), "a position that is not beyond the end")
+
     async def seek_to(self, position: MessageId | int) -> None:
         """Make this message, or the first that was published at or after this time (epoch ms), the next one.
 

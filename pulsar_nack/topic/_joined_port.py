@@ -79,8 +79,16 @@ class JoinedPort:
 
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription of the message's topic; a time, and the ids of both ends, move both."""
-        for port in [self._of(position)] if _is_message_id(position) else self._ports:
+        for port in self._moved_by(position):
             await port.seek(position)
+
+    def check_seek(self, position: MessageId | int) -> None:
+        """Raise if the message is of another topic, or lies beyond the end."""
+        for port in self._moved_by(position):
+            port.check_seek(position)
+
+    def _moved_by(self, position: MessageId | int) -> Sequence[LocalPort]:
+        return [self._of(position)] if _is_message_id(position) else self._ports
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic."""

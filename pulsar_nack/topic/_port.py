@@ -250,14 +250,19 @@ class LocalPort:
         self._check_ids(ids)
         self._subscription.redeliver(self._number, [Position(*message_id[:2]) for message_id in ids])
 
+    def check_seek(self, position: MessageId | int) -> None:
+        """Raise if the message is of another topic, or lies beyond the end."""
+        self._check_open()
+        if isinstance(position, MessageId):
+            self._check_ids([position])
+            self._subscription.moves.check_seek(position)
+
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription, so that this message, or the first from this publish time in ms on, is next.
 
         :raises InvalidArgumentError: it lies beyond the end
         """
-        self._check_open()
-        if isinstance(position, MessageId):
-            self._check_ids([position])
+        self.check_seek(position)
         await self._subscription.moves.seek_to(position)
 
     async def close(self) -> None:

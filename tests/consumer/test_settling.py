@@ -121,6 +121,48 @@ async def test_an_ack_that_was_not_sent_when_a_seek_came_is_not_sent(ports: Port
         assert port.subscription.backlog == 1
 
 
+REFUSED = {
+    "fake": MessageId(1, 1),  # names no partition
+    "nowait": MessageId(1, 1),
+    "wire": MessageId(1, 1, topic="persistent://public/default/other"),
+    "local": MessageId(99, 0),  # beyond the end
+}
+
+
+@pytest.mark.each_kind
+@pytest.mark.parametrize("is_durable", [False, True])
+@virtual_time
+async def test_a_seek_that_the_port_refuses_changes_nothing(ports: Ports, *, is_durable: bool) -> None:
+    """U35: a nack keeps its deadline, an attempt its count, and a dead letter goes its way."""
+    letters = FakePublisher()
+    topic = ports.topic(**({"partitions": 1} if ports.kind in {"fake", "nowait"} else {}))
+    machine = Machine(ports, topic)
+    options: dict[str, Any] = {"dead_letter": DeadLetterPolicy(9, "dead", publisher=letters), "config": EXACT}
+    options |= {} if is_durable else {"durable": None}
+    async with machine.consuming(**options) as consumer:
+        for number in range(4):
+            topic.publish(b"%d" % number)
+        nacked, in_work, dead, acked = [await consumer.receive() for _ in range(4)]
+        await acked.ack()
+        await nacked.nack(5)
+        letters.hold()
+        sending = asyncio.create_task(dead.dead_letter("bad"))
+        await asyncio.sleep(0.1)
+        before, at = consumer.statistics(), now()
+        with pytest.raises((BrokerError, InvalidArgumentError)):
+            await consumer.seek(REFUSED[ports.kind])
+        assert consumer.statistics() == before
+        letters.release()
+        await sending
+        await in_work.ack()
+        again = await consumer.receive()
+        assert (again.data, again.attempt) == (b"0", 2)
+        assert now() - at == pytest.approx(4.9, abs=0.01)
+        await again.ack()
+        assert await shown(consumer) == []
+        assert [letter.data for letter in letters.letters] == [b"2"]
+
+
 # --- cumulative ---
 
 

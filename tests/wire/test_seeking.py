@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
+from pulsar_nack import BrokerError, InvalidArgumentError
 from pulsar_nack.testing import virtual_time
 from tests.wire.consuming import consuming
 from tests.wire.fake_broker import Call, FakeBroker, refuse, silence
-from tests.wire.using import TOPIC, broker_with, now, subscribed, take
+from tests.wire.using import BASE, TOPIC, broker_with, now, publish, subscribed, take
 
 
 @pytest.mark.parametrize("position", [-1, 2**63, 1.5, True, "x", None, 1_790_000_000, 1_790_000_000_000_000])
@@ -61,14 +62,24 @@ async def test_a_seek_in_one_partition_loses_nothing_of_another() -> None:
 
 
 @virtual_time
-async def test_a_seek_to_another_topic_loses_nothing() -> None:
-    """It is refused, and what was held comes again."""
+async def test_a_seek_to_another_topic_or_a_deleted_one_changes_nothing() -> None:
+    """It is refused, and what was held comes again at its time."""
     broker = broker_with(b"x")
-    async with subscribed(broker) as consumer:
-        await (await consumer.receive()).nack(3600)
-        with pytest.raises(BrokerError, match="of no topic"):
-            await consumer.seek(MessageId(1, 1, topic="persistent://public/default/other"))
-        assert (await consumer.receive(timeout=60)).data == b"x"
+    broker.creates_topics = False
+    broker.topic(f"{BASE}t2").ledger = 60
+    publish(broker, b"y", topic=f"{BASE}t2")
+    async with subscribed(broker, re.compile("t.*"), discovery_interval=1) as consumer:
+        held, gone = sorted(await take(consumer, 2), key=lambda message: message.data)
+        await held.nack(30)
+        began = now()
+        broker.delete(f"{BASE}t2")
+        await asyncio.sleep(5)
+        for position, why in ((held.id._replace(topic=f"{BASE}other"), "of no topic"), (gone.id, "was deleted")):
+            with pytest.raises(BrokerError, match=why):
+                await consumer.seek(position)
+        again = await consumer.receive(timeout=60)
+        assert (again.data, again.attempt) == (b"x", 2)
+        assert now() - began == pytest.approx(30, abs=0.1)
 
 
 @pytest.mark.parametrize("answer", [refuse("MetadataError"), silence])

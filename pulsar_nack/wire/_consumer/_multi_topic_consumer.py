@@ -69,12 +69,13 @@ class DeletedTopicConsumer:
     def give_back(self, ids: Iterable[MessageId]) -> None:
         """Do nothing: there is no broker to return the messages to."""
 
-    async def seek(self, position: MessageId | int) -> None:  # noqa: ARG002
-        """Fail.
-
-        :raises BrokerError: always
-        """
+    def check_open(self) -> None:
+        """Raise :class:`~pulsar_nack.BrokerError`: the topic was deleted."""
         raise BrokerError(f"{self._topic} was deleted")
+
+    async def seek(self, position: MessageId | int) -> None:  # noqa: ARG002
+        """Raise as :meth:`check_open`."""
+        self.check_open()
 
     def _log(self) -> None:
         if not self._is_logged:

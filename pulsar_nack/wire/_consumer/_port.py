@@ -50,7 +50,8 @@ class WirePort:
         """
         self._discovery: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._traits = traits_of(options)
+        self.traits = traits_of(options)
+        """What this port promises."""
 
     @classmethod
     async def open(
@@ -91,11 +92,6 @@ class WirePort:
     def names(self) -> tuple[str, str, str]:
         """Return topic or topics, subscription and consumer name."""
         return self._selection.label, self._options.subscription, self._options.consumer_name or ""
-
-    @property
-    def traits(self) -> PortTraits:
-        """Return what this port promises."""
-        return self._traits
 
     @property
     def is_closed(self) -> bool:
@@ -244,6 +240,12 @@ class WirePort:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+    def check_seek(self, position: MessageId | int) -> None:
+        """Raise if the message is of another topic or of a deleted one."""
+        self._check_open()
+        if _is_message_id(position):
+            self._consumers.of(position).check_open()
 
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription, so that this message, or the first from this publish time in ms on, is next.
