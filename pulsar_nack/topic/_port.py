@@ -25,36 +25,6 @@ if TYPE_CHECKING:
 MAX_IDS: Final = 100_000
 
 
-class NoPort:
-    """Stands for a local port that is not opened yet, while a consumer's settings are checked."""
-
-    def __init__(self, topic: str, subscription: str, kind: SubscriptionType, receiver_queue_size: int) -> None:
-        self.names = topic, subscription, ""
-        self.traits = PortTraits(
-            honours_ids=kind.is_shared,
-            receiver_queue_size=receiver_queue_size,
-            max_ids_per_request=MAX_IDS,
-            batch_index_ack=True,
-        )
-
-    async def receive(self) -> Delivery:
-        """Refuse."""
-        raise ClosedError("this port")
-
-    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Refuse."""
-        del ids
-        raise ClosedError("this port")
-
-    async def redeliver(self, ids: Sequence[MessageId]) -> None:
-        """Refuse."""
-        del ids
-        raise ClosedError("this port")
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
 class LocalPort:
     """One consumer of a local topic's subscription; a :class:`~pulsar_nack.ConsumerPort`.
 
@@ -177,6 +147,10 @@ class LocalPort:
         if self._is_shared:
             self._subscription.give_back(self._number, self._inbox.whole())
         return before - len(self._inbox)
+
+    def drain(self) -> int:
+        """Give unreceived messages to other consumers, as :meth:`pause`: the port is closed next."""
+        return self.pause()
 
     def resume(self) -> None:
         """Get messages again."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..clock import Clock
-from ..consumer import Consumer, ConsumerPort, RetryTopicPolicy
+from ..consumer import Consumer, ConsumerPort, PortTraits, RetryTopicPolicy
+from ..consumer.transport import check_settings
 from ..errors import InvalidArgumentError
 from ._joined_port import FIRST_RETRY_LEDGER, JoinedPort
 
 if TYPE_CHECKING:
     from ._port import LocalPort
-    from ._publisher import LocalPublisher
 
 OpenTopic = Callable[[str, str, int], Awaitable[Any]]
 """Opens the retry topic of a subscription, a LocalTopic, by its name, with ledgers from an id on."""
@@ -40,22 +40,24 @@ class RetryTopics:
 
         self.opener = open_topic
 
-    def checked(
-        self, settings: Mapping[str, Any], receiver_queue_size: int, publisher: LocalPublisher
-    ) -> dict[str, Any]:
-        """Return the checked settings of a consumer, before its port is opened.
+    def check(self, settings: Mapping[str, Any], traits: PortTraits, topic: str, subscription: str) -> None:
+        """Check the settings of a consumer before its port is opened.
 
-        :raises InvalidArgumentError: they name a retry topic that a consumer cannot have
+        :raises InvalidArgumentError: names the setting
         """
-        policy = settings.get("retry_topic")
-        if not isinstance(policy, RetryTopicPolicy):
-            return dict(settings)
+        check_settings(traits, settings)
+        dead_letter, policy = settings.get("dead_letter"), settings.get("retry_topic")
+        if dead_letter is not None and dead_letter.publisher is None:
+            expected = "a DeadLetterPolicy with a publisher: a local topic publishes to no other"
+            raise InvalidArgumentError("dead_letter", dead_letter, expected)
+        if policy is None:
+            return
         if self.opener is None:
             raise InvalidArgumentError("retry_topic", policy, "None, as this topic is in a LogStore, not in a folder")
-        if not receiver_queue_size:
+        if not traits.receiver_queue_size:
             expected = "at least 1 with a retry topic: each of both would fetch a message that no call takes"
-            raise InvalidArgumentError("receiver_queue_size", receiver_queue_size, expected)
-        return {**settings, "retry_topic": replace(policy, publisher=policy.publisher or publisher)}
+            raise InvalidArgumentError("receiver_queue_size", traits.receiver_queue_size, expected)
+        policy.named((topic,), subscription)
 
     async def consumer(self, port: LocalPort, settings: Mapping[str, Any], clock: Clock) -> Consumer:
         """Return a consumer on a port, which it owns, and on the retry topic that the settings name.

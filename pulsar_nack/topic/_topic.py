@@ -15,7 +15,7 @@ from .._delays import FIRST_PUBLISH_MS, seek_position
 from .._lifetime import ClosesOnExit, LoopBound
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
-from ..consumer import Consumer, Subscribing
+from ..consumer import Consumer, PortTraits, Subscribing
 from ..consumer.transport import AnyPosition, AnyType
 from ..consumer.transport import initial_position as as_initial_position
 from ..cursor import Cursor
@@ -26,7 +26,7 @@ from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
 from ._arguments import as_bucket_config, check_options, check_subscribe, check_subscription_name
 from ._entry import entry_class
 from ._ledgers import STATE, TopicLedgers
-from ._port import LocalPort, NoPort
+from ._port import LocalPort
 from ._publisher import EntryPublisher, LocalPublisher
 from ._registry import SubscriptionRegistry
 from ._retry_topics import RetryTopics
@@ -335,9 +335,8 @@ class LocalTopic(ClosesOnExit, LoopBound):
         joining = check_subscribe(name, kind, initial_position, consumer_name, receiver_queue_size)
         check_flag("batch_index_ack", batch_index_ack)
         as_bucket_config(delayed)
-        checked = self.retry_topics.checked(settings, receiver_queue_size, self.publisher())
-        unopened = NoPort(self.name, name, joining.kind, receiver_queue_size)
-        Consumer(unopened, **checked)  # checks the settings, and begins nothing
+        traits = PortTraits(honours_ids=joining.kind.is_shared, receiver_queue_size=receiver_queue_size)
+        self.retry_topics.check(settings, traits, self.name, name)
 
         async def make() -> Consumer:
             port = await self.subscribe(
