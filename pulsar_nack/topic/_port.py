@@ -19,7 +19,7 @@ from ..ids import MessageId, Position
 from ._inbox import BatchMembers, LocalInbox
 
 if TYPE_CHECKING:
-    from ._dispatcher import SubscriptionType
+    from ._arguments import Joining
     from ._subscription import Subscription
 
 MAX_IDS: Final = 100_000
@@ -36,32 +36,27 @@ class LocalPort:
         self,
         topic: str,
         subscription: Subscription,
-        join: Callable[[LocalInbox], int],
+        joining: Joining,
         forget: Callable[..., Awaitable[None]],
-        *,
-        name: str,
-        kind: SubscriptionType,
-        receiver_queue_size: int,
-        batch_index_ack: bool,
     ) -> None:
         self._topic = topic
         self._subscription = subscription
         self._forget = forget
-        self._is_shared = kind.is_shared
-        self.kind = kind
-        self._has_queue = receiver_queue_size > 0
+        self.kind = joining.kind
+        self._is_shared = joining.kind.is_shared
+        self._has_queue = joining.room > 0
         self._is_paused = False
-        self.name = name
+        self.name = joining.consumer_name
         self._traits = PortTraits(
-            honours_ids=kind.is_shared,
+            honours_ids=self._is_shared,
             max_ids_per_request=MAX_IDS,
-            batch_index_ack=batch_index_ack,
-            receiver_queue_size=receiver_queue_size,
+            batch_index_ack=joining.batch_index_ack,
+            receiver_queue_size=joining.room,
             reports_sessions=True,
         )
-        self._members = None if batch_index_ack else BatchMembers()
+        self._members = None if joining.batch_index_ack else BatchMembers()
         self._inbox = LocalInbox(self._members)
-        self._number = join(self._inbox)
+        self._number = subscription.join(self._inbox, joining)
         self._is_closed = False
         loop = asyncio.get_running_loop()
         self._finalizer = weakref.finalize(self, _leave_soon, loop, subscription, self._number)

@@ -17,9 +17,8 @@ from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory
 from ..delayed.bucket import LogDelayedCursor, LogSnapshotStorage
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ledger import LogStore
+from ._arguments import Joining
 from ._cursors import Cursors, LedgerTrimmer
-from ._dispatcher import SubscriptionType
-from ._inbox import LocalInbox
 from ._ledgers import TopicLedgers
 from ._port import LocalPort
 from ._subscription import Subscription
@@ -101,45 +100,20 @@ class SubscriptionRegistry:
         """Create a subscription, durable when this returns; an existing one stays as it is."""
         await self._alone(lambda: self._get_or_create_cursor(name, initial))
 
-    async def join(
-        self,
-        name: str,
-        initial: InitialPosition,
-        delayed: BucketConfig | None,
-        *,
-        consumer_name: str,
-        kind: SubscriptionType,
-        room: int,
-        unacked_limit: int | None,
-        batch_index_ack: bool,
-    ) -> LocalPort:
+    async def join(self, joining: Joining) -> LocalPort:
         """Return the port of a new consumer of a subscription, which is created if it does not exist.
 
-        :param delayed: how the subscription keeps delayed messages; None: as before, or by default
         :raises BrokerError: the present consumers exclude this one
         """
         is_wanted = True
 
         async def work() -> LocalPort:
-            subscription = await self._get_or_create(name, initial, delayed)
+            subscription = await self._get_or_create(joining.name, joining.initial, joining.delayed)
             if not is_wanted:
                 raise asyncio.CancelledError
             self._ports_made += 1
-            label = consumer_name or f"{self._ports_made:09}"
-
-            def attach(inbox: LocalInbox) -> int:
-                return subscription.join(inbox, label, room=room, unacked_limit=unacked_limit, kind=kind)
-
-            port = LocalPort(
-                self._topic,
-                subscription,
-                attach,
-                self.delete,
-                name=label,
-                kind=kind,
-                receiver_queue_size=room,
-                batch_index_ack=batch_index_ack,
-            )
+            name = joining.consumer_name or f"{self._ports_made:09}"
+            port = LocalPort(self._topic, subscription, joining._replace(consumer_name=name), self.delete)
             self._ports.add(port)
             return port
 
