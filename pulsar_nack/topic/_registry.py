@@ -100,9 +100,10 @@ class SubscriptionRegistry:
         """Create a subscription, durable when this returns; an existing one stays as it is."""
         await self._alone(lambda: self._get_or_create_cursor(name, initial))
 
-    async def join(self, joining: Joining) -> LocalPort:
+    async def join(self, joining: Joining, port: LocalPort | None = None) -> LocalPort:
         """Return the port of a new consumer of a subscription, which is created if it does not exist.
 
+        :param port: one that reads another topic, and from now on this one too; None: a new one
         :raises BrokerError: the present consumers exclude this one
         """
         is_wanted = True
@@ -111,11 +112,15 @@ class SubscriptionRegistry:
             subscription = await self._get_or_create(joining.name, joining.initial, joining.delayed)
             if not is_wanted:
                 raise asyncio.CancelledError
+            if port is not None:
+                port.read_too(self._topic, subscription, self.delete)
+                self._ports.add(port)
+                return port
             self._ports_made += 1
             name = joining.consumer_name or f"{self._ports_made:09}"
-            port = LocalPort(self._topic, subscription, joining._replace(consumer_name=name), self.delete)
-            self._ports.add(port)
-            return port
+            made = LocalPort(self._topic, subscription, joining._replace(consumer_name=name), self.delete)
+            self._ports.add(made)
+            return made
 
         try:
             return await self._alone(work)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..clock import Clock
-from ..consumer import Consumer, ConsumerPort, PortTraits, RetryTopicPolicy
+from ..consumer import Consumer, PortTraits, RetryTopicPolicy
 from ..consumer.transport import check_settings
 from ..errors import InvalidArgumentError
-from ._joined_port import FIRST_RETRY_LEDGER, JoinedPort
+from ._inbox import FIRST_RETRY_LEDGER
 
 if TYPE_CHECKING:
     from ._port import LocalPort
@@ -64,19 +64,18 @@ class RetryTopics:
 
         :param clock: that of the topics
         """
-        opened: ConsumerPort = port
         try:
             if settings.get("retry_topic") is None:
-                return Consumer(opened, **settings)
-            opened, policy = await self.join(port, settings["retry_topic"])
-            return Consumer(opened, **{"wall_clock": clock, **settings, "retry_topic": policy})
+                return Consumer(port, **settings)
+            policy = await self.join(port, settings["retry_topic"])
+            return Consumer(port, **{"wall_clock": clock, **settings, "retry_topic": policy})
         except BaseException:
-            await opened.close()
+            await port.close()
             raise
 
-    async def join(self, port: LocalPort, policy: RetryTopicPolicy) -> tuple[JoinedPort, RetryTopicPolicy]:
-        """Subscribe to the retry topic as this port is; return both as one, and the policy with all that it needs."""
-        topic, subscription, consumer_name = port.names
+    async def join(self, port: LocalPort, policy: RetryTopicPolicy) -> RetryTopicPolicy:
+        """Let a port read the retry topic too, as it reads its own; return the policy with all that it needs."""
+        topic, subscription, _ = port.names
         named = policy.named((topic,), subscription)
         assert named.topic is not None
         assert self.opener is not None
@@ -84,15 +83,9 @@ class RetryTopics:
             if named.topic not in self._opened:
                 self._opened[named.topic] = await self.opener(subscription, named.topic, FIRST_RETRY_LEDGER)
             opened = self._opened[named.topic]
-        retry_port = await opened.subscribe(
-            subscription,
-            port.kind,
-            consumer_name=consumer_name,
-            initial_position="earliest",
-            receiver_queue_size=port.traits.receiver_queue_size,
-            batch_index_ack=port.traits.batch_index_ack,
-        )
-        return JoinedPort(port, retry_port), replace(named, publisher=policy.publisher or opened.publisher())
+        joining = port.joining._replace(initial="earliest", delayed=None)
+        await opened._subscriptions.join(joining, port)
+        return replace(named, publisher=policy.publisher or opened.publisher())
 
     async def aclose(self) -> None:
         """Close all retry topics."""

@@ -168,7 +168,7 @@ class Subscription:
             self._delivery.rewind(forget=True)
         elif not kind.is_shared and before is not None and self._dispatcher.active != before:
             self._delivery.take_back(self._dispatcher.rewind(), before)
-            self._inboxes[before].report(SessionEvent.INACTIVE)
+            self._delivery.report(SessionEvent.INACTIVE, before)
         self.wake()
         return number
 
