@@ -119,10 +119,12 @@ async def test_acks_are_grouped_while_some_are_unanswered() -> None:
     """Those of one turn go together in the next; those that come while others are on their way, with their receipt."""
     async with consuming() as made:
         consumer, deliveries = await made.holding(50, ack_group_ms=10)
+        began = now()
         acks = [asyncio.create_task(consumer.acknowledge([each.id])) for each in deliveries[:2]]
         await asyncio.sleep(0.0005)
         acks += [asyncio.create_task(consumer.acknowledge([each.id])) for each in deliveries[2:]]
         await asyncio.gather(*acks)
+        assert now() - began == pytest.approx(4 * made.broker.latency)
         assert [len(ack.message_id) for ack in made.broker.commands("ACK")] == [2, 48]
         assert len(made.subscription.acked) == 50
 
