@@ -20,6 +20,7 @@ from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._ack_sets import AckSets
 from pulsar_nack.wire._consumer._commands import acknowledge, redeliver
+from pulsar_nack.wire._consumer._deliveries import DeliveryFactory
 from pulsar_nack.wire._consumer._entry_reader import EntryReader
 from pulsar_nack.wire._consumer._unread_entry import READ_AT_ONCE, UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -86,15 +87,17 @@ def frame(of_entry: pb.MessageMetadata, payload: bytes) -> bytes:
 def reader() -> EntryReader:
     """Return a reader of one topic."""
     topic = "persistent://public/default/orders"
-    return EntryReader(
-        topic, -1, AckSets(), ChunkAssembler(10, 1 << 20, 1_000), options=ClientOptions(), now_ms=lambda: 0
-    )
+    factory = DeliveryFactory(topic, -1, AckSets(), options=ClientOptions(), threads=None)
+    return EntryReader(factory, ChunkAssembler(10, 1 << 20, 1_000), lambda: 0)
 
 
 def read_all(frames: list[Any], read: EntryReader) -> None:
     """Create deliveries of all frames."""
     for head, rest in frames:
-        found = read.read(head, rest).found
+        if (plain := read.plain(head, rest)) is not None:
+            read.factory.delivery_of(plain)
+            continue
+        _, found = read.read_other(head, rest)
         while isinstance(found, UnreadEntry) and found.messages:
             found.take(READ_AT_ONCE)
 

@@ -242,10 +242,10 @@ async def send_encrypted(client: Client, topic: str) -> None:
         def on_send_error(self, command: Any) -> None:
             receipt.set_exception(BrokerError(command.message))
 
-    request_id, producer_id = connection.request_id(), connection.producers.next_id()
+    request_id, producer_id = connection.request_id(), next(connection.handler_ids)
     asked = pb.BaseCommand(type=pb.BaseCommand.PRODUCER)
     asked.producer.topic, asked.producer.producer_id, asked.producer.request_id = topic, producer_id, request_id
-    connection.producers.add(producer_id, Events())
+    connection.producers[producer_id] = Events()
     name = (await connection.request(asked, request_id)).producer_success.producer_name
     sending = pb.BaseCommand(type=pb.BaseCommand.SEND)
     sending.send.producer_id, sending.send.sequence_id = producer_id, 0
@@ -257,4 +257,4 @@ async def send_encrypted(client: Client, topic: str) -> None:
     closing = pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER)
     closing.close_producer.producer_id, closing.close_producer.request_id = producer_id, request_id
     await connection.request(closing, request_id)
-    connection.producers.remove(producer_id)
+    del connection.producers[producer_id]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any, Final
 
 from pulsar_nack.clock import LoopClock
@@ -14,11 +14,9 @@ from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._consumer._deliveries import QueuedMessage
-from pulsar_nack.wire._consumer._receiver_queue import ReceiverQueue
+from pulsar_nack.wire._consumer._inbox import WireInbox
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
-from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeSubscription, FakeTopic
 
@@ -54,42 +52,23 @@ class Ended(list[tuple[Any, Exception | None]]):
         self.extend((token, error) for token in tokens)
 
 
-class Arrived:
-    """What a consumer has delivered; what came in an earlier epoch and was not taken is dropped."""
+class Arrived(WireInbox):
+    """What consumers have delivered, without a port."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[QueuedMessage, ReceiverQueue, int]] = deque()
-        self._came = asyncio.Event()
-
-    def put(self, found: QueuedMessage | UnreadEntry, queue: ReceiverQueue) -> None:
-        """Take one, or read all messages of an entry; to be given as the sink."""
-        while isinstance(found, UnreadEntry) and found.messages:
-            self._waiting += [(each, queue, queue.epoch) for each in queue.read_some(found)]
-        if not isinstance(found, UnreadEntry):
-            self._waiting.append((found, queue, queue.epoch))
-        self._came.set()
+        super().__init__(lambda: None)
 
     async def take(self, count: int = 1) -> list[Delivery]:
         """Wait for this many messages and take them."""
-        taken: list[Delivery] = []
-        while len(taken) < count:
-            taken.extend(self.take_nowait(count - len(taken)))
-            if len(taken) < count:
-                self._came.clear()
-                await asyncio.wait_for(self._came.wait(), 100)
-        return taken
+        async with asyncio.timeout(100):
+            return [await self.get() for _ in range(count)]
 
     def take_nowait(self, most: int = 1_000_000) -> list[Delivery]:
         """Take what is here."""
-        taken: list[Delivery] = []
-        while self._waiting and len(taken) < most:
-            item, queue, epoch = self._waiting.popleft()
-            if queue.epoch == epoch:
-                taken.append(queue.taken(item))
-        return taken
+        return list(islice(iter(self.get_nowait, None), most))
 
     def __len__(self) -> int:
-        return sum(queue.epoch == epoch for _, queue, epoch in self._waiting)
+        return sum(queue.messages for queue in self._epochs)
 
 
 class Consuming:

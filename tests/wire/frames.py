@@ -9,7 +9,6 @@ from typing import NamedTuple
 import google_crc32c
 
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._batches import read_batch
 from pulsar_nack.wire._protocol._entries import Entry, Metadata, key_of, ordering_key_of, properties_of
 
 
@@ -93,8 +92,6 @@ def messages_of(entry: Entry) -> Iterator[SingleMessage]:
     if not entry.is_batch:
         yield SingleMessage(-1, entry.metadata, entry.payload)
         return
-    for index, metadata, payload in read_batch(
-        entry.payload, entry.metadata.num_messages_in_batch, is_plain=lambda _: False
-    ):
-        assert not isinstance(metadata, bytes)
-        yield SingleMessage(index, metadata, payload)
+    for index, metadata, payload in entry.members():
+        parsed = pb.SingleMessageMetadata.FromString(metadata) if isinstance(metadata, bytes) else metadata
+        yield SingleMessage(index, parsed, payload)

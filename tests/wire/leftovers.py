@@ -25,8 +25,8 @@ def check_idle(client: Client, broker: FakeBroker, *, connections: int = 1) -> N
     assert not pool._opening
     assert len(pool.connections()) <= connections
     for connection in pool.connections():
-        assert not connection.consumers.by_id
-        assert not connection.producers.by_id
+        assert not connection.consumers
+        assert not connection.producers
         assert len(connection._requests) == 0
         assert len(connection._requests._deadlines) <= 65
         assert not connection._handshake._tasks

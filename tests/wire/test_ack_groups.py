@@ -60,46 +60,9 @@ class Outcomes:
             self.call(number)(error)
 
 
-def groups(group_ms: int = 2) -> AckGroupingTracker:
+def groups() -> AckGroupingTracker:
     """Return an empty one."""
-    return AckGroupingTracker(asyncio.get_running_loop(), group_ms)
-
-
-@virtual_time
-async def test_one_is_sent_in_the_next_turn() -> None:
-    """While nothing is unanswered the acknowledgements of one turn go together in the next."""
-    sender, outcomes, acks = Sender(), Outcomes(), groups()
-    acks.connected(sender.send_acks)
-    for number in range(3):
-        acks.add((1, number), 0, number, outcomes.ended)
-    assert sender.sent == []
-    await asyncio.sleep(0)
-    assert sender.sent == [{(1, 0): 0, (1, 1): 0, (1, 2): 0}]
-    assert outcomes.of == {}
-    sender.confirm()
-    await asyncio.sleep(0)
-    assert outcomes.of == {0: None, 1: None, 2: None}
-    assert len(acks) == 0
-
-
-@virtual_time
-async def test_others_wait_for_the_receipt_or_the_time() -> None:
-    """While one is unanswered others are gathered until its receipt comes, or the group time is over."""
-    sender, outcomes, acks = Sender(), Outcomes(), groups(group_ms=2)
-    acks.connected(sender.send_acks)
-    acks.add((1, 0), 0, 0, outcomes.ended)
-    await asyncio.sleep(0)
-    acks.add((1, 1), 0, 1, outcomes.ended)
-    await asyncio.sleep(0.001)
-    assert len(sender.sent) == 1
-    sender.confirm()
-    await asyncio.sleep(0)
-    assert len(sender.sent) == 2
-    acks.add((1, 2), 0, 2, outcomes.ended)
-    await asyncio.sleep(0.0019)
-    assert len(sender.sent) == 2
-    await asyncio.sleep(0.0002)
-    assert len(sender.sent) == 3
+    return AckGroupingTracker(asyncio.get_running_loop(), 2)
 
 
 @virtual_time
@@ -200,25 +163,6 @@ async def test_cumulative_ones_go_at_once_and_in_order() -> None:
     acks.add((1, 0), 0, 0, outcomes.ended)
     acks.add_cumulative((1, 5), 0b10, outcomes.call(1))
     assert sender.sent == [{(1, 0): 0}, {(1, 5): 0b10}]
-
-
-@pytest.mark.parametrize("count", [1, 1_000, 1_001, 3_000])
-@virtual_time
-async def test_redeliveries_are_cut(count: int) -> None:
-    """No command has more than 1 000 entries, each entry is asked for once."""
-    sent: list[Sequence[tuple[int, int]]] = []
-    asked = RedeliveryRequests(asyncio.get_running_loop(), sent.append)
-    wanted = [(1, number) for number in range(count)]
-    asked.add(wanted)
-    assert [len(each) for each in sent] == [1_000] * (count // 1_000) + ([count % 1_000] if count % 1_000 else [])
-    assert [position for each in sent for position in each] == wanted
-    assert len(asked) == 0
-    asked.add(wanted)
-    asked.add(wanted)
-    assert len(asked) == count
-    await asyncio.sleep(SPACING_S)
-    assert [position for each in sent for position in each] == wanted * 2
-    assert len(asked) == 0
 
 
 @virtual_time

@@ -7,7 +7,7 @@ import pytest
 from pulsar_nack.errors import InvalidArgumentError
 from pulsar_nack.wire._connection._address import Address, parse_service_url
 from pulsar_nack.wire._protocol._topics import (
-    namespace_of,
+    TopicName,
     normalize,
     normalize_namespace,
     partition_name,
@@ -115,8 +115,8 @@ def test_partitions_have_names() -> None:
 
 def test_namespaces() -> None:
     """A topic's namespace has its tenant; a short one is in public."""
-    assert namespace_of("orders") == "public/default"
-    assert namespace_of("persistent://acme/shop/orders") == "acme/shop"
+    assert TopicName.parse("orders").namespace == "public/default"
+    assert TopicName.parse("persistent://acme/shop/orders").namespace == "acme/shop"
     assert normalize_namespace("shop") == "public/shop"
     assert normalize_namespace("acme/shop") == "acme/shop"
     for wrong in ("", "a//b", "persistent://a/b", "a/b/c/d"):

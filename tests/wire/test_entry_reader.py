@@ -17,7 +17,7 @@ from pulsar_nack.consumer import Delivery
 from pulsar_nack.errors import MissingExtraError, ProtocolError, UndecodableMessageError
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, words_of
-from pulsar_nack.wire._consumer._deliveries import PlainBatchMember, PlainDelivery
+from pulsar_nack.wire._consumer._deliveries import DeliveryFactory, PlainBatchMember, PlainDelivery
 from pulsar_nack.wire._consumer._entry_reader import EntryReader
 from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -46,13 +46,16 @@ class Reader:
 
     def __init__(self) -> None:
         self.ack_sets = AckSets()
-        chunks = ChunkAssembler(4, LIMIT, 1_000)
-        self.reader = EntryReader(TOPIC, 2, self.ack_sets, chunks, options=OPTIONS, now_ms=lambda: 0)
+        self.factory = DeliveryFactory(TOPIC, 2, self.ack_sets, options=OPTIONS, threads=None)
+        self.reader = EntryReader(self.factory, ChunkAssembler(4, LIMIT, 1_000), lambda: 0)
 
     def read(self, rest: bytes, *, entry: int = 7, count: int = 0, remaining: int | None = None) -> Read:
         """Read all of an entry of ledger 3; ``remaining`` is what the broker says of its batch."""
         words = () if remaining is None else words_of(remaining)
-        permits, found = self.reader.read(MessageCommand(1, 3, entry, count, words), rest)
+        command = MessageCommand(1, 3, entry, count, words)
+        if (plain := self.reader.plain(command, rest)) is not None:
+            return Read(1, [self.factory.delivery_of(plain)])
+        permits, found = self.reader.read_other(command, rest)
         if not isinstance(found, UnreadEntry):
             return Read(permits, [] if found is None else [found])
         deliveries: list[Delivery] = []

@@ -47,7 +47,7 @@ class Raw:
     async def subscribe(self, consumer_id: int = 1, **fields: Any) -> None:
         """Subscribe from the beginning, and ask for messages."""
         self.got[consumer_id] = []
-        self.connection.consumers.add(consumer_id, _Events(self, consumer_id))
+        self.connection.consumers[consumer_id] = _Events(self, consumer_id)
         usual = {"initialPosition": 1, "topic": TOPIC, "subscription": "s", "subType": pb.CommandSubscribe.Shared}
         await self.ask("SUBSCRIBE", "subscribe", **usual | {"consumer_id": consumer_id} | fields)
         flow = command("FLOW")

@@ -140,9 +140,10 @@ async def test_a_batch_counts_by_its_messages() -> None:
         made.topic.publish_batch([bytes(SIZE)] * 4)
         await made.open()
         await asyncio.sleep(1)
-        assert made.context.memory_limit.bytes == 4 * SIZE
-        await made.arrived.take(3)
-        assert made.context.memory_limit.bytes == SIZE
+        assert made.context.memory_limit.bytes >= 4 * SIZE
+        for left in (3, 2, 1, 0):
+            await made.arrived.take()
+            assert made.context.memory_limit.bytes == left * SIZE
 
 
 @virtual_time

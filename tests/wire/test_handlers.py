@@ -13,6 +13,8 @@ from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._session import Session
+from pulsar_nack.wire._consumer import _commands as commands
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.wire.fake_broker import Call, FakeBroker, refuse
@@ -66,8 +68,8 @@ class Stage:
         self.link = broker.links[0]
         self.opened: Call = broker.calls[0]
         self.consumer, self.producer = Recorder(), Recorder()
-        connection.consumers.add(1, self.consumer)
-        connection.producers.add(1, self.producer)
+        connection.consumers[1] = self.consumer
+        connection.producers[1] = self.producer
 
     async def send(self, kind: str, **fields: Any) -> None:
         """Let the broker send a command."""
@@ -94,8 +96,8 @@ async def test_what_is_for_nobody_is_dropped() -> None:
     """Commands for ids that are not there, or not there any more, change nothing; other handlers go on."""
     stage = await open_stage()
     other = Recorder()
-    stage.connection.consumers.add(2, other)
-    stage.connection.consumers.remove(2)
+    stage.connection.consumers[2] = other
+    del stage.connection.consumers[2]
     for consumer_id, entry in ((2, 0), (3, 1), (1, 2)):
         await stage.message(consumer_id, entry)
     await stage.send("ACTIVE_CONSUMER_CHANGE", consumer_id=2, is_active=True)
@@ -152,10 +154,12 @@ async def test_all_are_called_about_the_loss() -> None:
     await connection.aclose()
     assert stage.consumer.calls == stage.producer.calls == [("lost", ConnectionLostError)]
     assert closed == [connection]
+    late = Session(connection, connection.consumers, "t", what="consumer", close=commands.close, on_closed=print)
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
-        connection.consumers.add(1, Recorder())
+        await late.register(commands.close)
+    assert not connection.consumers
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
-        connection.expect(1)
+        connection.begin_request("ACK")
 
 
 @virtual_time
@@ -165,7 +169,7 @@ async def test_a_fault_of_a_user() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     fault = RuntimeError("a fault")
-    stage.connection.consumers.add(2, Recorder(fault))
+    stage.connection.consumers[2] = Recorder(fault)
     await stage.message(2, 0)
     assert [each["exception"] for each in reported] == [fault, fault]
     assert stage.consumer.calls == stage.producer.calls == [("lost", ConnectionLostError)]
@@ -180,7 +184,7 @@ async def test_nothing_is_called_after_the_end() -> None:
     bad.connected.server_version = "again"
     sent = command("REACHED_END_OF_TOPIC")
     sent.reachedEndOfTopic.consumer_id = 1
-    waiting = stage.connection.expect(99)
+    _, waiting = stage.connection.begin_request("ACK")
     stage.link.transport.deliver(frame(sent) + frame(bad) + frame(sent))
     await asyncio.sleep(0.1)
     with pytest.raises(ConnectionLostError, match="CONNECTED on a connection that is open") as caught:
@@ -215,11 +219,10 @@ async def test_kinds_that_nobody_knows() -> None:
 
 @virtual_time
 async def test_receipts_by_expectation() -> None:
-    """``expect`` returns the response, refusal or loss by request id; a cancelled one affects no other."""
+    """A request that is begun gets the response, refusal or loss by its id; a cancelled one affects no other."""
     stage = await open_stage()
     connection = stage.connection
-    numbers = [connection.request_id() for _ in range(4)]
-    good, bad, let_go, lost = (connection.expect(number) for number in numbers)
+    numbers, (good, bad, let_go, lost) = zip(*(connection.begin_request("ACK") for _ in range(4)), strict=True)
     let_go.cancel()
     for number in numbers[:3]:
         failed = {"error": 0, "message": "no"} if number == numbers[1] else {}

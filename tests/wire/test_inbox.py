@@ -1,4 +1,4 @@
-"""The inbox of a port: first come, first served, nothing lost, nothing shown that will come again."""
+"""The inbox of a port: nothing lost, nothing shown that will come again."""
 
 from __future__ import annotations
 
@@ -26,17 +26,6 @@ class Source:
 def delivery(number: int) -> Delivery:
     """The message of this number."""
     return Delivery(MessageId(1, number), str(number).encode())
-
-
-async def test_messages_come_in_order_and_make_room() -> None:
-    """What arrived is received in its order, and its source gets each when it is received, not before."""
-    inbox = WireInbox(lambda: None)
-    source: Any = Source()
-    for number in range(3):
-        inbox.put(delivery(number), source)
-    assert (len(inbox), source.received) == (3, [])
-    assert [(await inbox.get()).data for _ in range(2)] == [b"0", b"1"]
-    assert (len(inbox), source.received) == (1, [b"0", b"1"])
 
 
 async def test_what_will_come_again_is_dropped() -> None:

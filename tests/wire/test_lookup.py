@@ -13,7 +13,6 @@ from pulsar_nack.errors import (
     BrokerRefusedError,
     ClosedError,
     ConnectionLostError,
-    InvalidArgumentError,
     ProtocolError,
     RequestTimeoutError,
 )
@@ -221,18 +220,13 @@ async def test_partitions() -> None:
 
 @virtual_time
 async def test_topics_of_a_namespace() -> None:
-    """All topics of a namespace are found, or only those that match a pattern or mode."""
+    """All persistent topics of a namespace are found."""
     broker = FakeBroker()
     names = [f"persistent://public/default/{name}" for name in ("orders", "orders-dlq", "bills-partition-0")]
     for name in (*names, "non-persistent://public/default/ticks", "persistent://public/other/orders"):
         broker.topic(name)
     pool, lookup = client(broker)
     assert await lookup.topics("public/default") == names
-    assert await lookup.topics("public/default", pattern="persistent://public/default/orders.*") == names[:2]
-    assert await lookup.topics("public/default", mode="non_persistent") == ["non-persistent://public/default/ticks"]
-    assert len(await lookup.topics("public/default", mode="all")) == 4
-    with pytest.raises(InvalidArgumentError, match="pattern"):
-        await lookup.topics("public/default", pattern="(")
     await pool.aclose()
 
 

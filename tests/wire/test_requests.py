@@ -28,7 +28,7 @@ async def test_each_has_its_own_time() -> None:
 
     async def wait(name: str, timeout: float | None) -> None:
         with pytest.raises(RequestTimeoutError, match=rf"pulsar://b:1: no answer to {name} within"):
-            await requests.expect(requests.next_id(), name, timeout)
+            await requests.begin(name, timeout)[1]
         ended[name] = loop.time()
 
     await asyncio.gather(wait("usual", None), wait("short", 2), wait("long", 15), wait("shortest", 1))
@@ -48,13 +48,13 @@ async def test_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
         return call_at(when, *args, **more)
 
     monkeypatch.setattr(loop, "call_at", count)
-    waiting = [requests.expect(number, "PING") for number in range(1_000)]
+    waiting = [requests.begin("PING") for _ in range(1_000)]
     assert timers == [10]
-    for number in range(999):
+    for number, _ in waiting[:-1]:
         requests.resolve(number, DONE)
     requests.fail_all(ConnectionLostError("over"))
     with pytest.raises(ConnectionLostError, match="over"):
-        await waiting[-1]
+        await waiting[-1][1]
     await asyncio.sleep(100)
     assert len([when for when in timers if when == 10]) == 1
 
@@ -63,9 +63,8 @@ async def test_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_memory_is_that_of_what_waits() -> None:
     """Deadlines of what was answered are dropped when they are the greater part."""
     requests = table()
-    for number in range(10_000):
-        requests.expect(number, "ACK")
-        requests.resolve(number, DONE)
+    for _ in range(10_000):
+        requests.resolve(requests.begin("ACK")[0], DONE)
     assert len(requests) == 0
     assert len(requests._deadlines) < 100
 
@@ -74,7 +73,7 @@ async def test_memory_is_that_of_what_waits() -> None:
 async def test_answers_that_nobody_waits_for() -> None:
     """Answers and failures of requests that are forgotten, cancelled or unknown are dropped."""
     requests = table()
-    cancelled, forgotten = requests.expect(1, "a"), requests.expect(2, "b")
+    (_, cancelled), (_, forgotten) = requests.begin("a"), requests.begin("b")
     cancelled.cancel()
     requests.discard(2)
     for number in (1, 2, 3):

@@ -25,13 +25,13 @@ class FakeLookup:
             raise BrokerError("no")
         return self._topics.get(topic, 0)
 
-    async def topics(self, namespace: str, *, mode: str) -> list[str]:
+    async def topics(self, namespace: str) -> list[str]:
         if self._fails:
             raise BrokerError("no")
         return [
             member
             for name, count in self._topics.items()
-            if namespace == "public/default" and mode == "persistent"
+            if namespace == "public/default"
             for member in ([f"{name}-partition-{number}" for number in range(count)] or [name])
         ]
 

@@ -61,8 +61,8 @@ def test_messages_of_all_sizes(run: Run) -> None:
     async def test(there: Served) -> None:
         connection = await connect(there, write_buffer_bytes=100_000)
         entries = Entries()
-        connection.consumers.add(1, entries)
-        connection.producers.add(1, entries)
+        connection.consumers[1] = entries
+        connection.producers[1] = entries
         await request(connection, "SUBSCRIBE", "subscribe", topic=TOPIC, subscription="s", subType=1, consumer_id=1)
         await request(connection, "PRODUCER", "producer", topic=TOPIC, producer_id=1)
         flow = command("FLOW")

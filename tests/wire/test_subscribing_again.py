@@ -18,13 +18,9 @@ from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.consuming import TOPIC, Arrived, Consuming, consuming
 from tests.wire.fake_broker import URL, carried_out_then_cut, cut, half, in_turn, later, refuse, silence
 from tests.wire.frames import command
+from tests.wire.using import now
 
 OTHER = "pulsar://other:6650"
-
-
-def now() -> float:
-    """Return the virtual time in seconds."""
-    return asyncio.get_running_loop().time()
 
 
 def active(consumer: TopicConsumer) -> bool | None:

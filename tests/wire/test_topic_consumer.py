@@ -16,11 +16,7 @@ from tests.wire.consuming import NAME, TOPIC, Ended, consuming
 from tests.wire.fake_broker import cut, later, refuse, silence
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import batch_payload, message_rest
-
-
-def now() -> float:
-    """Return the virtual time in seconds."""
-    return asyncio.get_running_loop().time()
+from tests.wire.using import now
 
 
 @virtual_time
@@ -120,14 +116,16 @@ async def test_a_lone_ack_takes_one_round_trip() -> None:
 
 @virtual_time
 async def test_acks_are_grouped_while_some_are_unanswered() -> None:
-    """Acknowledgements that come while others are on their way go together with the next command."""
+    """Those of one turn go together in the next; those that come while others are on their way, with their receipt."""
     async with consuming() as made:
         consumer, deliveries = await made.holding(50, ack_group_ms=10)
-        first = asyncio.create_task(consumer.acknowledge([deliveries[0].id]))
+        began = now()
+        acks = [asyncio.create_task(consumer.acknowledge([each.id])) for each in deliveries[:2]]
         await asyncio.sleep(0.0005)
-        others = [asyncio.create_task(consumer.acknowledge([each.id])) for each in deliveries[1:]]
-        await asyncio.gather(first, *others)
-        assert [len(ack.message_id) for ack in made.broker.commands("ACK")] == [1, 49]
+        acks += [asyncio.create_task(consumer.acknowledge([each.id])) for each in deliveries[2:]]
+        await asyncio.gather(*acks)
+        assert now() - began == pytest.approx(4 * made.broker.latency)
+        assert [len(ack.message_id) for ack in made.broker.commands("ACK")] == [2, 48]
         assert len(made.subscription.acked) == 50
 
 

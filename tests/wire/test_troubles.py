@@ -115,7 +115,7 @@ async def ask(lookup: Lookup, random: Random, on_them: list[tuple[LossCounter, C
         return "given up"
     if isinstance(found, Connection) and found.is_open:
         counted = LossCounter()
-        found.consumers.add(found.consumers.next_id(), counted)
+        found.consumers[next(found.handler_ids)] = counted
         on_them.append((counted, found))
     return "an answer"
 

@@ -13,6 +13,7 @@ import pytest
 
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._consumer import _deliveries as deliveries
 from pulsar_nack.wire._consumer import _unread_entry as unread
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -121,7 +122,7 @@ def _failing(real: Callable[..., Any], error: Exception, times: int) -> Callable
         (unread, "unpack", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
         (unread, "plain_member", message_rest(metadata_of(num_messages_in_batch=3), batch_payload([b""] * 3)), 3),
         (unread, "plain_member", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
-        (DeliveryFactory, "delivery_of", message_rest(metadata_of(), b"x"), 1),
+        (deliveries, "_share_extras", message_rest(metadata_of(), b"x"), 1),
     ],
     ids=["small", "large", "thread", "made", "batch", "member", "packed member", "plain"],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from ..._foreign import shown
 from ...errors import (
@@ -19,14 +19,8 @@ from .._protocol._entries import text_of
 _TRANSIENT: Final = frozenset(
     {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
 )
-_WITH_RESULT: Final[dict[int, str]] = {
-    pb.BaseCommand.LOOKUP_RESPONSE: "lookupTopicResponse",
-    pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: "partitionMetadataResponse",
-}
-_WITH_CODE: Final[dict[int, str]] = {
-    pb.BaseCommand.GET_SCHEMA_RESPONSE: "getSchemaResponse",
-    pb.BaseCommand.CONSUMER_STATS_RESPONSE: "consumerStatsResponse",
-}
+_WITH_RESULT: Final = (pb.BaseCommand.LOOKUP_RESPONSE, pb.BaseCommand.PARTITIONED_METADATA_RESPONSE)
+_WITH_CODE: Final = (pb.BaseCommand.GET_SCHEMA_RESPONSE, pb.BaseCommand.CONSUMER_STATS_RESPONSE)
 _BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 
 
@@ -40,21 +34,16 @@ def broker_error(code: int, text: str, without_secrets: Callable[[str], str] = s
     return kind(f"ServerError {code}" if known is None else known.name, without_secrets(text_of(text)))
 
 
-def error_in(response: pb.BaseCommand, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError | None:
-    """Return the error that a response holds, or None."""
-    kind = response.type
-    if kind == pb.BaseCommand.ACK_RESPONSE:
-        ack = response.ackResponse
-        return broker_error(ack.error, ack.message, without_secrets) if ack.HasField("error") else None
-    if kind == pb.BaseCommand.ERROR:
-        return broker_error(response.error.error, response.error.message, without_secrets)
-    if kind in _WITH_RESULT:
-        found = getattr(response, _WITH_RESULT[kind])
-        return broker_error(found.error, found.message, without_secrets) if found.response == found.Failed else None
-    if kind in _WITH_CODE:
-        found = getattr(response, _WITH_CODE[kind])
-        if found.HasField("error_code"):
-            return broker_error(found.error_code, found.error_message, without_secrets)
+def error_in(kind: int, body: Any, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError | None:
+    """Return the error that the body of a response of this kind holds, or None."""
+    if (
+        kind == pb.BaseCommand.ERROR
+        or (kind == pb.BaseCommand.ACK_RESPONSE and body.HasField("error"))
+        or (kind in _WITH_RESULT and body.response == body.Failed)
+    ):
+        return broker_error(body.error, body.message, without_secrets)
+    if kind in _WITH_CODE and body.HasField("error_code"):
+        return broker_error(body.error_code, body.error_message, without_secrets)
     return None
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
-from typing import Final, Self, cast
+from typing import Any, Final, Self, cast
 
 from ..._foreign import shown
 from ...errors import BrokerError, ConnectionLostError
@@ -28,7 +28,7 @@ from ._broker_errors import error_in
 from ._handlers import HandlerRegistry
 from ._handshake import Handshake, dial_error, dial_network
 from ._options import ClientOptions
-from ._requests import PendingRequests, Response
+from ._requests import PendingRequests
 
 _CLOSE_TIMEOUT: Final = 5.0
 _FRAME_OVERHEAD: Final = 10 * 1024
@@ -51,7 +51,7 @@ _RESPONSES: Final[dict[int, str]] = {
     pb.BaseCommand.CONSUMER_STATS_RESPONSE: "consumerStatsResponse",
     pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: "watchTopicListSuccess",
 }
-"""The field that holds the request id, for each kind of response."""
+"""The field that holds the body, with the request id, for each kind of response."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -67,11 +67,11 @@ class Connection(asyncio.BufferedProtocol):
         self._options = options
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._handlers = HandlerRegistry(is_secure=address.is_secure, check_open=self._check_open)
+        self._handlers = HandlerRegistry(is_secure=address.is_secure)
         self.consumers = self._handlers.consumers
         self.producers = self._handlers.producers
         self.watchers = self._handlers.watchers
-        self._consumers = self.consumers.by_id
+        self.handler_ids = self._handlers.ids
         self._decoder = FrameDecoder(max_command_bytes=options.max_command_bytes, max_topics=options.max_topics)
         self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._transport: asyncio.Transport | None = None
@@ -79,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self.request_id = self._requests.next_id
         """Returns a new request id."""
         self.begin_request = self._requests.begin
-        """Returns a new request id, and a future for the response; see :meth:`expect`."""
+        """Returns a new request id, and a future for the response that gets the errors of :meth:`request`."""
         self._handshake = Handshake(options.authentication, self._loop, self.send, self.close)
         self.without_secrets = self._handshake.without_secrets
         """Returns a text of the broker with our credentials replaced."""
@@ -170,15 +170,6 @@ class Connection(asyncio.BufferedProtocol):
             await asyncio.shield(self._writable)
         self._check_open()
 
-    def expect(self, request_id: int, what: str = "a command") -> Response:
-        """Return a future for the response to a request that is sent by :meth:`send`; it may be cancelled.
-
-        It gets the errors of :meth:`request`.
-        """
-        if self._error is not None:
-            raise self._closed_error()
-        return self._requests.expect(request_id, what)
-
     async def request(
         self, command: pb.BaseCommand, request_id: int, *, timeout: float | None = None
     ) -> pb.BaseCommand:
@@ -190,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         :raises RequestTimeoutError: no response in time
         """
         self._check_open()
-        response = self._requests.expect(request_id, pb.BaseCommand.Type.Name(command.type), timeout)
+        _, response = self._requests.begin(pb.BaseCommand.Type.Name(command.type), timeout, request_id)
         try:
             self.send(encode_command(command))
             return await response
@@ -324,7 +315,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._dispatch(frame.command)
                     continue
                 command, headers_and_payload = frame  # inlined: the hot path
-                consumer = self._consumers.get(command[0])
+                consumer = self.consumers.get(command[0])
                 if consumer is not None:
                     consumer.on_message(command, headers_and_payload)
             if self._owes_pong:
@@ -358,7 +349,7 @@ class Connection(asyncio.BufferedProtocol):
         if kind == pb.BaseCommand.ACK_RESPONSE and not command.ackResponse.HasField("error"):
             self._requests.resolve(command.ackResponse.request_id, command)  # as below, without a detour: often
         elif kind in _RESPONSES:
-            self._on_response(getattr(command, _RESPONSES[kind]).request_id, command)
+            self._on_response(command, getattr(command, _RESPONSES[kind]))
         elif kind == pb.BaseCommand.PING:
             self._owes_pong = True  # one for all pings that arrive together
         elif kind == pb.BaseCommand.CONNECTED:
@@ -368,13 +359,14 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._handlers.dispatch(command)
 
-    def _on_response(self, request_id: int, command: pb.BaseCommand) -> None:
-        error = error_in(command, self.without_secrets)
+    def _on_response(self, command: pb.BaseCommand, body: Any) -> None:
+        request_id: int = body.request_id
+        error = error_in(command.type, body, self.without_secrets)
         if error is not None and (not self._handshake.is_done or request_id == _NO_REQUEST):
             self.close(error)  # the broker refuses the connection, or withdraws it
         elif error is not None:
             self._requests.fail(request_id, error)
-        elif command.type == pb.BaseCommand.PRODUCER_SUCCESS and not command.producer_success.producer_ready:
+        elif command.type == pb.BaseCommand.PRODUCER_SUCCESS and not body.producer_ready:
             self._requests.remove_timeout(request_id)
         else:
             self._requests.resolve(request_id, command)

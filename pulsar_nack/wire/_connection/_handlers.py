@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Final
 
 from .._protocol import _pulsar_pb2 as pb
@@ -22,13 +23,12 @@ class Handler:
     """Handles an entry that arrived for a consumer: its command, and what follows that in the frame."""
     on_receipt: Callable[[pb.CommandSendReceipt], None]
     """Handles that a producer's message is stored, and where."""
+    on_send_error: Callable[[pb.CommandSendError], None]
+    """Handles that the broker refused a producer's message."""
     on_topic_migrated: Callable[[str | None], None]
     """Handles that the consumer's topic has moved to another cluster, at this URL."""
     on_topics_changed: Callable[[Iterable[str]], None]
     """Handles that topics of a watched namespace were created or deleted."""
-
-    def on_send_error(self, command: pb.CommandSendError) -> None:
-        """Handle that the broker refused a producer's message."""
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None:
         """Handle that the broker closed the consumer or producer: the topic moves, perhaps to ``assigned_url``."""
@@ -43,46 +43,18 @@ class Handler:
         """Handle the end of the connection; the last call."""
 
 
-class HandlerTable:
-    """The handlers of one kind on one connection, by id.
-
-    :param check_open: raises ConnectionLostError if the connection is closed
-    """
-
-    def __init__(self, check_open: Callable[[], None]) -> None:
-        self.by_id: dict[int, Handler] = {}
-        self._check_open = check_open
-        self._last_id = 0
-
-    def next_id(self) -> int:
-        """Return an id that no other handler of this kind has had on the connection."""
-        self._last_id += 1
-        return self._last_id
-
-    def add(self, handler_id: int, handler: Handler) -> None:
-        """Pass commands for this id to ``handler`` from now on.
-
-        :raises ConnectionLostError: the connection is closed
-        """
-        self._check_open()
-        self.by_id[handler_id] = handler
-
-    def remove(self, handler_id: int) -> None:
-        """Drop commands for this id from now on."""
-        self.by_id.pop(handler_id, None)
-
-
 class HandlerRegistry:
-    """All handlers of one connection. Commands for ids that are not registered are dropped.
+    """All handlers of one connection, by kind and id. Commands for ids that are not here are dropped.
 
     :param is_secure: whether to take the TLS address where the broker names one with and one without
-    :param check_open: raises ConnectionLostError if the connection is closed
     """
 
-    def __init__(self, *, is_secure: bool, check_open: Callable[[], None]) -> None:
-        self.consumers = HandlerTable(check_open)
-        self.producers = HandlerTable(check_open)
-        self.watchers = HandlerTable(check_open)
+    def __init__(self, *, is_secure: bool) -> None:
+        self.consumers: dict[int, Handler] = {}
+        self.producers: dict[int, Handler] = {}
+        self.watchers: dict[int, Handler] = {}
+        self.ids = count(1)
+        """Ids that no other handler has had on the connection."""
         self._is_secure = is_secure
 
     def dispatch(self, command: pb.BaseCommand) -> None:
@@ -95,8 +67,8 @@ class HandlerRegistry:
         """Remove all handlers and call each one's ``on_connection_lost``; what one raises is reported."""
         handlers: list[Handler] = []
         for table in (self.consumers, self.producers, self.watchers):
-            handlers += table.by_id.values()
-            table.by_id.clear()
+            handlers += table.values()
+            table.clear()
         for handler in handlers:
             try:
                 handler.on_connection_lost(error)
@@ -104,20 +76,20 @@ class HandlerRegistry:
                 report(fault)
 
     def _receipt(self, command: pb.BaseCommand) -> None:
-        producer = self.producers.by_id.get(command.send_receipt.producer_id)
+        producer = self.producers.get(command.send_receipt.producer_id)
         if producer is not None:
             producer.on_receipt(command.send_receipt)
 
     def _send_error(self, command: pb.BaseCommand) -> None:
-        producer = self.producers.by_id.get(command.send_error.producer_id)
+        producer = self.producers.get(command.send_error.producer_id)
         if producer is not None:
             producer.on_send_error(command.send_error)
 
     def _close_consumer(self, command: pb.BaseCommand) -> None:
-        self._close(self.consumers.by_id.pop(command.close_consumer.consumer_id, None), command.close_consumer)
+        self._close(self.consumers.pop(command.close_consumer.consumer_id, None), command.close_consumer)
 
     def _close_producer(self, command: pb.BaseCommand) -> None:
-        self._close(self.producers.by_id.pop(command.close_producer.producer_id, None), command.close_producer)
+        self._close(self.producers.pop(command.close_producer.producer_id, None), command.close_producer)
 
     def _close(self, handler: Handler | None, close: pb.CommandCloseConsumer | pb.CommandCloseProducer) -> None:
         if handler is not None:
@@ -125,18 +97,18 @@ class HandlerRegistry:
             handler.on_closed_by_broker(url or None)
 
     def _active_changed(self, command: pb.BaseCommand) -> None:
-        consumer = self.consumers.by_id.get(command.active_consumer_change.consumer_id)
+        consumer = self.consumers.get(command.active_consumer_change.consumer_id)
         if consumer is not None:
             consumer.on_active_changed(command.active_consumer_change.is_active)
 
     def _end_of_topic(self, command: pb.BaseCommand) -> None:
-        consumer = self.consumers.by_id.get(command.reachedEndOfTopic.consumer_id)
+        consumer = self.consumers.get(command.reachedEndOfTopic.consumer_id)
         if consumer is not None:
             consumer.on_end_of_topic()
 
     def _topics_changed(self, command: pb.BaseCommand) -> None:
         update = command.watchTopicUpdate
-        watcher = self.watchers.by_id.get(update.watcher_id)
+        watcher = self.watchers.get(update.watcher_id)
         if watcher is not None:
             watcher.on_topics_changed((*update.new_topics, *update.deleted_topics))
 
@@ -144,11 +116,11 @@ class HandlerRegistry:
         moved = command.topicMigrated
         url = (moved.brokerServiceUrlTls if self._is_secure else moved.brokerServiceUrl) or None
         if moved.resource_type == _OF_CONSUMERS:
-            consumer = self.consumers.by_id.get(moved.resource_id)
+            consumer = self.consumers.get(moved.resource_id)
             if consumer is not None:
                 consumer.on_topic_migrated(url)
             return
-        producer = self.producers.by_id.pop(moved.resource_id, None)
+        producer = self.producers.pop(moved.resource_id, None)
         if producer is not None:
             producer.on_closed_by_broker(url)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Sequence
 from typing import Final
 
 from ..._foreign import shown
-from ...errors import BrokerError, ConnectionLostError, InvalidArgumentError
+from ...errors import BrokerError, ConnectionLostError
 from .._protocol import _pulsar_pb2 as pb
-from .._protocol._topics import TopicsMode
 from ._broker_errors import is_transient
 from ._connection import Connection
 from ._options import ClientOptions, SchemaInfo
@@ -21,11 +19,6 @@ _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _SLICE: Final = 2_000
 _MAX_LETTERS: Final = 2_000
 """Longest full name of a topic."""
-_MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
-    "persistent": pb.CommandGetTopicsOfNamespace.PERSISTENT,
-    "non_persistent": pb.CommandGetTopicsOfNamespace.NON_PERSISTENT,
-    "all": pb.CommandGetTopicsOfNamespace.ALL,
-}
 
 
 class Lookup:
@@ -78,26 +71,22 @@ class Lookup:
             raise BrokerError(f"{connection.address}: {problem}")
         return partitions
 
-    async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
-        """Return the full names of the topics of ``tenant/namespace``, each partition as one.
+    async def topics(self, namespace: str) -> list[str]:
+        """Return the full names of the persistent topics of ``tenant/namespace``, each partition as one.
 
-        :param pattern: a regular expression for full names
-        :raises InvalidArgumentError: not a regular expression, or not a mode
         :raises BrokerRefusedError: the broker refused
-        :raises BrokerError: no broker could be reached
+        :raises BrokerError: no broker could be reached, or there are too many topics
         """
-        if mode not in _MODES:
-            raise InvalidArgumentError("mode", mode, f"one of {', '.join(_MODES)}")
-        wanted = _compiled(pattern)
         connection = await self._pool.service()
         request_id = connection.request_id()
-        body = pb.CommandGetTopicsOfNamespace(namespace=namespace, request_id=request_id, mode=_MODES[mode])
+        mode = pb.CommandGetTopicsOfNamespace.PERSISTENT
+        body = pb.CommandGetTopicsOfNamespace(namespace=namespace, request_id=request_id, mode=mode)
         command = pb.BaseCommand(type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=body)
         answer = await self._request(connection, command, request_id)
-        return await self._matching(answer.getTopicsOfNamespaceResponse.topics, wanted, namespace)
+        return await self._valid(answer.getTopicsOfNamespaceResponse.topics, namespace)
 
-    async def _matching(self, names: Sequence[str], wanted: re.Pattern[str] | None, namespace: str) -> list[str]:
-        """Return the matching names that are valid; lets other tasks run in between."""
+    async def _valid(self, names: Sequence[str], namespace: str) -> list[str]:
+        """Return the names that are valid; lets other tasks run in between."""
         if len(names) > self._options.max_topics:
             most = f"at most {self._options.max_topics} are allowed (max_topics)"
             raise BrokerError(f"namespace {namespace} has {len(names)} topics, {most}")
@@ -105,10 +94,8 @@ class Lookup:
         invalid: list[str] = []
         for at in range(0, len(names), _SLICE):
             for name in names[at : at + _SLICE]:
-                if not name.isprintable() or len(name) > _MAX_LETTERS:
-                    invalid.append(name)
-                elif wanted is None or wanted.fullmatch(name):
-                    found.append(name)
+                is_valid = name.isprintable() and len(name) <= _MAX_LETTERS
+                (found if is_valid else invalid).append(name)
             await asyncio.sleep(0)
         if invalid and len(invalid) != self._invalid:
             which = f"{len(invalid)} topics of namespace {namespace}, such as {shown(invalid[0])}"
@@ -157,10 +144,3 @@ class Lookup:
             kind = "with TLS" if self._pool.is_secure else "without TLS"
             raise ConnectionLostError(f"{connection.address}: the broker of {topic} has no address {kind}")
         return url
-
-
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if pattern is None else re.compile(pattern)
-    except re.error as error:
-        raise InvalidArgumentError("pattern", pattern, f"a regular expression ({error})") from error

@@ -44,14 +44,11 @@ class PendingRequests:
         self._last_id += 1
         return self._last_id
 
-    def expect(self, request_id: int, what: str, timeout: float | None = None) -> Response:
-        """Return a future for the response to a request; it fails with RequestTimeoutError after ``timeout`` s."""
-        return self.begin(what, timeout, request_id)[1]
-
     def begin(self, what: str, timeout: float | None = None, request_id: int | None = None) -> tuple[int, Response]:
-        """Return the id of a request, a new one unless it is given, and the future that :meth:`expect` returns.
+        """Return the id of a request, a new one unless it is given, and a future for the response.
 
-        Raises a copy of the error of :meth:`fail_all`, after that was called.
+        The future fails with RequestTimeoutError after ``timeout`` seconds. Raises a copy of the error of
+        :meth:`fail_all`, after that was called.
         """
         if self._ended_by is not None:
             raise _copy_of(self._ended_by)

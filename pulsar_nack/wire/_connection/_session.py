@@ -10,7 +10,7 @@ from ...errors import BrokerError, BrokerRefusedError, ConnectionLostError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 from ._connection import Connection
-from ._handlers import Handler, HandlerTable
+from ._handlers import Handler
 
 MakeCommand = Callable[[int, int], pb.BaseCommand]
 """Returns a command for the id of a session and a request id."""
@@ -29,7 +29,7 @@ class Session(Handler):
     def __init__(
         self,
         connection: Connection,
-        handlers: HandlerTable,
+        handlers: dict[int, Handler],
         topic: str,
         *,
         what: str,
@@ -37,7 +37,7 @@ class Session(Handler):
         on_closed: Callable[[Session, Exception], None],
     ) -> None:
         self.connection = connection
-        self.id = handlers.next_id()
+        self.id = next(connection.handler_ids)
         self.is_closed = False
         self.is_lost = False
         """Whether it ended with its connection."""
@@ -55,7 +55,7 @@ class Session(Handler):
         :raises BrokerRefusedError: the broker refused
         :raises BrokerError: no answer, or the connection broke
         """
-        self._handlers.add(self.id, self)
+        self._handlers[self.id] = self
         try:
             answer = await self.request(make)
         except BrokerRefusedError:
@@ -86,7 +86,7 @@ class Session(Handler):
             with contextlib.suppress(BrokerError):
                 await self.request(self._close_command)
         finally:
-            self._handlers.remove(self.id)
+            self._handlers.pop(self.id, None)
 
     def drop(self) -> None:
         """End the session at the broker without waiting for the answer."""
@@ -99,7 +99,7 @@ class Session(Handler):
 
     def _forget(self) -> None:
         self.is_closed = True
-        self._handlers.remove(self.id)
+        self._handlers.pop(self.id, None)
 
     def send(self, data: bytes) -> None:
         """Send a command that has no answer; on a lost connection do nothing."""

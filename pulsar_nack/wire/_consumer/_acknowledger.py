@@ -136,7 +136,14 @@ class Acknowledger:
                 self._loop.call_soon(done, None)
                 return
             place, remaining = (message_id.ledger, message_id.entry - 1), 0
-        self._add_cumulative(place, remaining, done)
+        position = self.position
+
+        def answered(error: Exception | None) -> None:
+            if error is None and position is not None:
+                position.acked_through((place[0], place[1] - 1) if remaining else place)
+            done(error)
+
+        self._groups.add_cumulative(place, remaining, answered)
 
     def _acknowledge_noting(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Acknowledge a chunked message, a member of a batch, or a message of a non-durable subscription."""
@@ -174,16 +181,6 @@ class Acknowledger:
             done(error)
 
         self._groups.add_all(entries, answered)
-
-    def _add_cumulative(self, place: tuple[int, int], remaining: int, done: Done) -> None:
-        position = self.position
-
-        def answered(error: Exception | None) -> None:
-            if error is None and position is not None:
-                position.acked_through((place[0], place[1] - 1) if remaining else place)
-            done(error)
-
-        self._groups.add_cumulative(place, remaining, answered)
 
     async def _until_done(self, begin: Callable[[Done], None]) -> None:
         answer: asyncio.Future[Exception | None] = self._loop.create_future()

@@ -114,7 +114,7 @@ class DeliveryFactory:
     """Makes deliveries, and knows the limits for reading messages.
 
     :param topic: its full name
-    :param ack_sets: gets the members of batches that were compacted out
+    :param ack_sets: gets the members of batches that are acknowledged already, or were compacted out
     :param options: the client's, with the limits
     :param threads: decompress large payloads; None: the loop's threads
     """
@@ -130,6 +130,7 @@ class DeliveryFactory:
         self.threads = threads
         self.max_bytes = options.max_frame_bytes
         self.max_metadata_bytes = options.max_metadata_bytes
+        self.max_batch_messages = options.max_batch_messages
 
     def delivery_of(self, message: QueuedMessage) -> Delivery:
         """Return the delivery of a prefetched message."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import NamedTuple
 
 from ...consumer import Delivery
 from ...errors import InvalidArgumentError, MissingExtraError, ProtocolError, UndecodableMessageError
 from ...ids import MessageId, Position, _delivered_id
-from .._connection._options import ClientOptions
 from .._protocol._chunks import AssembledMessage, Chunk, ChunkAssembler, short_uuid
 from .._protocol._compression import require_compression
 from .._protocol._entries import (
@@ -22,48 +19,27 @@ from .._protocol._entries import (
     unpack,
 )
 from .._protocol._message_commands import MessageCommand
-from ._ack_sets import AckSets, all_of, remaining_of
+from ._ack_sets import all_of, remaining_of
 from ._deliveries import NO_METADATA, DeliveryFactory, PlainMessage
 from ._unread_entry import UnreadEntry
 
+Arrival = tuple[int, Delivery | UnreadEntry | None]
+"""How many permits the broker took for an entry that arrived, and its messages.
 
-class Arrival(NamedTuple):
-    """The messages of an entry that arrived.
-
-    :param permits: how many permits the broker took for it
-    :param found: its messages; None: all are acknowledged, or the entry is a chunk of an incomplete message
-    """
-
-    permits: int
-    found: Delivery | UnreadEntry | None
+None: all are acknowledged, or the entry is a chunk of an incomplete message.
+"""
 
 
 class EntryReader:
     """Reads the entries of one topic or partition.
 
-    :param topic: its full name
-    :param ack_sets: gets the members of each batch that are acknowledged already
-    :param options: the client's, with the limits
+    :param factory: makes the deliveries, and knows the limits
     :param now_ms: returns the time
-    :param threads: decompress large payloads; None: the loop's threads
     """
 
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        ack_sets: AckSets,
-        chunks: ChunkAssembler,
-        *,
-        options: ClientOptions,
-        now_ms: Callable[[], int],
-        threads: Executor | None = None,
-    ) -> None:
-        self.factory = DeliveryFactory(topic, partition, ack_sets, options=options, threads=threads)
-        self.ack_sets = ack_sets
-        self._max_bytes = options.max_frame_bytes
-        self._max_metadata_bytes = options.max_metadata_bytes
-        self._max_batch_messages = options.max_batch_messages
+    def __init__(self, factory: DeliveryFactory, chunks: ChunkAssembler, now_ms: Callable[[], int]) -> None:
+        self.factory = factory
+        self._max_bytes = factory.max_bytes
         self._now_ms = now_ms
         self._chunks = chunks
         self._first: tuple[int, int] | None = None
@@ -86,37 +62,27 @@ class EntryReader:
             return None
         return parts[1], ledger, entry, count, parts[0]
 
-    def read(self, command: MessageCommand, headers_and_payload: bytes) -> Arrival:
-        """Read an entry. The delivery of an unreadable one has the error: a MissingExtraError if other processes may be
-        able to read it.
+    def read_other(self, command: MessageCommand, headers_and_payload: bytes) -> Arrival:
+        """Read an entry that is not one plain message. The delivery of an unreadable one has the error: a
+        MissingExtraError if other processes may be able to read it.
 
         :raises ProtocolError: the entry has no valid id
         """
-        item = self.plain(command, headers_and_payload)
-        return (
-            self.read_other(command, headers_and_payload)
-            if item is None
-            else Arrival(1, self.factory.delivery_of(item))
-        )
-
-    def read_other(self, command: MessageCommand, headers_and_payload: bytes) -> Arrival:
-        """Read an entry that is not one plain message; see :meth:`read`."""
+        max_metadata_bytes = self.factory.max_metadata_bytes
         try:
             try:
-                entry = split_entry(headers_and_payload, self._max_metadata_bytes, self._max_batch_messages)
+                entry = split_entry(headers_and_payload, max_metadata_bytes, self.factory.max_batch_messages)
                 if entry.metadata.compression:
                     require_compression(entry.metadata.compression)
             except (UndecodableMessageError, MissingExtraError) as error:
-                metadata = readable_metadata(headers_and_payload, self._max_metadata_bytes)
+                metadata = readable_metadata(headers_and_payload, max_metadata_bytes)
                 size = (
                     batch_size_of(metadata or NO_METADATA) if isinstance(error, MissingExtraError) else error.batch_size
                 )
-                return Arrival(
-                    self._permits_of(command, size),
-                    self.factory.unreadable(command, headers_and_payload, error, metadata=metadata),
-                )
+                unreadable = self.factory.unreadable(command, headers_and_payload, error, metadata=metadata)
+                return self._permits_of(command, size), unreadable
             if self._first is not None and (command.ledger, command.entry) < self._first:
-                return Arrival(self._permits_of(command, batch_size_of(entry.metadata)), None)
+                return self._permits_of(command, batch_size_of(entry.metadata)), None
             return self._arrival(command, entry, headers_and_payload)
         except InvalidArgumentError as error:
             raise ProtocolError(f"command MESSAGE: {error}") from error
@@ -128,9 +94,9 @@ class EntryReader:
         if entry.is_batch:
             return self._batch(command, entry, stored, overhead)
         if entry.is_chunk:
-            return Arrival(1, self._chunk(command, entry, overhead))
+            return 1, self._chunk(command, entry, overhead)
         message_id = _delivered_id((command.ledger, command.entry, self.factory.partition, -1), self.factory.extras)
-        return Arrival(1, self._single(command, entry, stored, message_id, overhead))
+        return 1, self._single(command, entry, stored, message_id, overhead)
 
     def _single(
         self, command: MessageCommand, entry: Entry, stored: bytes, message_id: MessageId, overhead: int
@@ -159,13 +125,11 @@ class EntryReader:
         unacked = remaining_of(command.ack_set, size) if command.ack_set else whole
         members = unacked & ~self._before_first(command.ledger, command.entry)
         if members != whole:
-            self.ack_sets.intersect((command.ledger, command.entry), members)
+            self.factory.ack_sets.intersect((command.ledger, command.entry), members)
         if not members:
-            return Arrival(unacked.bit_count(), None)
+            return unacked.bit_count(), None
         stored = stored if entry.metadata.compression else b""
-        return Arrival(
-            unacked.bit_count(), UnreadEntry(self.factory, command, entry, stored, overhead, members=members)
-        )
+        return unacked.bit_count(), UnreadEntry(self.factory, command, entry, stored, overhead, members=members)
 
     def _before_first(self, ledger: int, entry: int) -> int:
         return all_of(self._first_index) if (ledger, entry) == self._first else 0

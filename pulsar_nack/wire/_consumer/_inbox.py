@@ -10,7 +10,7 @@ from ..._waiting import WaitingCalls
 from ...consumer import Delivery
 from ._deliveries import QueuedMessage
 from ._receiver_queue import ReceiverQueue
-from ._unread_entry import QueuedEntry, UnreadEntry
+from ._unread_entry import UnreadEntry
 
 
 class WireInbox:
@@ -94,7 +94,7 @@ class WireInbox:
         self._ready.extendleft(reversed(items))
         self._sources.extendleft([source] * len(items))
 
-    def take_out(self, source: ReceiverQueue) -> list[QueuedEntry]:
+    def take_out(self, source: ReceiverQueue) -> list[Delivery | UnreadEntry]:
         """Take out the messages of one source, except the rest of a batch of which some messages were received."""
         if self._epochs.get(source) != source.epoch:
             self.drop(source)
@@ -108,7 +108,7 @@ class WireInbox:
         for each in out:
             if each.id[:2] == kept:
                 self.put(each, source)
-        return [QueuedEntry.of(each) for each in out if each.id[:2] != kept]
+        return [each for each in out if each.id[:2] != kept]
 
     def drop(self, source: ReceiverQueue) -> None:
         """Drop the messages of one source."""

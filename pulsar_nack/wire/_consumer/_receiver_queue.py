@@ -21,15 +21,15 @@ from .._connection._context import ClientContext
 from .._protocol._message_commands import MessageCommand
 from ._acknowledger import Acknowledger
 from ._chunk_timer import ChunkTimer
-from ._deliveries import QueuedMessage
+from ._consumer_session import ConsumerSession
+from ._deliveries import DeliveryFactory, QueuedMessage
 from ._entry_reader import EntryReader
 from ._flow import Permits
 from ._non_durable_position import NonDurablePosition
 from ._paused_entries import PausedEntries
 from ._redelivery_requests import MAX_ENTRIES, Place, RedeliveryRequests, places_of
-from ._session import ConsumerSession
 from ._subscribe_options import SubscribeOptions
-from ._unread_entry import READ_AT_ONCE, QueuedEntry, UnreadEntry
+from ._unread_entry import READ_AT_ONCE, UnreadEntry
 
 Sink = Callable[[QueuedMessage | UnreadEntry, "ReceiverQueue"], None]
 """Takes what arrived, in order; synchronous."""
@@ -79,16 +79,10 @@ class ReceiverQueue:
         self.permits.is_held = not self._has_queue
         self._paused = PausedEntries(context.loop, self._request_returned)
         self._chunks = ChunkTimer(context, topic, options, self._request_returned)
-        self._reader = EntryReader(
-            topic,
-            partition,
-            acks.sets,
-            self._chunks.chunks,
-            options=context.options,
-            now_ms=context.clock.now_ms,
-            threads=context.threads,
-        )
-        self._factory = self._reader.factory
+        factory = DeliveryFactory(topic, partition, acks.sets, options=context.options, threads=context.threads)
+        self.delivery_of = factory.delivery_of
+        """Returns the delivery of a queued message."""
+        self._reader = EntryReader(factory, self._chunks.chunks, context.clock.now_ms)
         most = sys.maxsize if options.only_one_gets_messages else MAX_ENTRIES  # there one rewind is enough for all
         self._requests = RedeliveryRequests(context.loop, self._send_redelivery, max_entries=most)
 
@@ -173,11 +167,7 @@ class ReceiverQueue:
                 self._return_arrived(command, permits, found)
                 return
             found = self._without_returns(command, found)
-        messages = size = 0
-        if isinstance(found, UnreadEntry):
-            messages, size = found.messages, found.bytes
-        elif found is not None:
-            messages, size = 1, len(found[0]) if isinstance(found, tuple) else bytes_of(found)
+        messages, size = (0, 0) if found is None else _size_of(found)
         if messages != permits:
             self._free(permits - messages)
             self._chunks.update()
@@ -222,13 +212,9 @@ class ReceiverQueue:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def delivery_of(self, item: QueuedMessage) -> Delivery:
-        """Return the delivery of a queued message."""
-        return self._factory.delivery_of(item)
-
     def taken(self, item: QueuedMessage) -> Delivery:
         """Return the delivery of a message of the present epoch that a call receives, and make room for another."""
-        delivery = self._factory.delivery_of(item)
+        delivery = self.delivery_of(item)
         if not self._has_queue:
             self.permits.is_held = True  # until a call waits for the next one
         permits = self.permits.free(1)  # first: while the message counts as queued its size counts in the mean
@@ -278,9 +264,7 @@ class ReceiverQueue:
         self._memory.bytes += size
 
     def _free(self, messages: int) -> None:
-        permits = self.permits.free(messages)
-        if permits and self._session is not None:
-            self._session.permit(permits)
+        self._give(self.permits.free(messages))
 
     def _give(self, permits: int) -> None:
         if permits and self._session is not None:  # brokers refuse 0 permits
@@ -306,7 +290,7 @@ class ReceiverQueue:
 
     # --- pausing, giving back, redelivery -----------------------------------------------------------------------------
 
-    def pause(self, queued: Sequence[QueuedEntry], *, is_last: bool = False) -> int:
+    def pause(self, queued: Sequence[Delivery | UnreadEntry], *, is_last: bool = False) -> int:
         """Return what arrived and was not taken, and fetch nothing until :meth:`resume`; return how many messages.
 
         On Exclusive and Failover no other consumer would get it: it stays.
@@ -317,15 +301,16 @@ class ReceiverQueue:
         """
         self.permits.is_held = True
         self._paused.pause(is_last=is_last)
-        messages = sum(each.messages for each in queued)
-        self._count(-messages, -sum(each.bytes for each in queued))
+        sizes = [_size_of(each) for each in queued]
+        messages = sum(count for count, _ in sizes)
+        self._count(-messages, -sum(size for _, size in sizes))
         self._free(messages)
         returned = [each for each in queued if not (is_last and each.redelivery_count)]
         if not self._only_one_gets_messages:
             places = dict.fromkeys((*places_of(each.id for each in returned), *self._chunks.positions()))
             self._chunks.clear()
             self._paused.give_back(list(places))
-        return sum(each.messages for each in returned)
+        return sum(_size_of(each)[0] for each in returned)
 
     def resume(self) -> None:
         """Fetch messages again."""
@@ -359,3 +344,10 @@ class ReceiverQueue:
             self.rewinds += 1
             session.rewind(self.rewinds)
             self.drop_and_permit()
+
+
+def _size_of(waiting: QueuedMessage | UnreadEntry) -> tuple[int, int]:
+    """Return how many messages wait in one place of the inbox, and their size."""
+    if isinstance(waiting, UnreadEntry):
+        return waiting.messages, waiting.bytes
+    return 1, len(waiting[0]) if isinstance(waiting, tuple) else bytes_of(waiting)

@@ -31,26 +31,21 @@ class RedeliveryRequests:
         self,
         loop: asyncio.AbstractEventLoop,
         send: Callable[[Sequence[Place]], None],
-        spacing: float = SPACING_S,
         *,
         max_entries: int = MAX_ENTRIES,
     ) -> None:
         self._loop = loop
         self._send = send
-        self._spacing = spacing
         self._max_entries = max_entries
         self._wanted: dict[Place, None] = {}
         self._handle: asyncio.Handle | None = None
         self._sent_at = -1e9
 
-    def __len__(self) -> int:
-        return len(self._wanted)
-
     def add(self, places: Iterable[Place]) -> None:
         """Request entries, each once."""
         self._wanted.update(dict.fromkeys(places))
         if self._handle is None and self._wanted:
-            at = self._sent_at + self._spacing
+            at = self._sent_at + SPACING_S
             if at <= self._loop.time():
                 self._flush()
             else:

@@ -70,7 +70,7 @@ class PatternSelection:
         """Return the full names of the topics that exist now, or of their partitions with the numbers."""
         found: dict[str, int] = {}
         parts: dict[str, dict[str, int]] = {}
-        for name in await lookup.topics(self.namespace, mode="persistent"):
+        for name in await lookup.topics(self.namespace):
             topic, number = split_partition(name)
             if not self._matches(topic):
                 continue

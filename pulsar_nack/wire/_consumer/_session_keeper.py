@@ -27,9 +27,9 @@ from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
 from . import _commands as commands
 from ._acknowledger import Acknowledger
+from ._consumer_session import ConsumerSession
 from ._non_durable_position import NonDurablePosition, id_after, id_before
 from ._receiver_queue import ReceiverQueue
-from ._session import ConsumerSession
 from ._subscribe_options import SubscribeOptions
 
 _EARLIEST: Final = MessageId(-1, -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -84,27 +84,21 @@ class ProducerSettings(TypedDict, total=False):
     schema_info: SchemaInfo | None
 
 
-class SplitSettings(NamedTuple):
-    """The settings of the consumer and those of the subscription."""
-
-    consumer: dict[str, Any]
-    subscription: dict[str, Any]
-
-
-def split_settings(settings: Mapping[str, Any]) -> SplitSettings:
-    """Return the settings of the consumer and of the subscription apart.
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the consumer, and those of the subscription.
 
     :raises InvalidArgumentError: there is no setting of this name
     """
-    found = SplitSettings({}, {})
+    of_consumer: dict[str, Any] = {}
+    of_subscription: dict[str, Any] = {}
     for name, value in settings.items():
         if name in CONSUMER_SETTINGS:
-            found.consumer[name] = value
+            of_consumer[name] = value
         elif name in OF_SUBSCRIPTION:
-            found.subscription[_OTHER_NAMES.get(name, name)] = value
+            of_subscription[_OTHER_NAMES.get(name, name)] = value
         else:
             raise InvalidArgumentError(name, value, suggest_name(name, [*CONSUMER_SETTINGS, *OF_SUBSCRIPTION]))
-    return found
+    return of_consumer, of_subscription
 
 
 def reader_options(settings: Mapping[str, Any]) -> SubscribeOptions:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ...consumer import SessionEvent
+from ...consumer import Delivery, SessionEvent
 from ...errors import BrokerError, BrokerRefusedError, InvalidArgumentError, MissingExtraError, TopicNotFoundError
 from ...ids import MessageId, Position
 from .._connection._context import ClientContext
@@ -25,7 +25,7 @@ from ._receiver_queue import ReceiverQueue, Sink
 from ._redelivery_requests import places_of
 from ._session_keeper import SessionKeeper
 from ._subscribe_options import SubscribeOptions
-from ._unread_entry import QueuedEntry
+from ._unread_entry import UnreadEntry
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _INT64: Final = 1 << 63
@@ -159,7 +159,7 @@ class TopicConsumer:
         else:
             self.queue.request_redelivery(ids)
 
-    def pause(self, queued: Sequence[QueuedEntry], *, is_idle: bool = False, is_last: bool = False) -> int:
+    def pause(self, queued: Sequence[Delivery | UnreadEntry], *, is_idle: bool = False, is_last: bool = False) -> int:
         """Return what arrived and was not taken, and fetch nothing until the queue is resumed.
 
         The result is how many messages were returned.

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Final, NamedTuple, Self
+from typing import Final
 
 from ...consumer import Delivery
-from ...consumer.transport import PROPERTY_BYTES, bytes_of
+from ...consumer.transport import PROPERTY_BYTES
 from ...errors import MissingExtraError, UndecodableMessageError
 from ...ids import MessageId, _delivered_id
 from .._protocol._batches import Member
@@ -222,22 +222,3 @@ def _observe(decompressing: asyncio.Future[bytes]) -> None:
     """Keep asyncio from reporting the error of an entry that is no longer wanted."""
     if not decompressing.cancelled():
         decompressing.exception()
-
-
-class QueuedEntry(NamedTuple):
-    """The messages of one entry that wait and were not received.
-
-    :param id: the id of the first
-    """
-
-    id: MessageId
-    messages: int
-    bytes: int
-    redelivery_count: int
-
-    @classmethod
-    def of(cls, waiting: Delivery | UnreadEntry) -> Self:
-        """Return what waits in one place of the inbox."""
-        if isinstance(waiting, UnreadEntry):
-            return cls(waiting.id, waiting.messages, waiting.bytes, waiting.redelivery_count)
-        return cls(waiting.id, 1, bytes_of(waiting), waiting.redelivery_count)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from ...errors import BrokerRefusedError, ClosedError
 from .._connection._broker_errors import as_text, broker_error, is_busy, is_transient
-from .._connection._connection import Connection
 from .._connection._context import ClientContext
 from .._connection._retry import reconnect, retry_transient
 from .._connection._session import Session
@@ -36,60 +36,6 @@ _LASTING_S: Final = 1.0
 """A session that ends sooner, with nothing confirmed, delays the next one."""
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
-
-
-class ProducerSession(Session):
-    """The session of a producer, made by :meth:`begin`.
-
-    :param on_closed: called with the session and the error if the broker or a lost connection ends it
-    """
-
-    def __init__(
-        self, connection: Connection, producer: TopicProducer, on_closed: Callable[[Session, Exception], None]
-    ) -> None:
-        super().__init__(
-            connection, connection.producers, producer.topic, what="producer", close=_close_command, on_closed=on_closed
-        )
-        self.answer = pb.CommandProducerSuccess()
-        self._producer = producer
-        self.on_receipt = producer.queue.on_receipt
-
-    async def begin(self, options: ProducerOptions, *, name: str | None, epoch: int, topic_epoch: int | None) -> None:
-        """Register the producer; with an exclusive access mode this may wait for another one to leave.
-
-        :param name: the producer's name, as the broker gave it; None: not known yet
-        :param epoch: how many sessions there were before
-        :param topic_epoch: from the broker's last answer, with an exclusive access mode
-        :raises BrokerRefusedError: the broker refused
-        :raises BrokerError: no answer, or the connection broke
-        """
-
-        def make(producer_id: int, request_id: int) -> pb.BaseCommand:
-            body = pb.CommandProducer(
-                topic=self._topic,
-                producer_id=producer_id,
-                request_id=request_id,
-                producer_name=name,
-                metadata=[pb.KeyValue(key=key, value=value) for key, value in options.properties.items()],
-                schema=None if options.schema_info is None else options.schema_info.to_protobuf(),
-                epoch=epoch,
-                user_provided_producer_name=options.name is not None,
-                producer_access_mode=options.access_mode_type,
-                topic_epoch=topic_epoch,
-                initial_subscription_name=options.initial_subscription,
-            )
-            return pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=body)
-
-        self.answer.CopyFrom((await self.register(make)).producer_success)
-
-    def on_send_error(self, command: pb.CommandSendError) -> None:
-        """Pass a refused message to the producer."""
-        self._producer.on_send_error(self, command)
-
-
-def _close_command(producer_id: int, request_id: int) -> pb.BaseCommand:
-    body = pb.CommandCloseProducer(producer_id=producer_id, request_id=request_id)
-    return pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER, close_producer=body)
 
 
 class TopicProducer:
@@ -112,8 +58,10 @@ class TopicProducer:
         self._loop = context.loop
         self._options = options
         self._epoch = 0
+        """How many sessions there were."""
         self._topic_epoch: int | None = None
-        self._session: ProducerSession | None = None
+        """That of the broker's last answer, with an exclusive access mode."""
+        self._session: Session | None = None
         self._session_start: tuple[float, int] = (0.0, -1)
         """When the session began, and the last confirmed sequence id then."""
         self._short_sessions = 0
@@ -195,18 +143,44 @@ class TopicProducer:
     async def _connect(self) -> None:
         moved_to, self._moved_to = self._moved_to, None
         connection = await self._context.connection(self.topic, moved_to)
-        session = ProducerSession(connection, self, self._on_session_closed)
-        await session.begin(self._options, name=self.name or None, epoch=self._epoch, topic_epoch=self._topic_epoch)
+        session = Session(
+            connection,
+            connection.producers,
+            self.topic,
+            what="producer",
+            close=_close_command,
+            on_closed=self._on_session_closed,
+        )
+        session.on_receipt = self.queue.on_receipt
+        session.on_send_error = partial(self._on_send_error, session)
+        answer = (await session.register(self._producer_command)).producer_success
         if self._is_closed:
             session.drop()
             raise ClosedError("the producer")
         self._session = session
         self._epoch += 1
-        self.name = session.answer.producer_name
-        if session.answer.HasField("topic_epoch"):
-            self._topic_epoch = session.answer.topic_epoch
+        self.name = answer.producer_name
+        if answer.HasField("topic_epoch"):
+            self._topic_epoch = answer.topic_epoch
         self._session_start = (self._loop.time(), self.queue.confirmed_id)
-        self.queue.start(connection, session.id, session.answer)
+        self.queue.start(connection, session.id, answer)
+
+    def _producer_command(self, producer_id: int, request_id: int) -> pb.BaseCommand:
+        options = self._options
+        body = pb.CommandProducer(
+            topic=self.topic,
+            producer_id=producer_id,
+            request_id=request_id,
+            producer_name=self.name or None,
+            metadata=[pb.KeyValue(key=key, value=value) for key, value in options.properties.items()],
+            schema=None if options.schema_info is None else options.schema_info.to_protobuf(),
+            epoch=self._epoch,
+            user_provided_producer_name=options.name is not None,
+            producer_access_mode=options.access_mode_type,
+            topic_epoch=self._topic_epoch,
+            initial_subscription_name=options.initial_subscription,
+        )
+        return pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=body)
 
     def _on_session_closed(self, session: Session, error: Exception) -> None:
         """Reconnect, and send again all unconfirmed messages."""
@@ -277,7 +251,7 @@ class TopicProducer:
         self._failure = error
         self.queue.fail_all(error)
 
-    def on_send_error(self, session: ProducerSession, command: pb.CommandSendError) -> None:
+    def _on_send_error(self, session: Session, command: pb.CommandSendError) -> None:
         """Fail a message that the broker refused, or send it again if that may help."""
         if session is not self._session:
             return
@@ -288,3 +262,8 @@ class TopicProducer:
             self._restart(error)
         else:
             self.queue.fail_id(command.sequence_id, error)
+
+
+def _close_command(producer_id: int, request_id: int) -> pb.BaseCommand:
+    body = pb.CommandCloseProducer(producer_id=producer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER, close_producer=body)

@@ -28,19 +28,13 @@ Member = tuple[int, pb.SingleMessageMetadata | bytes, bytes]
 """Batch index, metadata and payload of a message in a batch; plain metadata is not parsed."""
 
 
-def read_batch(
-    payload: bytes,
-    count: int,
-    max_metadata_bytes: int = DEFAULT_MAX_METADATA_BYTES,
-    is_plain: Callable[[bytes], object] = _is_plain,
-) -> Iterator[Member]:
+def read_batch(payload: bytes, count: int, max_metadata_bytes: int = DEFAULT_MAX_METADATA_BYTES) -> Iterator[Member]:
     """Yield the ``count`` messages of a batch, including compacted ones. In line: the hot path of batches.
 
-    :param is_plain: whether metadata has only sizes and a sequence id, so that it need not be parsed
     :raises UndecodableMessageError: while iterating, at the first damaged message
     """
     at, end = 0, len(payload)
-    size_of, parse = _SIZE.unpack_from, pb.SingleMessageMetadata.FromString
+    size_of, is_plain, parse = _SIZE.unpack_from, _is_plain, pb.SingleMessageMetadata.FromString
     for index in range(count):
         start = at + 4
         if start > end:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from ..._topic_pattern import full_name
 from ...errors import InvalidArgumentError
-
-TopicsMode = Literal["persistent", "non_persistent", "all"]
-"""Which topics of a namespace to return."""
 
 _DOMAINS: Final = ("persistent", "non-persistent")
 _PARTITION: Final = re.compile(r"(.+)-partition-(0|[1-9][0-9]*)", re.DOTALL)
@@ -48,11 +45,6 @@ def normalize(name: str) -> str:
     if any(letter.isspace() or not letter.isprintable() for letter in whole):
         raise InvalidArgumentError("topic", name, f"no spaces or control characters: {_EXPECTED}")
     return whole
-
-
-def namespace_of(topic: str) -> str:
-    """Return ``tenant/namespace`` of a topic."""
-    return TopicName.parse(topic).namespace
 
 
 def partition_name(topic: str, partition: int) -> str:
