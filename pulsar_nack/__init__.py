@@ -115,7 +115,6 @@ _HOMES = {
     "SnapshotNotFoundError": "errors",
     "Subscribing": "consumer",
     "SupportsConnectionState": "consumer",
-    "SupportsDrain": "consumer",
     "SupportsForgetting": "delayed",
     "SupportsHeldBack": "consumer",
     "SupportsNowait": "consumer",

@@ -2,7 +2,6 @@
 
 from ._consumer import Consumer
 from ._dialect import KeyShared
-from ._drain import DrainReport
 from ._events import (
     ConsumerConnected,
     ConsumerDisconnected,
@@ -32,7 +31,6 @@ from ._port import (
     Publisher,
     SessionEvent,
     SupportsConnectionState,
-    SupportsDrain,
     SupportsHeldBack,
     SupportsNowait,
     SupportsPause,
@@ -44,7 +42,7 @@ from ._port import (
 )
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
-from ._runner import Handler
+from ._runner import DrainReport, Handler
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
@@ -93,7 +91,6 @@ __all__ = [
     "SessionEvent",
     "Subscribing",
     "SupportsConnectionState",
-    "SupportsDrain",
     "SupportsHeldBack",
     "SupportsNowait",
     "SupportsPause",

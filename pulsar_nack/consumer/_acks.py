@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ..errors import ClosedError
 from ..ids import MessageId
 from ._message_state import MessageState, State
-from ._port import SupportsNowait
+from ._port import AcksDone, SupportsNowait
 from ._redelivery_queue import RedeliveryQueue
 
 if TYPE_CHECKING:
@@ -56,9 +56,11 @@ class Acks:
         self._ask_for = queue.ask_for
         self._durable = durable
         self._loop = asyncio.get_running_loop()
-        self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
-        self._waiters: dict[MessageId, list[asyncio.Future[Exception | None]]] = {}
-        self._soon = port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
+        self._soon: Callable[[MessageId, MessageState, AcksDone[MessageState]], None] = self._begin_task
+        if durable is None and isinstance(port, SupportsNowait):
+            self._soon = port.acknowledge_soon
+        self._running: set[asyncio.Task[None]] = set()
+        """The tasks of acknowledgements that have to wait."""
         self._calls: dict[MessageState, Waiter | _SharedWaiter | None] = {}
         """The caller that waits for each acknowledgement; None: nobody waits."""
         self._done = self._end  # one object, by which the port knows those that it may end together
@@ -73,9 +75,6 @@ class Acks:
 
         Cancelling the await does not cancel the acknowledgement. Await the result immediately.
         """
-        soon = self._soon
-        if soon is None:
-            return self._with_task(message_id)
         waiter: Waiter = asyncio.Future(loop=self._loop)
         record = self._table.get(message_id)
         if record is None or record.state is not State.DELIVERED or self._is_over:
@@ -85,7 +84,7 @@ class Acks:
         record.state = State.ACKING
         self._calls[record] = waiter
         try:
-            soon(record.id, record, self._done)
+            self._soon(record.id, record, self._done)
         except Exception as error:
             self._not_begun(record, error)
             raise
@@ -93,15 +92,10 @@ class Acks:
 
     def acknowledge_soon(self, message_id: MessageId) -> None:
         """Begin to acknowledge a message; nobody waits for the outcome."""
-        if self._soon is not None:
-            self._join(message_id, None)
-        elif message_id not in self._in_flight and not self._is_done(message_id):
-            self._begin_task(self._table.mark_acking_unknown(message_id))
+        self._join(message_id, None)
 
     def _is_done(self, message_id: MessageId) -> bool:
         return self._table.get(message_id) is None and self._table.acked.is_acked(message_id)
-
-    # --- on ports that need no task ----------------------------------------------------------------------------------
 
     def _join(self, message_id: MessageId, waiter: Waiter | None) -> None:
         """Wait for the acknowledgement of a message that is under way, or begin one if it is not acknowledged."""
@@ -123,7 +117,7 @@ class Acks:
         record = table.mark_acking_unknown(message_id)
         self._calls[record] = waiter
         try:
-            self._soon(record.id, record, self._done)  # type: ignore[misc]  # there is one, or this is not called
+            self._soon(record.id, record, self._done)
         except Exception as error:
             self._not_begun(record, error)
             raise
@@ -159,67 +153,40 @@ class Acks:
             if not waiter.end(error) and not self._is_over:
                 self._on_unobserved_error(record, error)  # all callers were cancelled, or there was none
 
-    # --- with a task for each ----------------------------------------------------------------------------------------
+    def _begin_task(self, _: MessageId, record: MessageState, done: AcksDone[MessageState]) -> None:
+        """Begin an acknowledgement that has to wait: for the port's call, or to be durable."""
+        task = self._tasks.create_task(self._carry_out(record, done))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
-    async def _with_task(self, message_id: MessageId) -> None:
-        task = self._in_flight.get(message_id)
-        if task is None:
-            if self._is_done(message_id):
-                return
-            task = self._begin_task(self._table.mark_acking_unknown(message_id))
-        waiter = asyncio.shield(task)
-        self._waiters.setdefault(message_id, []).append(waiter)
-        error = await waiter
-        if error is not None:
-            raise error
-
-    def _begin_task(self, record: MessageState) -> asyncio.Task[Exception | None]:
-        task = self._in_flight[record.id] = self._tasks.create_task(self._carry_out(record))
-        return task
-
-    async def _carry_out(self, record: MessageState) -> Exception | None:
-        try:
-            error = await self._outcome(record)
-        finally:
-            self._in_flight.pop(record.id, None)
-            waiters = self._waiters.pop(record.id, ())
-        if error is not None and all(waiter.done() for waiter in waiters):
-            self._on_unobserved_error(record, error)
-        return error
-
-    async def _outcome(self, record: MessageState) -> Exception | None:
+    async def _carry_out(self, record: MessageState, done: AcksDone[MessageState]) -> None:
         known = self._table.get
+        error: Exception | None = None
         try:
             if known(record.id) is record:  # else a seek has overtaken it
                 await self._port.acknowledge([record.id])
             if self._durable is not None and known(record.id) is record:
                 await self._durable.acked(record.id)  # failed: it is counted, and the broker knows
-        except Exception as error:  # noqa: BLE001 - handed to the callers that wait
-            self._failed(record, error)
-            return error
-        except asyncio.CancelledError as error:
-            self._failed(record, error)
-            return ClosedError("the consumer")
-        self.acked += 1
-        self._on_settled(self._table.settle_all((record,), self._clock.now_ms()))
-        return None
+        except Exception as failure:  # noqa: BLE001 - handed to the callers that wait
+            error = failure
+        except asyncio.CancelledError:
+            error = ClosedError("the consumer")
+        done([record], error)
 
-    def _failed(self, record: MessageState, error: BaseException) -> None:
+    def _failed(self, record: MessageState, error: Exception) -> None:
         self._on_failed(record, error, was_due=self._table.ack_failed(record))
 
     async def finish(self, timeout: float) -> None:
         """Wait for those under way, then give the rest up: their callers get :class:`~pulsar_nack.ClosedError`."""
-        if self._in_flight:
-            await asyncio.wait(list(self._in_flight.values()), timeout=timeout)
-        for task in self._in_flight.values():
-            task.cancel()
         if self._calls:
             self._all_answered = self._loop.create_future()
             await asyncio.wait([self._all_answered], timeout=timeout)
+        for task in self._running:
+            task.cancel()
         self.give_up()
 
     def give_up(self) -> None:
-        """Raise :class:`~pulsar_nack.ClosedError` in calls that wait for an answer without a task, now and later."""
+        """Raise :class:`~pulsar_nack.ClosedError` in calls that wait for an answer, now and later."""
         self._is_over = True
         records = list(self._calls)
         calls = [self._calls.pop(record) for record in records]

@@ -8,9 +8,8 @@ import logging
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop
 from ..errors import ClosedError, InvalidArgumentError
-from ._drain import Drain, DrainReport
 from ._engine import ConsumerEngine
-from ._runner import Runner
+from ._runner import Drain, DrainReport, Runner
 
 _log = logging.getLogger("pulsar_nack.consumer")
 
@@ -78,7 +77,7 @@ class Lifecycle:
         seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
         if self._drain is None and self._state.is_closed:
             return DrainReport()
-        if self._runner is not None and asyncio.current_task() in self._runner.tasks.workers:
+        if self._runner is not None and asyncio.current_task() in self._runner.workers:
             raise InvalidArgumentError("timeout", timeout, "a call from outside: a handler would wait for itself")
         drain = self.begin_drain(seconds)
         await asyncio.wait([drain.task])
@@ -90,8 +89,7 @@ class Lifecycle:
             if not self._state.is_closed:
                 self._state.check_open()
             assert self._server is not None
-            handlers = None if self._runner is None else self._runner.tasks
-            self._drain = Drain(self._engine, handlers, self._server, self.close, timeout_s)
+            self._drain = Drain(self._engine, self._runner, self._server, self.close, timeout_s)
         return self._drain
 
     # --- closing -----------------------------------------------------------------------------------------------------
@@ -99,7 +97,7 @@ class Lifecycle:
     async def aclose(self) -> None:
         """Close the consumer: after a drain if a handler runs, unless that handler calls."""
         runner, drain = self._runner, self._drain
-        if runner is not None and self.loop is not None and asyncio.current_task() not in runner.tasks.workers:
+        if runner is not None and self.loop is not None and asyncio.current_task() not in runner.workers:
             check_loop(self._state.loop, "the consumer")
             drain = self.begin_drain(runner.drain_timeout_s)
         else:

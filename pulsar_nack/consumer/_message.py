@@ -220,9 +220,7 @@ class Message(ReceivedMessage):
             redelivered
         :raises ClosedError: the consumer is closed; the message is redelivered, and may have been published
         """
-        await self._send(
-            DEAD_LETTERED, self._settler.letter_verbs.dead_letter(self._delivery, self._redelivery_count, reason)
-        )
+        await self._send(DEAD_LETTERED, self._settler.dead_letter(self._delivery, self._redelivery_count, reason))
 
     async def reconsume_later(
         self, delay: Delay | None = None, *, properties: Mapping[str, str] | None = None, reason: str = ""
@@ -242,9 +240,7 @@ class Message(ReceivedMessage):
         :raises ClosedError: the consumer is closed; the message is redelivered, and may have been published
         """
         settler, count = self._settler, self._redelivery_count
-        await self._send(
-            RETRIED, settler.letter_verbs.reconsume_later(self._delivery, count, delay, properties, reason)
-        )
+        await self._send(RETRIED, settler.reconsume_later(self._delivery, count, delay, properties, reason))
 
     async def _send(self, settled_as: str, sending: Coroutine[Any, Any, None]) -> None:
         """Settle the message by sending it to another topic."""

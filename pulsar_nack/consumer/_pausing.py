@@ -14,7 +14,7 @@ from typing import Final
 
 from ..errors import ClosedError
 from ._message import Message
-from ._port import ConsumerPort, SupportsDrain, SupportsPause
+from ._port import ConsumerPort, SupportsPause
 from ._receiver import Receiver
 
 _log = logging.getLogger("pulsar_nack.consumer")
@@ -90,10 +90,7 @@ class Pausing:
         inbox.refuse(error)
         with suppress(ClosedError):  # the port is closed already
             given = self._give_back(list(inbox.ready))
-            if isinstance(self._port, SupportsDrain):
-                given += self._port.drain()
-            elif self.port is not None:
-                given += self.port.pause(is_idle=False) or 0
+            given += 0 if self.port is None else self.port.drain()
         inbox.kept = self._give_back_soon
         self._state.on_idle = self._on_idle
         self._on_idle()

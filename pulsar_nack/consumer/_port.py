@@ -253,10 +253,8 @@ class SupportsUnsubscribe(Protocol):
 class SupportsPause(Protocol):
     """A port that can give prefetched messages back; only on Shared and Key_Shared do other consumers get them."""
 
-    def pause(self, *, is_idle: bool) -> int | None:
+    def pause(self, *, is_idle: bool) -> object:
         """Give prefetched messages back that were not received, and fetch nothing until :meth:`resume`.
-
-        Return how many messages went back, None if that is not known.
 
         :param is_idle: no received message is unsettled; this may be called again when that becomes true
         """
@@ -266,21 +264,16 @@ class SupportsPause(Protocol):
         """Fetch messages again."""
         ...
 
-    def give_back(self, ids: Sequence[MessageId]) -> None:
-        """Give received messages back now that were not delivered; not on Exclusive and Failover."""
+    def drain(self) -> int:
+        """Give them back for good, because the consumer is closed next; return how many.
+
+        Those that were redelivered before go back with ``close`` only: the broker counts each return as a redelivery,
+        and consumers that are drained in turn would use up the attempts.
+        """
         ...
 
-
-@runtime_checkable
-class SupportsDrain(Protocol):
-    """A port that gives prefetched messages back for good, as the consumer is closed next."""
-
-    def drain(self) -> int:
-        """Give messages back as ``pause`` does, those that were redelivered before only with ``close``.
-
-        The broker counts each return as a redelivery, and consumers that are drained in turn would use up the attempts.
-        Return how many messages went back.
-        """
+    def give_back(self, ids: Sequence[MessageId]) -> None:
+        """Give received messages back now that were not delivered; not on Exclusive and Failover."""
         ...
 
 

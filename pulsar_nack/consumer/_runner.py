@@ -1,11 +1,12 @@
-"""Runs a handler for each message: a bounded number at once, each exception settled and logged, and an orderly end.
+"""Runs a handler for each message: a bounded number at once, each exception settled and logged; and ends consumers.
 
 There is one worker for each handler that may run at once; it receives a message, handles and settles it. A worker
 receives when it is free, so what was fetched ahead stays at the port, which can give it back. A task for each message
 was rejected: making one costs more than all else that is done here.
 
-A drain ends calls of ``receive``, and thereby each worker once its handler has ended. After the timeout it cancels the
-workers that are left, which nack their messages.
+A drain is the orderly end of a consumer: what it fetched ahead goes back, what was delivered can be settled, then it
+closes. That ends calls of ``receive``, and thereby each worker once its handler has ended. After the timeout it cancels
+the workers that are left, which nack their messages.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from types import CoroutineType
@@ -24,7 +26,6 @@ from .._check import check_callable, check_flag, check_integer
 from .._delays import Delay, delay_ms
 from ..backoff import Exponential
 from ..errors import AlreadySettledError, BrokerError, ClosedError, InvalidArgumentError, MissingExtraError
-from ._drain import Drain, DrainReport, HandlerTasks
 from ._engine import ConsumerEngine
 from ._key_order import KeyOrder
 from ._message import Message
@@ -36,6 +37,8 @@ Handler = Callable[[Message], Awaitable[object]]
 _log = logging.getLogger("pulsar_nack.consumer")
 _PAUSES: Final = Exponential(0.1, 5.0)
 _NACK_TIMEOUT_S: Final = 5.0
+_END_TIMEOUT_S: Final = 6.0
+"""After this a warning names cancelled handlers that have not ended."""
 _CANCELLED: Final = "its handler did not end in time when the consumer drained"
 
 
@@ -77,7 +80,12 @@ class Runner:
         self.drain_timeout_s = None if timeout is None else delay_ms(timeout, "drain_timeout") / 1000
         self._rules = ErrorRules(options.on_error, has_dead_letters=engine.state.has_dead_letters)
         self._options = options
-        self.tasks = HandlerTasks()
+        self.workers: list[asyncio.Task[None]] = []
+        """The tasks in which the handlers run."""
+        self.is_stopping = asyncio.Event()
+        """Set when no other handler is to begin."""
+        self._is_ending = False
+        self._cancelled = 0
         self._engine = engine
         self._receiver = engine.receiver
         self._settler = engine.settler
@@ -105,9 +113,9 @@ class Runner:
             if self._order is not None:
                 self._order.open()
                 self._engine.key_order = self._order
-            self.tasks.workers = [self._worker(number) for number in range(self._options.concurrency)]
+            self.workers = [self._worker(number) for number in range(self._options.concurrency)]
             try:
-                while not self._faults() and (busy := [each for each in self.tasks.workers if not each.done()]):
+                while not self._faults() and (busy := [each for each in self.workers if not each.done()]):
                     await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
                     self._replace_cancelled()
             except asyncio.CancelledError as error:
@@ -135,15 +143,15 @@ class Runner:
         return asyncio.create_task(self._work(), name=f"pulsar_nack.Consumer worker {number}")
 
     def _faults(self) -> list[BaseException]:
-        ended = [worker for worker in self.tasks.workers if worker.done() and not worker.cancelled()]
+        ended = [worker for worker in self.workers if worker.done() and not worker.cancelled()]
         return [fault for worker in ended if (fault := worker.exception()) is not None]
 
     def _replace_cancelled(self) -> None:
         """Start other workers for those that something else has cancelled, such as a handler itself."""
-        for number, worker in enumerate(self.tasks.workers):
-            if worker.done() and worker.cancelled() and not self.tasks.is_stopping.is_set():
+        for number, worker in enumerate(self.workers):
+            if worker.done() and worker.cancelled() and not self.is_stopping.is_set():
                 _log.error("%s was cancelled, and not by a drain; another one goes on", worker.get_name())
-                self.tasks.workers[number] = self._worker(number)
+                self.workers[number] = self._worker(number)
 
     def _on_signal(self, name: str) -> None:
         _log.info("%s: the consumer %s", name, "drains at once" if self._is_signalled else "drains")
@@ -151,6 +159,26 @@ class Runner:
         if self._is_signalled:
             drain.hurry()
         self._is_signalled = True
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    async def until_ended(self) -> None:
+        """Wait until all workers have ended."""
+        if self.workers:
+            await asyncio.wait(self.workers)
+
+    async def end(self) -> int:
+        """Cancel the handlers that still run, and wait until they have ended; return how many."""
+        self._is_ending = True
+        late = [worker for worker in self.workers if not worker.done()]
+        for worker in late:
+            worker.cancel()
+        if late:
+            _, late_still = await asyncio.wait(late, timeout=_END_TIMEOUT_S)
+            if late_still:
+                _log.error("%d handlers were cancelled and do not end; waiting for them", len(late_still))
+                await asyncio.wait(late_still)
+        return self._cancelled
 
     # --- the workers -------------------------------------------------------------------------------------------------
 
@@ -165,7 +193,7 @@ class Runner:
                     if await self._may_receive_again(error):
                         continue
                     return
-            if self.tasks.is_stopping.is_set():
+            if self.is_stopping.is_set():
                 self._receiver.take_back(message)
                 return
             try:
@@ -194,7 +222,7 @@ class Runner:
             _log.warning("nothing can be received, which is tried again: %s", error)
         with suppress(TimeoutError):
             async with asyncio.timeout(float(_PAUSES(min(self._failures // self._options.concurrency, 10)))):
-                await self.tasks.is_stopping.wait()
+                await self.is_stopping.wait()
         return True
 
     async def _acknowledge(self, message: Message) -> None:
@@ -231,8 +259,8 @@ class Runner:
 
     async def _was_cancelled(self, message: Message) -> None:
         """Nack a message whose handler was cancelled: at the end of the drain, or because of what it awaited."""
-        if self.tasks.is_ending:
-            self.tasks.cancelled += 1
+        if self._is_ending:
+            self._cancelled += 1
             if not message.is_settled:
                 await self._nack(message, _CANCELLED)
             raise asyncio.CancelledError
@@ -250,6 +278,84 @@ class Runner:
                 await message.nack(reason=reason)
         except Exception as error:  # noqa: BLE001 - it stays unacknowledged, so it comes again after the close
             _log.warning("%r could not be nacked: %r", message.id, error)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How a consumer ended.
+
+    :param settled: delivered messages that were not settled when the drain began, and were settled since
+    :param given_back: prefetched messages that went back to the broker at once; others follow with the close, and do
+        not count
+    :param cancelled: handlers that outlived the timeout: they were cancelled, and their messages nacked by the backoff
+    :param left: delivered messages that were not settled in the end, and that went back to the broker with the close
+    """
+
+    settled: int = 0
+    given_back: int = 0
+    cancelled: int = 0
+    left: int = 0
+
+
+class Drain:
+    """An orderly end of a consumer, in a task.
+
+    :param runner: None: the consumer runs no handler
+    :param server: ends when the consumer is closed, by whatever
+    :param close: closes the consumer
+    :param timeout_s: how long delivered messages may take; None: as long as they need
+    """
+
+    def __init__(
+        self,
+        engine: ConsumerEngine,
+        runner: Runner | None,
+        server: asyncio.Task[None],
+        close: Callable[[], Awaitable[None]],
+        timeout_s: float | None,
+    ) -> None:
+        self._engine = engine
+        self._receiver = engine.receiver
+        self._runner = runner
+        self._server = server
+        self._close = close
+        self._hurried = asyncio.Event()
+        if runner is not None:
+            runner.is_stopping.set()
+        self._given_back = engine.pausing.drain(ClosedError("the consumer"))  # none if it is closed
+        self._in_work = engine.receiver.in_work()
+        _log.info("draining: %d messages are being handled, %d went back", self._in_work, self._given_back)
+        self.task = asyncio.create_task(self._run(timeout_s), name="pulsar_nack.Consumer draining")
+
+    def hurry(self) -> None:
+        """Let the timeout be over."""
+        self._hurried.set()
+
+    async def _run(self, timeout_s: float | None) -> DrainReport:
+        cancelled = 0
+        try:
+            waits = [asyncio.create_task(wait) for wait in (self._until_settled(), self._hurried.wait())]
+            try:
+                await asyncio.wait([*waits, self._server], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+            if self._runner is not None:
+                cancelled = await self._runner.end()
+        finally:
+            left = self._receiver.in_work()
+            await self._close()
+            self._engine.trace.drained(self._given_back, left)
+        settled = max(self._in_work - cancelled - left, 0)
+        return DrainReport(settled=settled, given_back=self._given_back, cancelled=cancelled, left=left)
+
+    async def _until_settled(self) -> None:
+        drained = self._engine.pausing.drained
+        assert drained is not None
+        await drained.wait()
+        if self._runner is not None:
+            await self._runner.until_ended()
 
 
 @contextmanager

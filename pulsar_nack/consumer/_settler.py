@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .._delays import Delay, delay_ms
 from .._lifetime import running_loop
-from ..errors import (
-    NotDurableError,
-)
+from ..errors import InvalidArgumentError, NoDeadLetterError, NotDurableError
 from ..ids import MessageId
 from ._consumer_state import ConsumerState
 from ._leases import Leases
-from ._letter_rules import as_reason
-from ._letter_verbs import LetterVerbs
+from ._letter_rules import Wait, as_reason, check_properties
+from ._letters import Letters
 from ._message_state import SENT_AWAY, MessageState, State
 from ._port import Delivery
 from ._redelivery_router import RedeliveryPlan
+from ._tracing import DEAD_LETTER, RETRY_TOPIC
 
 if TYPE_CHECKING:
     from .durable import DurableNacks, Outcome
@@ -38,12 +37,13 @@ class Settler:
         self.turn = state.turn
         self.queue = queue = state.queue
         self.dropped = self.acked_through = self.given_up = self.handler_errors = 0
-        self.letter_verbs = LetterVerbs(state)
         self.leases = None if lease is None else Leases(state, lease)
         """None: the consumer has no leases."""
         self._recent = state.recent
         self._limiter = state.limiter
         self._letters = state.letters
+        if state.letters is not None:
+            state.letters.hold_again = self._hold_again
         self._table = queue.table
         self._trace = queue.trace
 
@@ -174,8 +174,7 @@ class Settler:
         if (
             letters is not None
             and payload is not None
-            and (sent := self.letter_verbs.nack(payload, record, attempt, milliseconds, reason, is_deferred))
-            is not None
+            and (sent := self._send_nacked(payload, record, attempt, milliseconds, reason, is_deferred)) is not None
         ):
             return await sent
         router, left_ms = self.queue.router, milliseconds
@@ -239,6 +238,118 @@ class Settler:
         if error is not None:
             what = f"{message_id!r} comes back in time while this consumer lives, but that could not be made durable"
             raise NotDurableError(what, error) from error
+
+    # --- sending to another topic ------------------------------------------------------------------------------------
+
+    async def dead_letter(self, payload: Delivery, count: int, reason: str) -> None:
+        """Send a message to the dead-letter topic, and wait until it is there and acknowledged."""
+        self.state.check_open()
+        letters = self._letters
+        if letters is None or letters.rules is None:
+            raise NoDeadLetterError(payload.id)
+        reason = as_reason(reason)
+        await self._until_room(letters, payload.id, count, State.DEAD_LETTERING)
+        await letters.wait(letters.dead_letter(payload, count, reason))
+
+    async def reconsume_later(
+        self, payload: Delivery, count: int, delay: Delay | None, properties: Mapping[str, str] | None, reason: str
+    ) -> None:
+        """Send a message to the retry topic, or after its last attempt to the dead-letter topic, and wait for that."""
+        state, letters = self.state, self._letters
+        state.check_open()
+        record = self._table.get(payload.id)
+        wait = self._wait(state.default_delay_ms(record) if delay is None else delay_ms(delay), properties)
+        reason = as_reason(reason)
+        if letters is None or letters.retry is None:
+            raise InvalidArgumentError("retry_topic", None, "a RetryTopicPolicy, for messages to be consumed later")
+        is_last = letters.rules is not None and letters.rules.is_last(count)
+        await self._until_room(letters, payload.id, count, State.DEAD_LETTERING if is_last else State.RETRYING)
+        if is_last:
+            await letters.wait(letters.dead_letter(payload, count, reason, wait))
+        else:
+            await letters.wait(letters.reconsume_later(payload, count, wait, reason))
+
+    def _send_nacked(  # noqa: PLR0917 - all that a nack has
+        self,
+        payload: Delivery,
+        record: MessageState | None,
+        attempt: int | None,
+        milliseconds: int,
+        reason: str,
+        is_deferred: bool = False,
+    ) -> Coroutine[Any, Any, asyncio.Future[Outcome] | None] | None:
+        """Return what sends a nacked message away, to be awaited; None if it waits here.
+
+        :param record: of a message that is not settled, None: it is not known
+        :param attempt: the redelivery count of the attempt that ends; None: of any
+        :param is_deferred: nothing failed: the message comes as the same attempt again
+        """
+        letters = self._letters
+        if letters is None or (record is not None and record.is_doubtful):  # then others may have settled it
+            return None
+        count = (attempt or 0) if record is None else record.redelivery_count
+        if letters.rules is not None and letters.rules.is_last(count) and not is_deferred:
+            return self._nack_away(letters, payload, count, attempt, None, reason)
+        is_new = record is None or record.state is State.DELIVERED  # else the earlier of both deadlines counts
+        may_spill = letters.may_spill and not letters.is_full and not self.queue.router.wants_all
+        if is_new and may_spill and self._spills(letters, payload, milliseconds):
+            wait = self._wait(milliseconds)._replace(is_deferred=is_deferred)
+            return self._nack_away(letters, payload, count, attempt, wait, reason)
+        return None
+
+    def _spills(self, letters: Letters, payload: Delivery, milliseconds: int) -> bool:
+        limiter, retry_topic = self._limiter, letters.retry_topic
+        assert retry_topic is not None
+        if retry_topic.spills(milliseconds, limiter.count(), limiter.near, limiter.limit):
+            return True
+        return self.state.must_wait(self.queue.router.choose(payload.id, milliseconds), payload)
+
+    async def _nack_away(  # noqa: PLR0917 - all that a nack has
+        self, letters: Letters, payload: Delivery, count: int, attempt: int | None, wait: Wait | None, reason: str
+    ) -> asyncio.Future[Outcome] | None:
+        to, state = State.DEAD_LETTERING if wait is None else State.RETRYING, self.state
+        await self._until_room(letters, payload.id, attempt, to, is_new=False)
+        state.nacked += wait is None or not wait.is_deferred
+        if wait is None:
+            letters.dead_letter(payload, count, reason)
+            self._trace.nacked_last(payload.id, count, reason)
+            return None
+        letters.reconsume_later(payload, count, wait, reason, is_spilled=True)
+        durable = state.durable
+        return None if durable is None else durable.nacked(payload.id, wait.delay_ms, count - wait.is_deferred)
+
+    def _hold_again(self, payload: Delivery, record: MessageState, wait: Wait) -> None:
+        """Hold a message whose nack could not wait in the retry topic."""
+        queue, left_ms = self.queue, max(wait.until_ms - self.state.wall_clock.now_ms(), 0)
+        plan = queue.router.choose_memory(record.id, left_ms) if wait.is_deferred else None
+        queue.hold(self._table.hold(record.id), left_ms, payload, plan)
+        if wait.is_deferred:
+            record.redelivery_count -= 1
+            record.hidden_count += 1
+
+    def _wait(self, milliseconds: int, properties: Mapping[str, str] | None = None) -> Wait:
+        until_ms = self.state.wall_clock.now_ms() + milliseconds
+        return Wait(milliseconds, until_ms, check_properties(properties))
+
+    async def _until_room(
+        self, letters: Letters, message_id: MessageId, attempt: int | None, to: State, *, is_new: bool = True
+    ) -> None:
+        """Wait until a message may be sent to another topic; its nack is cancelled then."""
+        state = self.state
+        state.check_not_sent_away(message_id, to)
+        if is_new and message_id not in letters:
+            state.check_unsettled(message_id, attempt)
+        while letters.is_full and message_id not in letters:
+            await letters.has_room.wait()
+            state.check_open()
+            state.check_not_sent_away(message_id, to)
+            if message_id not in letters:
+                state.check_unsettled(message_id, attempt)
+        record = self._table.get(message_id)
+        if record is not None and record.state is State.HELD:
+            reason = DEAD_LETTER if to is State.DEAD_LETTERING else RETRY_TOPIC
+            self._trace.cancel(message_id, record.redelivery_count, reason)
+        state.forget(message_id)
 
     # --- forgetting --------------------------------------------------------------------------------------------------
 

@@ -137,10 +137,9 @@ class LocalBroker(ClosesOnExit):
             port = await opened.subscribe(
                 subscription, subscription_type, **{"initial_position": "earliest", **for_port}
             )
-            if settings.get("retry_topic") is None:
-                return port
-            joined, settings["retry_topic"] = await opened.retry_topics.join(port, settings["retry_topic"])
-            return joined
+            if settings.get("retry_topic") is not None:
+                settings["retry_topic"] = await opened.retry_topics.join(port, settings["retry_topic"])
+            return port
 
         async def make() -> Consumer:
             port = FaultyPort(await connect(), connect)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
-from .._check import INT64_MAX, check_integer, check_text
+from .._check import INT64_MAX, check_flag, check_integer, check_text
 from .._delays import delay_ms
 from ..config import BucketConfig, DelayedDeliveryConfig
 from ..consumer.transport import InitialPosition, initial_position, local_settings, subscription_type
@@ -37,15 +37,32 @@ def check_subscription_name(name: object) -> None:
 
 
 class Joining(NamedTuple):
-    """The checked arguments of a new consumer, in our words."""
+    """The checked arguments of a new consumer, in our words.
 
+    :param name: that of the subscription
+    :param delayed: how the subscription keeps delayed messages; None: as before, or by default
+    """
+
+    name: str
     kind: SubscriptionType
     initial: InitialPosition
     consumer_name: str
+    room: int
+    delayed: BucketConfig | None
+    unacked_limit: int | None
+    batch_index_ack: bool
 
 
 def check_subscribe(
-    name: object, kind: object, position: object, consumer_name: object, receiver_queue_size: object
+    name: str,
+    kind: object,
+    position: object,
+    *,
+    consumer_name: object,
+    receiver_queue_size: int,
+    delayed: DelayedDeliveryConfig | None,
+    batch_index_ack: bool,
+    unacked_limit: int | None = 50_000,
 ) -> Joining:
     """Check the arguments of a new consumer, and return them."""
     found = SubscriptionType(subscription_type(kind, "type"))
@@ -54,7 +71,11 @@ def check_subscribe(
     label = "" if consumer_name is None else consumer_name
     check_text("consumer_name", label)
     check_integer("receiver_queue_size", receiver_queue_size, 0)
-    return Joining(found, initial, cast("str", label))
+    check_flag("batch_index_ack", batch_index_ack)
+    if unacked_limit is not None:
+        check_integer("unacked_limit", unacked_limit, 1)
+    queue, config = receiver_queue_size, as_bucket_config(delayed)
+    return Joining(name, found, initial, cast("str", label), queue, config, unacked_limit, batch_index_ack)
 
 
 def check_options(type: object, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:  # noqa: A002

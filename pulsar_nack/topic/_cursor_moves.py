@@ -234,9 +234,9 @@ class CursorMoves:
             await self._cursor.acknowledge([target], batch_sets={target: left})
         inboxes = self._delivery.inboxes
         self._delivery.take_back(list(self._dispatcher.in_flight), *inboxes)
-        for inbox in inboxes.values():
-            inbox.report(SessionEvent.CLOSED)
-            inbox.report(SessionEvent.BEGAN)
+        for number in list(inboxes):
+            self._delivery.report(SessionEvent.CLOSED, number)
+            self._delivery.report(SessionEvent.BEGAN, number)
         self._admission.forget()
         self._delivery.rewind(forget=True)
         if self._delivery.tracker is not None:

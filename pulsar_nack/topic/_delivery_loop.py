@@ -17,6 +17,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from ..consumer import SessionEvent
 from ..cursor import BatchSet, Cursor
 from ..delayed import DelayedDeliveryTracker
 from ..errors import LedgerError, LogNotFoundError, TopicFormatError
@@ -87,6 +88,10 @@ class DeliveryLoop:
             dropped = self.inboxes[number].give_back(positions)
             if dropped:
                 self._dispatcher.take_room(number, -dropped)
+
+    def report(self, event: SessionEvent, number: int) -> None:
+        """Report an event of its session to a consumer."""
+        self.inboxes[number].report(event, self._topic)
 
     def changed(self) -> None:
         """Check the gate again, and look for entries to deliver."""

@@ -4,44 +4,44 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .._waiting import WaitingCalls
 from ..consumer import Delivery, SessionEvent
 from ..ids import MessageId, Position
 
+FIRST_RETRY_LEDGER: Final = 1 << 32
+"""The first ledger of a retry topic: a port of a topic and its retry topic distinguishes their messages by it."""
+
 
 class LocalInbox:
-    """A queue of messages; waiting calls are served in their order.
+    """A queue of messages for each topic, from which messages are taken in turn; waiting calls are served in order.
 
     :param members: notes each batch that comes
     """
 
     def __init__(self, members: BatchMembers | None = None) -> None:
         self.failure: BaseException | None = None
-        self.on_event: Callable[[SessionEvent], None] | None = None
-        """Called with each session event of the consumer; holds no reference to the port, see :mod:`._port`."""
-        self.on_arrival: Callable[[], object] | None = None
-        """Called when messages arrive, and when waiting calls are to check again."""
+        self.on_event: Callable[[SessionEvent, str], None] | None = None
+        """Called with each session event of a topic; holds no reference to the port, see :mod:`._port`."""
         self._members = members
-        self._here: deque[Delivery] = deque()
+        self._here = deque[Delivery](), deque[Delivery]()
+        """The messages of the topic, and those of its retry topic."""
+        self._turn = 0
         self._waiters = WaitingCalls[None]()
 
     def __len__(self) -> int:
-        return len(self._here)
+        return sum(map(len, self._here))
 
     async def get(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> Delivery:
         """Wait for a message and take it; ``check`` is called before and after each wait, and may raise an error."""
         check()
-        while not self._here:
+        while not any(self._here):
             before_wait()
             await self._waiters.wait(self._pass_on)
             check()
-        return self._here.popleft()
-
-    def get_nowait(self) -> Delivery | None:
-        """Take a message, None if none is here."""
-        return self._here.popleft() if self._here else None
+        self._turn = 1 - self._turn
+        return (self._here[self._turn] or self._here[1 - self._turn]).popleft()
 
     def take(self, deliveries: Iterable[Delivery]) -> None:
         """Take the messages of an entry."""
@@ -49,40 +49,42 @@ class LocalInbox:
         if self._members is not None:
             self._members.arrived([delivery.id for delivery in arrived])
         for delivery in arrived:
-            self._here.append(delivery)
+            self._here[delivery.id.ledger >= FIRST_RETRY_LEDGER].append(delivery)
             self._waiters.wake_first(None)
-        if self.on_arrival is not None:
-            self.on_arrival()
 
     def _pass_on(self, _: None) -> None:
-        if self._here:
+        if any(self._here):
             self._waiters.wake_first(None)
 
     def whole(self) -> list[Position]:
         """Return the entries of which no message was taken yet."""
-        found = dict.fromkeys(Position(*delivery.id[:2]) for delivery in self._here)
-        if self._here and self._here[0].id.batch_index > 0:
-            del found[Position(*self._here[0].id[:2])]
+        found = dict.fromkeys(Position(*delivery.id[:2]) for here in self._here for delivery in here)
+        for here in self._here:
+            if here and here[0].id.batch_index > 0:
+                del found[Position(*here[0].id[:2])]
         return list(found)
 
     def give_back(self, positions: Iterable[Position]) -> int:
         """Drop the messages of these entries that were not received yet; return their number."""
-        if not self._here:
+        before = len(self)
+        if not before:
             return 0
         gone = set(positions)
-        kept = [delivery for delivery in self._here if delivery.id[:2] not in gone]
-        dropped = len(self._here) - len(kept)
-        self._here = deque(kept)
-        return dropped
+        for here in self._here:
+            kept = [delivery for delivery in here if delivery.id[:2] not in gone]
+            here.clear()
+            here.extend(kept)
+        return before - len(self)
 
     def drop(self) -> None:
         """Drop all messages."""
-        self._here.clear()
+        for here in self._here:
+            here.clear()
 
-    def report(self, event: SessionEvent) -> None:
+    def report(self, event: SessionEvent, topic: str) -> None:
         """Report an event to the consumer, before it gets anything else."""
         if self.on_event is not None:
-            self.on_event(event)
+            self.on_event(event, topic)
 
     def fail(self, error: BaseException) -> None:
         """Fail all receiving calls: nothing comes any more."""
@@ -97,8 +99,6 @@ class LocalInbox:
     def wake_all(self) -> None:
         """Let all waiting calls check again."""
         self._waiters.wake_all(None)
-        if self.on_arrival is not None:
-            self.on_arrival()
 
 
 class Noted(NamedTuple):

@@ -1,5 +1,7 @@
 """The port of a local topic, for a :class:`~pulsar_nack.Consumer` or for code that reads the topic without one.
 
+A consumer with a retry topic reads both topics through one port, by a message of each in turn.
+
 The topic references the port's inbox and not the port. So a port that is dropped without being closed is collected, and
 its unacknowledged messages go to the other consumers as if it had been closed.
 """
@@ -11,48 +13,28 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..consumer import Delivery, PortTraits, SessionEvent
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
-from ..ids import MessageId, Position
-from ._inbox import BatchMembers, LocalInbox
+from ..ids import MessageId, Position, _is_message_id
+from ._inbox import FIRST_RETRY_LEDGER, BatchMembers, LocalInbox
 
 if TYPE_CHECKING:
-    from ._dispatcher import SubscriptionType
+    from ._arguments import Joining
     from ._subscription import Subscription
 
 MAX_IDS: Final = 100_000
 
 
-class NoPort:
-    """Stands for a local port that is not opened yet, while a consumer's settings are checked."""
+class _Part(NamedTuple):
+    """A topic that a port reads: its number as a consumer of the subscription there, and what deletes that."""
 
-    def __init__(self, topic: str, subscription: str, kind: SubscriptionType, receiver_queue_size: int) -> None:
-        self.names = topic, subscription, ""
-        self.traits = PortTraits(
-            honours_ids=kind.is_shared,
-            receiver_queue_size=receiver_queue_size,
-            max_ids_per_request=MAX_IDS,
-            batch_index_ack=True,
-        )
-
-    async def receive(self) -> Delivery:
-        """Refuse."""
-        raise ClosedError("this port")
-
-    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Refuse."""
-        del ids
-        raise ClosedError("this port")
-
-    async def redeliver(self, ids: Sequence[MessageId]) -> None:
-        """Refuse."""
-        del ids
-        raise ClosedError("this port")
-
-    async def close(self) -> None:
-        """Do nothing."""
+    topic: str
+    subscription: Subscription
+    number: int
+    forget: Callable[..., Awaitable[None]]
+    finalizer: weakref.finalize[..., Any]
 
 
 class LocalPort:
@@ -66,41 +48,47 @@ class LocalPort:
         self,
         topic: str,
         subscription: Subscription,
-        join: Callable[[LocalInbox], int],
+        joining: Joining,
         forget: Callable[..., Awaitable[None]],
-        *,
-        name: str,
-        kind: SubscriptionType,
-        receiver_queue_size: int,
-        batch_index_ack: bool,
     ) -> None:
-        self._topic = topic
-        self._subscription = subscription
-        self._forget = forget
-        self._is_shared = kind.is_shared
-        self.kind = kind
-        self._has_queue = receiver_queue_size > 0
+        self.joining = joining
+        """How it reads its topics."""
+        self._is_shared = joining.kind.is_shared
+        self._has_queue = joining.room > 0
         self._is_paused = False
-        self.name = name
+        self.name = joining.consumer_name
         self._traits = PortTraits(
-            honours_ids=kind.is_shared,
+            honours_ids=self._is_shared,
             max_ids_per_request=MAX_IDS,
-            batch_index_ack=batch_index_ack,
-            receiver_queue_size=receiver_queue_size,
+            batch_index_ack=joining.batch_index_ack,
+            receiver_queue_size=joining.room,
             reports_sessions=True,
         )
-        self._members = None if batch_index_ack else BatchMembers()
+        self._members = None if joining.batch_index_ack else BatchMembers()
         self._inbox = LocalInbox(self._members)
-        self._number = join(self._inbox)
+        self._parts: list[_Part] = []
+        self._topics: set[str | None] = {None}
+        self.read_too(topic, subscription, forget)
         self._is_closed = False
-        loop = asyncio.get_running_loop()
-        self._finalizer = weakref.finalize(self, _leave_soon, loop, subscription, self._number)
-        self._finalizer.atexit = False
+
+    def read_too(self, topic: str, subscription: Subscription, forget: Callable[..., Awaitable[None]]) -> None:
+        """Read a topic through this port; a second one is the retry topic of the first.
+
+        :raises BrokerError: the present consumers of its subscription exclude this one
+        """
+        number = subscription.join(self._inbox, self.joining)
+        finalizer = weakref.finalize(self, _leave_soon, asyncio.get_running_loop(), subscription, number)
+        finalizer.atexit = False
+        self._parts.append(_Part(topic, subscription, number, forget, finalizer))
+        self._topics.add(topic)
+
+    def _part_of(self, message_id: MessageId) -> _Part:
+        return self._parts[-1 if message_id.ledger >= FIRST_RETRY_LEDGER else 0]
 
     @property
     def names(self) -> tuple[str, str, str]:
         """Return topic, subscription and consumer name."""
-        return self._topic, self._subscription.name, self.name
+        return self._parts[0].topic, self._parts[0].subscription.name, self.name
 
     @property
     def traits(self) -> PortTraits:
@@ -110,9 +98,8 @@ class LocalPort:
     def watch_sessions(self, on_event: Callable[[SessionEvent, str, int], None]) -> None:
         """Call ``on_event`` when the subscription was moved, or its messages go to another consumer from now on."""
         call = weakref.WeakMethod(on_event) if inspect.ismethod(on_event) else lambda: on_event
-        topic = self._topic
 
-        def report(event: SessionEvent) -> None:
+        def report(event: SessionEvent, topic: str) -> None:
             if (on_event := call()) is not None:
                 on_event(event, topic, -1)
 
@@ -120,7 +107,8 @@ class LocalPort:
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
         """Return the mark-delete position, None for another topic."""
-        return self._subscription.cursor.mark_delete_position if (topic, partition) == (self._topic, -1) else None
+        found = (part.subscription.cursor for part in self._parts if (part.topic, -1) == (topic, partition))
+        return next((cursor.mark_delete_position for cursor in found), None)
 
     async def flush(self) -> None:
         """Return when all acknowledgements are written, so that they survive the end of this process.
@@ -128,11 +116,12 @@ class LocalPort:
         :raises ClosedError: it, or its topic, is closed
         """
         self._check_open()
-        await self._subscription.cursor.flush()
+        for part in self._parts:
+            await part.subscription.cursor.flush()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._inbox)} messages here"
-        return f"<LocalPort {self.name!r} of {self._subscription.name!r}, {state}>"
+        return f"<LocalPort {self.name!r} of {self.names[1]!r}, {state}>"
 
     @property
     def is_closed(self) -> bool:
@@ -146,57 +135,55 @@ class LocalPort:
         :raises BrokerError: the subscription has ended with an error
         """
         delivery = await self._inbox.get(self._check_open, self._before_wait)
+        part = self._part_of(delivery.id)
         if not self._has_queue:
-            self._subscription.hold(self._number)
-        self._subscription.received(self._number)
+            part.subscription.hold(part.number)
+        part.subscription.received(part.number)
         return delivery
-
-    def take_nowait(self) -> Delivery | None:
-        """Return the next message, None if none is here; for ports with a queue."""
-        self._check_open()
-        delivery = self._inbox.get_nowait()
-        if delivery is not None:
-            self._subscription.received(self._number)
-        return delivery
-
-    def watch_arrivals(self, on_arrival: Callable[[], object]) -> None:
-        """Call a function, which must not reference this port, when messages arrive and when this port is closed."""
-        self._inbox.on_arrival = on_arrival
 
     def _before_wait(self) -> None:
         if not self._has_queue and not self._is_paused:
-            self._subscription.release(self._number)
+            self._release()
+
+    def _release(self) -> None:
+        for part in self._parts:
+            part.subscription.release(part.number)
 
     def pause(self, *, is_idle: bool = False) -> int:
         """Give unreceived messages to other consumers (not on Exclusive and Failover); stop until :meth:`resume`."""
         del is_idle  # nothing is on its way
         self._check_open()
         self._is_paused = True
-        self._subscription.hold(self._number)
-        before = len(self._inbox)
-        if self._is_shared:
-            self._subscription.give_back(self._number, self._inbox.whole())
+        before, unreceived = len(self._inbox), self._inbox.whole()
+        for part in self._parts:
+            part.subscription.hold(part.number)
+            if self._is_shared:
+                part.subscription.give_back(part.number, unreceived)
         return before - len(self._inbox)
+
+    def drain(self) -> int:
+        """Give unreceived messages to other consumers, as :meth:`pause`: the port is closed next."""
+        return self.pause()
 
     def resume(self) -> None:
         """Get messages again."""
         self._check_open()
         self._is_paused = False
         if self._has_queue or self._inbox.is_awaited:
-            self._subscription.release(self._number)
+            self._release()
 
     def give_back(self, ids: Sequence[MessageId]) -> None:
         """Give received, undelivered messages to other consumers; not on Exclusive and Failover."""
-        if self._is_shared:
-            self._subscription.give_back(self._number, [Position(*message_id[:2]) for message_id in ids])
+        for part in self._parts if self._is_shared else ():
+            part.subscription.give_back(part.number, [Position(*message_id[:2]) for message_id in ids])
 
     async def last_message_ids(self) -> list[MessageId]:
-        """Return the id of the topic's last message; entry -1: it has none.
+        """Return the id of each topic's last message; entry -1: it has none.
 
         :raises LedgerError: it cannot be read
         """
         self._check_open()
-        return [await self._subscription.last_message_id()]
+        return [await part.subscription.last_message_id() for part in self._parts]
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription with its acknowledgements, and close.
@@ -205,27 +192,35 @@ class LocalPort:
         :raises BrokerError: it has other consumers; nothing has changed
         """
         self._check_open()
-        if not force and not self._subscription.is_alone:
-            raise BrokerError(f"subscription {self._subscription.name!r} has other consumers")
+        if not force and not all(part.subscription.is_alone for part in self._parts):
+            raise BrokerError(f"subscription {self.names[1]!r} has other consumers")
         await self.close()
-        await self._forget(self._subscription.name, force=force)
+        for part in self._parts:
+            await part.forget(part.subscription.name, force=force)
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Acknowledge messages, all or none; written within the cursor's ``flush_interval``.
+        """Acknowledge messages, in each topic all or none; written within the cursor's ``flush_interval``.
 
         :raises InvalidArgumentError: one of them is no message of the topic
         """
         self._check_open()
         self._check_ids(ids)
         if self._members is None:
-            await self._subscription.moves.acknowledge(ids)
+            await self._acknowledge(ids)
             return
         noted = self._members.note(ids)
         try:
-            await self._subscription.moves.acknowledge(noted.completed)
+            await self._acknowledge(noted.completed)
         except Exception:
             self._members.undo(noted)
             raise
+
+    async def _acknowledge(self, ids: Sequence[MessageId]) -> None:
+        is_only = len(self._parts) == 1
+        for part in self._parts:
+            its_ids = ids if is_only else [each for each in ids if self._part_of(each) is part]
+            if its_ids:
+                await part.subscription.moves.acknowledge(its_ids)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to a message, itself included.
@@ -237,7 +232,7 @@ class LocalPort:
         self._check_ids([message_id])
         if self._is_shared:
             raise BrokerError("a shared subscription has no cumulative acknowledgement")
-        await self._subscription.moves.acknowledge_cumulative(message_id)
+        await self._part_of(message_id).subscription.moves.acknowledge_cumulative(message_id)
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Request redelivery of the entries of these messages now; ids that this consumer does not hold are ignored.
@@ -248,25 +243,30 @@ class LocalPort:
         if not 0 < len(ids) <= MAX_IDS:
             raise InvalidArgumentError("ids", len(ids), f"1 to {MAX_IDS} ids in one request")
         self._check_ids(ids)
-        self._subscription.redeliver(self._number, [Position(*message_id[:2]) for message_id in ids])
+        for part in self._parts:
+            part.subscription.redeliver(part.number, [Position(*message_id[:2]) for message_id in ids])
 
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription, so that this message, or the first from this publish time in ms on, is next.
+
+        A time, and the ids of both ends, move the subscriptions of both topics.
 
         :raises InvalidArgumentError: it lies beyond the end
         """
         self._check_open()
         if isinstance(position, MessageId):
             self._check_ids([position])
-        await self._subscription.moves.seek_to(position)
+        for part in [self._part_of(position)] if _is_message_id(position) else self._parts:
+            await part.subscription.moves.seek_to(position)
 
     async def close(self) -> None:
         """Give unacknowledged messages to other consumers at once; receivers that wait get an error. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            self._finalizer.detach()
             self._inbox.drop()
-            self._subscription.leave(self._number)
+            for part in self._parts:
+                part.finalizer.detach()
+                part.subscription.leave(part.number)
             self._inbox.wake_all()
 
     def _check_open(self) -> None:
@@ -280,8 +280,8 @@ class LocalPort:
         for message_id in ids:
             if not isinstance(message_id, MessageId):
                 raise InvalidArgumentError("ids", message_id, "MessageIds of this topic")
-            if message_id.topic not in {None, self._topic} or message_id.partition >= 0:
-                raise InvalidArgumentError("ids", message_id, f"messages of {self._topic}")
+            if message_id.topic not in self._topics or message_id.partition >= 0:
+                raise InvalidArgumentError("ids", message_id, f"messages of {self.names[0]}")
 
 
 def _leave_soon(loop: asyncio.AbstractEventLoop, subscription: Subscription, number: int) -> None:

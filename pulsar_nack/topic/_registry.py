@@ -1,4 +1,4 @@
-"""The subscriptions of a topic: opening, creating and deleting them, one at a time."""
+"""The subscriptions of a topic and their trackers: opening, creating and deleting them, one at a time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
 from ..consumer.transport import InitialPosition
 from ..cursor import Cursor
+from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory
+from ..delayed.bucket import LogDelayedCursor, LogSnapshotStorage
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ledger import LogStore
+from ._arguments import Joining
 from ._cursors import Cursors, LedgerTrimmer
-from ._dispatcher import SubscriptionType
-from ._inbox import LocalInbox
 from ._ledgers import TopicLedgers
 from ._port import LocalPort
 from ._subscription import Subscription
-from ._trackers import Trackers
 
 _T = TypeVar("_T")
 
@@ -100,47 +100,27 @@ class SubscriptionRegistry:
         """Create a subscription, durable when this returns; an existing one stays as it is."""
         await self._alone(lambda: self._get_or_create_cursor(name, initial))
 
-    async def join(
-        self,
-        name: str,
-        initial: InitialPosition,
-        delayed: BucketConfig | None,
-        *,
-        consumer_name: str,
-        kind: SubscriptionType,
-        room: int,
-        unacked_limit: int | None,
-        batch_index_ack: bool,
-    ) -> LocalPort:
+    async def join(self, joining: Joining, port: LocalPort | None = None) -> LocalPort:
         """Return the port of a new consumer of a subscription, which is created if it does not exist.
 
-        :param delayed: how the subscription keeps delayed messages; None: as before, or by default
+        :param port: one that reads another topic, and from now on this one too; None: a new one
         :raises BrokerError: the present consumers exclude this one
         """
         is_wanted = True
 
         async def work() -> LocalPort:
-            subscription = await self._get_or_create(name, initial, delayed)
+            subscription = await self._get_or_create(joining.name, joining.initial, joining.delayed)
             if not is_wanted:
                 raise asyncio.CancelledError
+            if port is not None:
+                port.read_too(self._topic, subscription, self.delete)
+                self._ports.add(port)
+                return port
             self._ports_made += 1
-            label = consumer_name or f"{self._ports_made:09}"
-
-            def attach(inbox: LocalInbox) -> int:
-                return subscription.join(inbox, label, room=room, unacked_limit=unacked_limit, kind=kind)
-
-            port = LocalPort(
-                self._topic,
-                subscription,
-                attach,
-                self.delete,
-                name=label,
-                kind=kind,
-                receiver_queue_size=room,
-                batch_index_ack=batch_index_ack,
-            )
-            self._ports.add(port)
-            return port
+            name = joining.consumer_name or f"{self._ports_made:09}"
+            made = LocalPort(self._topic, subscription, joining._replace(consumer_name=name), self.delete)
+            self._ports.add(made)
+            return made
 
         try:
             return await self._alone(work)
@@ -247,3 +227,65 @@ class SubscriptionRegistry:
         if known is not None and not known.is_closed:
             return known
         return await self.cursors.create(name, self._ledgers.last_position if initial == "latest" else None)
+
+
+class Trackers:
+    """Creates the tracker of delayed messages of each subscription.
+
+    Subscriptions with the same settings share a factory, and with it a shared index.
+    """
+
+    def __init__(self, topic: str, store: LogStore, clock: Clock) -> None:
+        self._topic = topic
+        self._store = store
+        self._clock = clock
+        self._factories: dict[BucketConfig, DelayedDeliveryTrackerFactory] = {}
+        self._topic_cursor: LogDelayedCursor | None = None
+
+    async def make(
+        self, name: str, cursor: Cursor, config: BucketConfig, on_due: Callable[[], object]
+    ) -> DelayedDeliveryTracker:
+        """Return the tracker of a subscription.
+
+        :raises InvalidArgumentError: the topic already has a shared index with other settings
+        """
+        factory = await self._factory(config)
+        if _is_shared(config) and self._topic_cursor is None:
+            self._topic_cursor = await LogDelayedCursor.open(self._store, name="delayed-index")
+        return await factory.new_tracker(
+            topic_name=self._topic,
+            cursor_name=name,
+            cursor=cursor,
+            topic_cursor=self._topic_cursor if _is_shared(config) else None,
+            on_due=on_due,
+        )
+
+    async def delete(self, tracker: DelayedDeliveryTracker, config: BucketConfig) -> None:
+        """Delete what a tracker, or an earlier one of its subscription, has on storage."""
+        await tracker.clear()
+        await self._factories[config].wait_until_clean()
+
+    async def _factory(self, config: BucketConfig) -> DelayedDeliveryTrackerFactory:
+        factory = self._factories.get(config)
+        if factory is not None:
+            return factory
+        if _is_shared(config) and any(map(_is_shared, self._factories)):
+            raise InvalidArgumentError("delayed", config, "the settings of the index that the subscriptions share")
+        storage = LogSnapshotStorage(self._store, clock=self._clock)
+        factory = DelayedDeliveryTrackerFactory(config, storage, clock=self._clock)
+        await factory.start()
+        self._factories[config] = factory
+        return factory
+
+    async def aclose(self) -> None:
+        """Close all trackers and their storage."""
+        try:
+            for factory in self._factories.values():
+                await factory.aclose()
+        finally:
+            if self._topic_cursor is not None:
+                await self._topic_cursor.aclose()
+
+
+def _is_shared(config: BucketConfig) -> bool:
+    return config.tracker_kind == "bucket" and config.delayed_delivery_shared_index_enabled

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..clock import Clock
-from ..consumer import Consumer, ConsumerPort, RetryTopicPolicy
+from ..consumer import Consumer, PortTraits, RetryTopicPolicy
+from ..consumer.transport import check_settings
 from ..errors import InvalidArgumentError
-from ._joined_port import FIRST_RETRY_LEDGER, JoinedPort
+from ._inbox import FIRST_RETRY_LEDGER
 
 if TYPE_CHECKING:
     from ._port import LocalPort
-    from ._publisher import LocalPublisher
 
 OpenTopic = Callable[[str, str, int], Awaitable[Any]]
 """Opens the retry topic of a subscription, a LocalTopic, by its name, with ledgers from an id on."""
@@ -40,41 +40,42 @@ class RetryTopics:
 
         self.opener = open_topic
 
-    def checked(
-        self, settings: Mapping[str, Any], receiver_queue_size: int, publisher: LocalPublisher
-    ) -> dict[str, Any]:
-        """Return the checked settings of a consumer, before its port is opened.
+    def check(self, settings: Mapping[str, Any], traits: PortTraits, topic: str, subscription: str) -> None:
+        """Check the settings of a consumer before its port is opened.
 
-        :raises InvalidArgumentError: they name a retry topic that a consumer cannot have
+        :raises InvalidArgumentError: names the setting
         """
-        policy = settings.get("retry_topic")
-        if not isinstance(policy, RetryTopicPolicy):
-            return dict(settings)
+        check_settings(traits, settings)
+        dead_letter, policy = settings.get("dead_letter"), settings.get("retry_topic")
+        if dead_letter is not None and dead_letter.publisher is None:
+            expected = "a DeadLetterPolicy with a publisher: a local topic publishes to no other"
+            raise InvalidArgumentError("dead_letter", dead_letter, expected)
+        if policy is None:
+            return
         if self.opener is None:
             raise InvalidArgumentError("retry_topic", policy, "None, as this topic is in a LogStore, not in a folder")
-        if not receiver_queue_size:
+        if not traits.receiver_queue_size:
             expected = "at least 1 with a retry topic: each of both would fetch a message that no call takes"
-            raise InvalidArgumentError("receiver_queue_size", receiver_queue_size, expected)
-        return {**settings, "retry_topic": replace(policy, publisher=policy.publisher or publisher)}
+            raise InvalidArgumentError("receiver_queue_size", traits.receiver_queue_size, expected)
+        policy.named((topic,), subscription)
 
     async def consumer(self, port: LocalPort, settings: Mapping[str, Any], clock: Clock) -> Consumer:
         """Return a consumer on a port, which it owns, and on the retry topic that the settings name.
 
         :param clock: that of the topics
         """
-        opened: ConsumerPort = port
         try:
             if settings.get("retry_topic") is None:
-                return Consumer(opened, **settings)
-            opened, policy = await self.join(port, settings["retry_topic"])
-            return Consumer(opened, **{"wall_clock": clock, **settings, "retry_topic": policy})
+                return Consumer(port, **settings)
+            policy = await self.join(port, settings["retry_topic"])
+            return Consumer(port, **{"wall_clock": clock, **settings, "retry_topic": policy})
         except BaseException:
-            await opened.close()
+            await port.close()
             raise
 
-    async def join(self, port: LocalPort, policy: RetryTopicPolicy) -> tuple[JoinedPort, RetryTopicPolicy]:
-        """Subscribe to the retry topic as this port is; return both as one, and the policy with all that it needs."""
-        topic, subscription, consumer_name = port.names
+    async def join(self, port: LocalPort, policy: RetryTopicPolicy) -> RetryTopicPolicy:
+        """Let a port read the retry topic too, as it reads its own; return the policy with all that it needs."""
+        topic, subscription, _ = port.names
         named = policy.named((topic,), subscription)
         assert named.topic is not None
         assert self.opener is not None
@@ -82,15 +83,9 @@ class RetryTopics:
             if named.topic not in self._opened:
                 self._opened[named.topic] = await self.opener(subscription, named.topic, FIRST_RETRY_LEDGER)
             opened = self._opened[named.topic]
-        retry_port = await opened.subscribe(
-            subscription,
-            port.kind,
-            consumer_name=consumer_name,
-            initial_position="earliest",
-            receiver_queue_size=port.traits.receiver_queue_size,
-            batch_index_ack=port.traits.batch_index_ack,
-        )
-        return JoinedPort(port, retry_port), replace(named, publisher=policy.publisher or opened.publisher())
+        joining = port.joining._replace(initial="earliest", delayed=None)
+        await opened._subscriptions.join(joining, port)
+        return replace(named, publisher=policy.publisher or opened.publisher())
 
     async def aclose(self) -> None:
         """Close all retry topics."""

@@ -19,6 +19,7 @@ from ..delayed import DelayedDeliveryTracker
 from ..errors import BrokerError
 from ..ids import MessageId, Position
 from ._admission import AdmissionControl
+from ._arguments import Joining
 from ._cursor_moves import CursorMoves
 from ._delivery_loop import DeliveryLoop
 from ._dispatcher import Dispatcher, SubscriptionType
@@ -151,9 +152,7 @@ class Subscription:
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
-    def join(
-        self, inbox: LocalInbox, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType
-    ) -> int:
+    def join(self, inbox: LocalInbox, joining: Joining) -> int:
         """Add a consumer; return its number.
 
         :raises BrokerError: the present consumers exclude it, or delivery has ended with an error
@@ -161,14 +160,15 @@ class Subscription:
         if self._failure is not None:
             raise BrokerError(f"subscription {self.name!r} has ended: {self._failure}") from self._failure
         number, before, kind_before = self._next_number, self._dispatcher.active, self.type
-        self._dispatcher.join(number, name, room=room, unacked_limit=unacked_limit, kind=kind)
+        kind, name, limit = joining.kind, joining.consumer_name, joining.unacked_limit
+        self._dispatcher.join(number, name, room=joining.room, unacked_limit=limit, kind=kind)
         self._next_number += 1
         self._inboxes[number] = inbox
         if kind is not kind_before:
             self._delivery.rewind(forget=True)
         elif not kind.is_shared and before is not None and self._dispatcher.active != before:
             self._delivery.take_back(self._dispatcher.rewind(), before)
-            self._inboxes[before].report(SessionEvent.INACTIVE)
+            self._delivery.report(SessionEvent.INACTIVE, before)
         self.wake()
         return number
 

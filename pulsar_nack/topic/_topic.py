@@ -10,12 +10,12 @@ from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple, Self, overload
 
-from .._check import check_flag, check_integer, check_text, clock_of, config_of
+from .._check import check_integer, check_text, clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
 from .._lifetime import ClosesOnExit, LoopBound
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
-from ..consumer import Consumer, Subscribing
+from ..consumer import Consumer, PortTraits, Subscribing
 from ..consumer.transport import AnyPosition, AnyType
 from ..consumer.transport import initial_position as as_initial_position
 from ..cursor import Cursor
@@ -26,7 +26,7 @@ from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
 from ._arguments import as_bucket_config, check_options, check_subscribe, check_subscription_name
 from ._entry import entry_class
 from ._ledgers import STATE, TopicLedgers
-from ._port import LocalPort, NoPort
+from ._port import LocalPort
 from ._publisher import EntryPublisher, LocalPublisher
 from ._registry import SubscriptionRegistry
 from ._retry_topics import RetryTopics
@@ -288,20 +288,17 @@ class LocalTopic(ClosesOnExit, LoopBound):
         :raises BrokerError: the present consumers exclude this one
         """
         self._ensure_open()
-        kind, initial, label = check_subscribe(name, type, initial_position, consumer_name, receiver_queue_size)
-        check_flag("batch_index_ack", batch_index_ack)
-        if unacked_limit is not None:
-            check_integer("unacked_limit", unacked_limit, 1)
-        return await self._subscriptions.join(
+        joining = check_subscribe(
             name,
-            initial,
-            as_bucket_config(delayed),
-            consumer_name=label,
-            kind=kind,
-            room=receiver_queue_size,
-            unacked_limit=unacked_limit,
+            type,
+            initial_position,
+            consumer_name=consumer_name,
+            receiver_queue_size=receiver_queue_size,
+            delayed=delayed,
             batch_index_ack=batch_index_ack,
+            unacked_limit=unacked_limit,
         )
+        return await self._subscriptions.join(joining)
 
     async def create_subscription(self, name: str, *, initial_position: AnyPosition = "latest") -> None:
         """Create a subscription without a consumer, durable when this returns; an existing one stays as it is.
@@ -331,24 +328,21 @@ class LocalTopic(ClosesOnExit, LoopBound):
         :raises InvalidArgumentError: an argument is invalid; other errors are raised when it is entered or awaited
         """
         kind, settings = check_options(type, options)
-        batch_index_ack = settings.pop("batch_index_ack", True)
-        joining = check_subscribe(name, kind, initial_position, consumer_name, receiver_queue_size)
-        check_flag("batch_index_ack", batch_index_ack)
-        as_bucket_config(delayed)
-        checked = self.retry_topics.checked(settings, receiver_queue_size, self.publisher())
-        unopened = NoPort(self.name, name, joining.kind, receiver_queue_size)
-        Consumer(unopened, **checked)  # checks the settings, and begins nothing
+        joining = check_subscribe(
+            name,
+            kind,
+            initial_position,
+            consumer_name=consumer_name,
+            receiver_queue_size=receiver_queue_size,
+            delayed=delayed,
+            batch_index_ack=settings.pop("batch_index_ack", True),
+        )
+        traits = PortTraits(honours_ids=joining.kind.is_shared, receiver_queue_size=receiver_queue_size)
+        self.retry_topics.check(settings, traits, self.name, name)
 
         async def make() -> Consumer:
-            port = await self.subscribe(
-                name,
-                kind,
-                consumer_name=consumer_name,
-                initial_position=initial_position,
-                delayed=delayed,
-                receiver_queue_size=receiver_queue_size,
-                batch_index_ack=batch_index_ack,
-            )
+            self._ensure_open()
+            port = await self._subscriptions.join(joining)
             return await self.retry_topics.consumer(port, settings, self._settings.clock)
 
         return Subscribing(make)

@@ -25,6 +25,15 @@ pytestmark = pytest.mark.not_on("nowait", reason="durable consumers use no calls
 KILLED_OR_NOT = pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 
 
+async def killed_after_a_nack(ports: Ports, delay: float) -> Machine:
+    """A machine whose consumer has nacked the one message ``x``, and was killed."""
+    machine = Machine(ports)
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await (await consumer.receive()).nack(delay)
+    return machine
+
+
 # --- deadlines -------------------------------------------------------------------------------------------------------
 
 
@@ -63,10 +72,7 @@ async def test_a_deadline_outlives_the_consumer(
 @virtual_time
 async def test_what_became_due_meanwhile_is_shown_at_once(ports: Ports) -> None:
     """U9: the time passed while nobody ran: the message is shown as it comes, with its next attempt."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
-    async with machine.consuming(killed=True) as consumer:
-        await (await consumer.receive()).nack(delay=60)
+    machine = await killed_after_a_nack(ports, 60)
     await asyncio.sleep(3600)
     async with machine.consuming() as consumer:
         message = await consumer.receive(timeout=0.5)
@@ -77,10 +83,7 @@ async def test_what_became_due_meanwhile_is_shown_at_once(ports: Ports) -> None:
 @virtual_time
 async def test_the_broker_way_after_a_restart(ports: Ports) -> None:
     """U9: what is held after a restart is asked for at the broker when that is the way, once and at its time."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
-    async with machine.consuming(killed=True) as consumer:
-        await (await consumer.receive()).nack(delay=10)
+    machine = await killed_after_a_nack(ports, 10)
     port = machine.port()
     async with machine.consuming(port=port, redelivery="broker") as consumer:
         message = await consumer.receive()
@@ -93,10 +96,7 @@ async def test_the_broker_way_after_a_restart(ports: Ports) -> None:
 @virtual_time
 async def test_a_second_restart_keeps_the_deadline(ports: Ports) -> None:
     """U9: a message that was held after a restart is held again after the next one."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
-    async with machine.consuming(killed=True) as consumer:
-        await (await consumer.receive()).nack(delay=100)
+    machine = await killed_after_a_nack(ports, 100)
     for _ in range(3):
         await asyncio.sleep(10)
         async with machine.consuming(killed=True) as consumer:
@@ -138,10 +138,7 @@ async def test_the_wall_clock_is_set_back_between_runs(ports: Ports) -> None:
 @virtual_time
 async def test_another_consumer_is_not_bound(ports: Ports) -> None:
     """U34: a hold after a restart binds this process; another consumer shows what the broker gives to it."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
-    async with machine.consuming(killed=True) as consumer:
-        await (await consumer.receive()).nack(delay=60)
+    machine = await killed_after_a_nack(ports, 60)
     async with Consumer(machine.port(), config=EXACT) as other:
         shown = await other.receive(timeout=1)
         assert shown.data == b"x"
@@ -155,10 +152,7 @@ async def test_another_consumer_is_not_bound(ports: Ports) -> None:
 @virtual_time
 async def test_what_this_consumer_holds_is_not_shown_early(ports: Ports) -> None:
     """U34: beside a second consumer, what came back to this one waits here; its close gives it to the other at once."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
-    async with machine.consuming(killed=True) as consumer:
-        await (await consumer.receive()).nack(delay=60)
+    machine = await killed_after_a_nack(ports, 60)
     async with machine.consuming() as consumer:
         receiving = asyncio.create_task(consumer.receive())
         await asyncio.sleep(1)
@@ -229,10 +223,7 @@ async def test_the_brokers_count_counts_where_it_is_higher(ports: Ports) -> None
 @virtual_time
 async def test_what_was_held_back_is_no_attempt(ports: Ports, redelivery: Any) -> None:
     """U27: the broker counts each time that it hands a held message back; as nobody saw it, these do not count."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
-    async with machine.consuming(killed=True) as consumer:
-        await (await consumer.receive()).nack(delay=60)
+    machine = await killed_after_a_nack(ports, 60)
     keeper = machine.port()
     delivery = await keeper.receive()
     for _ in range(5):

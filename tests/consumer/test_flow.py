@@ -14,20 +14,14 @@ from pulsar_nack import (
     Consumer,
     DeadLetterPolicy,
     InvalidArgumentError,
-    Message,
     MessageId,
 )
 from pulsar_nack.errors import AcknowledgeError, AlreadySettledError, NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, FaultyPort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT
+from tests.consumer.consuming import EXACT, take
 
 from .ports import Ports
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Receive some messages."""
-    return [await consumer.receive(timeout=5) for _ in range(count)]
 
 
 async def rest(consumer: Consumer, seconds: float = 1.0) -> list[tuple[bytes, int]]:

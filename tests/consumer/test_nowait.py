@@ -401,26 +401,9 @@ async def test_a_slow_confirmation_from_before_a_seek_touches_nothing_after_it()
         assert (await consumer.receive(timeout=3)).id == message.id
 
 
-class RefusingPort(FakePort):
-    """Takes a while to refuse acknowledgements, if ``refuses`` is set."""
-
-    refuses = False
-
-    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Acknowledge, or do not."""
-        if self.refuses:
-            await asyncio.sleep(0.1)
-            raise BrokerError("no")
-        await super().acknowledge(ids)
-
-
-class RefusingNowaitPort(NowaitPort, RefusingPort):
-    """The same of a port that needs no task."""
-
-
-@pytest.mark.parametrize("make", [RefusingPort, RefusingNowaitPort])
+@pytest.mark.parametrize("make", [FailingPort, FailingNowaitPort])
 @virtual_time
-async def test_what_could_not_be_acknowledged_after_a_seek_can_be_nacked(make: Callable[..., RefusingPort]) -> None:
+async def test_what_could_not_be_acknowledged_after_a_seek_can_be_nacked(make: Callable[..., FailingPort]) -> None:
     """Its attempts are not known any more, and the copy that came meanwhile was not shown."""
     port = make(latency=0.01)
     port.topic.publish(b"x")
@@ -429,10 +412,10 @@ async def test_what_could_not_be_acknowledged_after_a_seek_can_be_nacked(make: C
         await message.nack(delay=0)
         message = await consumer.receive()
         await consumer.seek(0)
-        port.refuses = True
+        port.is_failing = True
         with pytest.raises(BrokerError):
             await message.ack()
-        port.refuses = False
+        port.is_failing = False
         await message.nack(delay=0.1)
         again = await consumer.receive(timeout=5)
         assert again.id == message.id

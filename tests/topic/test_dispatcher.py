@@ -6,9 +6,8 @@ import pytest
 
 from pulsar_nack import BrokerError
 from pulsar_nack.ids import Position
-from pulsar_nack.topic._consumers import KeyRing
 from pulsar_nack.topic._dispatch_queue import EntryInfo
-from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
+from pulsar_nack.topic._dispatcher import Dispatcher, KeyRing, SubscriptionType
 from pulsar_nack.topic._entry import Entry, EntryMessage
 from pulsar_nack.topic._ledgers import EntryCache
 
