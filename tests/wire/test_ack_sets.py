@@ -1,4 +1,4 @@
-"""Ack sets and permits: pure, against plain references."""
+"""Ack sets: pure, against plain references."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.ids import MessageId
 from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, remaining_of, words_of
-from pulsar_nack.wire._consumer._flow import Permits
 
 
 @given(st.integers(min_value=0, max_value=2**300))
@@ -129,18 +128,3 @@ def test_the_oldest_are_forgotten_first() -> None:
     assert len(sets) == 2
     assert sets.acked(MessageId(1, 0, 0, 1, batch_size=2)) == 0b01
     assert sets.acked(MessageId(1, 2, 0, 1, batch_size=2)) == 0
-
-
-@given(st.integers(1, 50), st.lists(st.integers(0, 30), max_size=60))
-def test_permits_are_given_back_once(size: int, frees: list[int]) -> None:
-    """What is permitted is what was given back, less than half a queue of it later; never less than half is out."""
-    permits = Permits(size)
-    assert permits.start() == size
-    given, freed = 0, 0
-    for count in frees:
-        permits.used(count)
-        freed += count
-        given += permits.free(count)
-        assert 0 <= freed - given < max(size // 2, 1)
-        assert permits.out == size - (freed - given)
-    assert permits.start() == permits.out == size

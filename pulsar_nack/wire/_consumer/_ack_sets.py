@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ...errors import BrokerError
@@ -53,12 +53,11 @@ class AckSets:
         self.generation = 0
         """Grows whenever a set is forgotten."""
         self._max_entries = max_entries
-        self._sets: OrderedDict[tuple[int, int], int] = OrderedDict()
-        self.sets: Mapping[tuple[int, int], int] = self._sets
+        self.sets: OrderedDict[tuple[int, int], int] = OrderedDict()
         """The remaining members of each entry."""
 
     def __len__(self) -> int:
-        return len(self._sets)
+        return len(self.sets)
 
     def acked(self, message_id: MessageId) -> int:
         """Note an acknowledged message; return the remaining members of its entry, 0: none.
@@ -68,8 +67,8 @@ class AckSets:
         index, size = message_id.batch_index, message_id.batch_size
         position = (message_id.ledger, message_id.entry)
         if index < 0 or size == 1:
-            if self._sets:
-                self._sets.pop(position, None)
+            if self.sets:
+                self.sets.pop(position, None)
             return 0
         _check_size(message_id)
         return self.intersect(position, ((1 << size) - 1) & ~(1 << index))
@@ -81,7 +80,7 @@ class AckSets:
         """
         if generation == self.generation and message_id.batch_index >= 0:
             position = (message_id.ledger, message_id.entry)
-            self._sets[position] = self._sets.get(position, 0) | 1 << message_id.batch_index
+            self.sets[position] = self.sets.get(position, 0) | 1 << message_id.batch_index
 
     def acked_through(self, message_id: MessageId) -> int:
         """Note that all messages up to this one are acknowledged; return its entry's remaining members. O(entries).
@@ -92,29 +91,29 @@ class AckSets:
         position = (message_id.ledger, message_id.entry)
         if index >= 0:
             _check_size(message_id)
-        for known in [known for known in self._sets if known < position]:
-            del self._sets[known]
+        for known in [known for known in self.sets if known < position]:
+            del self.sets[known]
         remaining = 0 if index < 0 else all_of(size) & ~all_of(index + 1)
         if not remaining:
-            self._sets.pop(position, None)
+            self.sets.pop(position, None)
             return 0
         return self.intersect(position, remaining)
 
     def intersect(self, position: tuple[int, int], remaining: int) -> int:
         """Note that at most these members of an entry remain; return those that remain by all that is known."""
-        known = self._sets.pop(position, None)
+        known = self.sets.pop(position, None)
         if known is not None:
             remaining &= known
         if remaining:
-            self._sets[position] = remaining
-            if len(self._sets) > self._max_entries:
-                self._sets.popitem(last=False)
+            self.sets[position] = remaining
+            if len(self.sets) > self._max_entries:
+                self.sets.popitem(last=False)
                 self.generation += 1
         return remaining
 
     def forget(self) -> None:
         """Forget all sets, because the broker may not have them any more."""
-        self._sets.clear()
+        self.sets.clear()
         self.generation += 1
 
 

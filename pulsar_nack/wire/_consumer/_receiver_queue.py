@@ -20,14 +20,13 @@ from ...ids import MessageId
 from .._connection._context import ClientContext
 from .._protocol._message_commands import MessageCommand
 from ._acknowledger import Acknowledger
-from ._chunk_timer import ChunkTimer
 from ._consumer_session import ConsumerSession
 from ._deliveries import DeliveryFactory, QueuedMessage
 from ._entry_reader import EntryReader
 from ._flow import Permits
 from ._non_durable_position import NonDurablePosition
-from ._paused_entries import PausedEntries
 from ._redelivery_requests import MAX_ENTRIES, Place, RedeliveryRequests, places_of
+from ._returned_entries import ChunkTimer, PausedEntries
 from ._subscribe_options import SubscribeOptions
 from ._unread_entry import READ_AT_ONCE, UnreadEntry
 
