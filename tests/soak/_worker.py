@@ -96,7 +96,7 @@ async def work(url: str, port: int, topic: str, seed: str, first_id: int, durabl
     ids = itertools.count(first_id, 10)
 
     async def dial(connection: Connection, _address: Address) -> None:
-        connection.consumers._last_id = next(ids)
+        connection.handler_ids = itertools.count(next(ids) + 1)
         await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", port)
 
     settings: dict[str, Any] = {"lease": LEASE_S, "backoff": [0.1, 0.5, 1], "receiver_queue_size": 50}
