@@ -345,7 +345,10 @@ async def test_failed_property() -> None:
         assert cursor.properties() == {"b": "3"}
 
 
-@pytest.mark.parametrize("settings", [{"rollover_bytes": 0}, {"enable_lru_cache_max_unacked_ranges": False}])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({"rollover_bytes": 0}, marks=pytest.mark.slow), {"enable_lru_cache_max_unacked_ranges": False}],
+)
 async def test_more_properties_than_can_be_stored_are_refused(settings: dict[str, Any]) -> None:
     """K32: also of several that are set together; what fits is stored, and a cursor full of it goes on."""
     home = memory_home()
