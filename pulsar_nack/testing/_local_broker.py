@@ -137,8 +137,12 @@ class LocalBroker(ClosesOnExit):
             port = await opened.subscribe(
                 subscription, subscription_type, **{"initial_position": "earliest", **for_port}
             )
-            if settings.get("retry_topic") is not None:
-                settings["retry_topic"] = await opened.retry_topics.join(port, settings["retry_topic"])
+            try:
+                if settings.get("retry_topic") is not None:
+                    settings["retry_topic"] = await opened.retry_topics.join(port, settings["retry_topic"])
+            except BaseException:
+                await port.close()
+                raise
             return port
 
         async def make() -> Consumer:

@@ -269,15 +269,17 @@ async def test_without_index_acks_an_entry_is_acknowledged_at_its_end() -> None:
 async def test_a_member_without_batch_size_is_refused() -> None:
     """An id that lacks the size of its batch would acknowledge too much or too little: nothing is sent."""
     async with consuming() as made:
-        made.topic.publish_batch([b"a", b"b"])
+        entry = made.topic.publish_batch([b"a", b"b"])
         consumer = await made.open()
-        (delivery, _) = await made.arrived.take(2)
-        bare = MessageId(*delivery.id)
+        first, second = [delivery.id for delivery in await made.arrived.take(2)]
+        bare = MessageId(*second)
         with pytest.raises(BrokerError, match="batch_size"):
-            await consumer.acknowledge([bare])
+            await consumer.acknowledge([first, bare])
         with pytest.raises(BrokerError, match="batch_size"):
             consumer.acknowledge_soon(bare, 0, Ended())
         assert made.broker.commands("ACK") == []
+        await consumer.acknowledge([second])
+        assert entry.place not in made.subscription.acked  # the refused call acknowledged none of its messages
 
 
 @virtual_time

@@ -70,7 +70,7 @@ class AckSets:
             if self.sets:
                 self.sets.pop(position, None)
             return 0
-        _check_size(message_id)
+        check_size(message_id)
         return self.intersect(position, ((1 << size) - 1) & ~(1 << index))
 
     def failed(self, message_id: MessageId, generation: int) -> None:
@@ -89,8 +89,7 @@ class AckSets:
         """
         index, size = message_id.batch_index, message_id.batch_size
         position = (message_id.ledger, message_id.entry)
-        if index >= 0:
-            _check_size(message_id)
+        check_size(message_id)
         for known in [known for known in self.sets if known < position]:
             del self.sets[known]
         remaining = 0 if index < 0 else all_of(size) & ~all_of(index + 1)
@@ -117,7 +116,8 @@ class AckSets:
         self.generation += 1
 
 
-def _check_size(message_id: MessageId) -> None:
+def check_size(message_id: MessageId) -> None:
+    """Raise BrokerError if the id of a batch's member lacks the size of the batch."""
     if message_id.batch_index >= message_id.batch_size:
         raise BrokerError(
             f"{message_id!r} cannot be acknowledged: its batch_size, the number of messages in its batch, is missing"

@@ -19,7 +19,7 @@ from ...consumer import AcksDone
 from ...errors import BrokerError, ClosedError
 from ...ids import MessageId
 from ._ack_groups import AckGroupingTracker, Done
-from ._ack_sets import AckSets
+from ._ack_sets import AckSets, check_size
 from ._non_durable_position import NonDurablePosition
 from ._subscribe_options import SubscribeOptions
 
@@ -194,8 +194,13 @@ class Acknowledger:
         if error is not None:
             raise error
 
-    def _entries(self, ids: Iterable[MessageId]) -> dict[tuple[int, int], int]:
-        """Note messages as acknowledged; return the entries to send, each with its remaining members."""
+    def _entries(self, ids: Sequence[MessageId]) -> dict[tuple[int, int], int]:
+        """Note messages as acknowledged; return the entries to send, each with its remaining members.
+
+        :raises BrokerError: the id of a batch's member lacks the batch size; none of the messages is noted
+        """
+        for message_id in ids:
+            check_size(message_id)
         entries: dict[tuple[int, int], int] = {}
         for message_id in ids:
             if message_id.is_chunked:
