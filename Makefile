@@ -50,7 +50,7 @@ lint: $(VENV)/.with-test ## check format, style, types and words
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 0 -m "slow or not slow" tests/test_words.py
+	$(BIN)/python -m pytest -q -n 0 -m "not broker" tests/test_words.py
 
 docs: $(VENV)/.with-docs ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx $(SPHINX_OPTIONS) -b html docs docs/_build/html $(ARGS)
