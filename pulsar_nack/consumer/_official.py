@@ -171,17 +171,22 @@ class OfficialPort:
 
         :raises BrokerError: the broker refused it
         """
-        target = self.check_seek(position)
+        self._check_open()
+        target = self._native_position(position)
         self._ids.clear()
         self._inbox.clear()
         await self._call(self._native.seek_async, target)
 
-    def check_seek(self, position: MessageId | int) -> Any:
-        """Return what the client has in place of a position.
+    def check_seek(self, position: MessageId | int) -> None:
+        """Raise if the consumer has several topics, and the message names none.
 
-        :raises BrokerError: the consumer has several topics, and the message names none
+        :raises BrokerError: it does not
         """
         self._check_open()
+        self._native_position(position)
+
+    def _native_position(self, position: MessageId | int) -> Any:
+        """Return what the official client has in place of a position."""
         return position if isinstance(position, int) else self._ids.build(position)
 
     async def last_message_ids(self) -> list[MessageId]:
