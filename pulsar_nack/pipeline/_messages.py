@@ -1,9 +1,9 @@
 """Brings the events of each message together: which nack an arrival answers, and which event ended a nack.
 
-One shuffle and one sort bring the events of each message together, by a hash of its identity with its ledger and entry,
-so that two messages are never mixed. The events of a message are sorted by wall time, monotonic time, attempt and kind
-of event (:class:`Code`). The shuffle takes most of the time, so rows are filtered and narrowed before it, with hashes
-instead of names.
+One shuffle and one sort bring the events of each message together, by a hash of its identity and one of its ledger and
+entry, so that two messages are never mixed. The events of a message are sorted by wall time, monotonic time, attempt
+and kind of event (:class:`Code`). The shuffle takes most of the time, so rows are filtered and narrowed before it, with
+hashes instead of names.
 """
 
 from __future__ import annotations
@@ -113,17 +113,16 @@ def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> 
     unknown = sf.lit(UNKNOWN)
     events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
         message_hash().alias(MESSAGE),
-        *(sf.coalesce(name, sf.lit(-1)).alias(name) for name in ("ledger", "entry")),
+        sf.xxhash64("ledger", "entry").alias("_entry"),
         "time_ms",
         "mono_ns",
         what.alias(WHAT),
         source_hash().alias("source"),
         sf.coalesce(sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()), unknown).alias("ms"),
     )
-    order = (MESSAGE, "ledger", "entry", "time_ms", "mono_ns", WHAT)
-    ordered = events.repartition(MESSAGE).sortWithinPartitions(*order)
+    ordered = events.repartition(MESSAGE).sortWithinPartitions(MESSAGE, "_entry", "time_ms", "mono_ns", WHAT)
     # each column costs as much on the way to a worker as its sort: one number marks where the next message begins
-    return ordered.select(sf.xxhash64(MESSAGE, "ledger", "entry").alias(MESSAGE), "time_ms", WHAT, "source", "ms")
+    return ordered.select(sf.col(MESSAGE).bitwiseXOR(sf.col("_entry")).alias(MESSAGE), "time_ms", WHAT, "source", "ms")
 
 
 def _delay_class(is_nack: Column, bounds_ms: Sequence[int]) -> Column:

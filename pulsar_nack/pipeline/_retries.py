@@ -20,8 +20,8 @@ _MOST: Final = 2**63 - 1
 _USEFUL: Final = "useful"
 """Column: how many arrivals of a message were followed by an acknowledgement."""
 _IS_DEAD: Final = "is_dead"
-_LAST_REASON: Final = "last_reason"
-"""Column: the reason of the last nack of a message."""
+_REASON: Final = "reason_hash"
+"""Column: the hash of the reason of a nack, or of a message's last one; null without a nack, 0 if it has no reason."""
 
 
 class Retries(NamedTuple):
@@ -88,22 +88,23 @@ def retries(
     window_ms = milliseconds("window", window, least=1)
     df = with_sound_times(parsed_once(df, _NEEDED))
     messages = _messages(df).persist()
-    chains = messages.where(sf.col("nacks") > 0).drop(_USEFUL, _IS_DEAD, _LAST_REASON)
+    chains = messages.where(sf.col("nacks") > 0).drop(_USEFUL, _IS_DEAD, _REASON)
     return Retries(
         chains,
         _attempts(chains),
         chains.where((sf.col("nacks") >= poison_at) & (sf.col("outcome") != ACKED)),
         _storms(df, window_ms, baseline, factor, min_nacks),
-        _dead_letters(messages),
+        _dead_letters(messages, df),
         _waste(messages),
     )
 
 
 def _messages(traces: DataFrame) -> DataFrame:
     """Return a row for each message."""
-    of_nacks = [sf.when(sf.col("event") == "nack", sf.col(name)).alias(name) for name in ("delay_ms", "reason")]
+    delay, reason = (sf.when(sf.col("event") == "nack", value) for value in (sf.col("delay_ms"), _reason_hash()))
+    of_nack = (delay.alias("delay_ms"), reason.alias(_REASON))
     message = message_hash().alias(MESSAGE)
-    events = traces.select(*IDENTITY, "time_ms", "mono_ns", "attempt", *of_nacks, code(), message)
+    events = traces.select(*IDENTITY, "time_ms", "mono_ns", "attempt", *of_nack, code(), message)
     kind = sf.col(CODE)
     is_nack = kind == int(Code.NACK)
     is_ack = kind == int(Code.ACK)
@@ -111,20 +112,23 @@ def _messages(traces: DataFrame) -> DataFrame:
     is_acked = kind.isin(int(Code.ACK), int(Code.DEAD_LETTER))
     is_redelivery = kind == int(Code.REDELIVER)
     is_arrival = kind == int(Code.ARRIVE)
-    by_message = Window.partitionBy(MESSAGE, *IDENTITY).orderBy("time_ms", "mono_ns", "attempt", CODE)
+    by_message = Window.partitionBy(MESSAGE, *IDENTITY).orderBy("time_ms", "mono_ns", "attempt", CODE, _REASON)
     before = by_message.rowsBetween(Window.unboundedPreceding, -1)
 
     def latest(*kinds: Code) -> Column:
         return sf.last(sf.when(kind.isin(*map(int, kinds)), kind), ignorenulls=True).over(before)
 
     ends = (Code.ARRIVE, Code.ACK, Code.DEAD_LETTER)
+    reason_before = sf.coalesce(sf.last(_REASON, ignorenulls=True).over(before), sf.lit(0))
     is_again = is_redelivery & (latest(*ends, Code.NACK, Code.REDELIVER) == int(Code.REDELIVER))
     known = events.select(
         "*",
         sf.coalesce(sf.max(is_acked).over(before), sf.lit(col=False)).alias("was_acked"),
         sf.coalesce(is_again, sf.lit(col=False)).alias("is_again"),
         sf.coalesce(is_ack & (latest(*ends) == int(Code.ARRIVE)), sf.lit(col=False)).alias("is_useful"),
+        sf.col(_REASON).bitwiseXOR(reason_before).alias("change"),
     )
+    # only values of fixed size, which Spark updates in place: max_by of a reason takes as long as the rest
     found = known.groupBy(MESSAGE, *IDENTITY).agg(
         sf.when(sf.max(is_ack), ACKED).when(sf.max(is_dead), DEAD).otherwise(OPEN).alias("outcome"),
         sf.count_if(is_nack).alias("nacks"),
@@ -140,7 +144,7 @@ def _messages(traces: DataFrame) -> DataFrame:
         sf.max("time_ms").alias("last_ms"),
         sf.count_if("is_useful").alias(_USEFUL),
         sf.max(is_dead).alias(_IS_DEAD),
-        sf.max_by("reason", sf.when(is_nack, sf.struct("time_ms", "mono_ns", "attempt", "reason"))).alias(_LAST_REASON),
+        sf.bit_xor("change").alias(_REASON),  # all changes together lead to the last one
     )
     return found.drop(MESSAGE)
 
@@ -182,10 +186,16 @@ def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, min
     ).drop("storm")  # fmt: skip
 
 
-def _dead_letters(messages: DataFrame) -> DataFrame:
+def _dead_letters(messages: DataFrame, traces: DataFrame) -> DataFrame:
     """Count dead letters by the reason of the last nack; null if it has none, or the trace has no nack."""
-    reason = sf.col(_LAST_REASON).alias("reason")
-    return messages.where(_IS_DEAD).groupBy(*GROUP, reason).agg(sf.count("*").alias("messages"))
+    reasons = traces.where(sf.col("event") == "nack").select(_reason_hash(), "reason").distinct()
+    counted = messages.where(_IS_DEAD).groupBy(*GROUP, _REASON).agg(sf.count("*").alias("messages"))
+    named = counted.join(reasons, _REASON, "left").groupBy(*GROUP, "reason")
+    return named.agg(sf.sum("messages").alias("messages"))
+
+
+def _reason_hash() -> Column:
+    return sf.when(sf.col("reason").isNull(), 0).otherwise(sf.xxhash64("reason")).alias(_REASON)
 
 
 def _waste(messages: DataFrame) -> DataFrame:
