@@ -229,7 +229,10 @@ class Sender:
                 self.counters.late_ms.append(now_ms - due_at)
                 self.counters.commands += 1
                 return self.calls.begin(RedeliveryCall(ids, count))
-        return self._begin_retry(self._next_retry(now_ms)) if is_retry_due else None
+        retry = self.retries.pop_due(now_ms) if is_retry_due else None
+        if retry is None:
+            return None
+        return self._begin_retry(RedeliveryCall(list(retry.ids.values()), len(retry.ids), retry.attempt))
 
     def _begin_retry(self, call: RedeliveryCall | None) -> RedeliveryCall | None:
         """Begin a call that may have ids for which the callback failed."""
@@ -240,10 +243,6 @@ class Sender:
         self.calls.begin(call)
         self.update_slow_path()
         return call
-
-    def _next_retry(self, now_ms: int) -> RedeliveryCall | None:
-        retry = self.retries.pop_due(now_ms)
-        return None if retry is None else RedeliveryCall(list(retry.ids.values()), len(retry.ids), retry.attempt)
 
     def _all_pending(self, now_ms: int) -> RedeliveryCall | None:
         due_at = self._first.start

