@@ -48,8 +48,8 @@ async def test_deadlines_outlive_a_kill(
     """U9: killed while it holds nacks: the broker hands them back at once, they are shown at their old time, once."""
     folder = tmp_path / "state"
     async with working(service_url, topic, folder, f"nack:{DELAY}", consumer_type) as worker:
+        watch = Stopwatch()  # messages come before the sender has closed its client
         await send_all(service_url, topic, numbered(5))
-        watch = Stopwatch()
         assert sorted(await worker.said(5)) == [f"{number} 1" for number in range(5)]
         nacked_by = watch.seconds
         worker.process.kill()
@@ -166,8 +166,8 @@ async def test_another_consumer_is_not_bound(service_url: str, topic: str, tmp_p
     """U34: a second consumer shows what the broker gives it at once; what came to the restarted one waits there."""
     folder = tmp_path / "state"
     async with working(service_url, topic, folder, f"nack:{DELAY}") as worker:
+        watch = Stopwatch()  # messages come before the sender has closed its client
         await send_all(service_url, topic, numbered(10))
-        watch = Stopwatch()
         await worker.said(10)
         worker.process.kill()
     async with (
