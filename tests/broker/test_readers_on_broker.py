@@ -224,6 +224,7 @@ async def test_what_was_read_leaves_no_backlog(client: Client, admin: Admin, top
     assert (await asyncio.to_thread(admin.stats, topic))["subscriptions"] == {}
 
 
+@pytest.mark.both_lines
 @pytest.mark.parametrize("batch", [1, 6])
 async def test_a_compacted_topic(client: Client, admin: Admin, service_url: str, topic: str, batch: int) -> None:
     """U47: only the newest of each key; it ends at once, also where the last messages were removed."""
