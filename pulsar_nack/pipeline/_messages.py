@@ -113,16 +113,17 @@ def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> 
     unknown = sf.lit(UNKNOWN)
     events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
         message_hash().alias(MESSAGE),
-        sf.xxhash64("ledger", "entry").alias("_entry"),
+        sf.xxhash64(*(sf.coalesce(name, sf.lit(-1)) for name in ("ledger", "entry"))).alias("_entry_hash"),
         "time_ms",
         "mono_ns",
         what.alias(WHAT),
         source_hash().alias("source"),
         sf.coalesce(sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()), unknown).alias("ms"),
     )
-    ordered = events.repartition(MESSAGE).sortWithinPartitions(MESSAGE, "_entry", "time_ms", "mono_ns", WHAT)
+    ordered = events.repartition(MESSAGE).sortWithinPartitions(MESSAGE, "_entry_hash", "time_ms", "mono_ns", WHAT)
     # each column costs as much on the way to a worker as its sort: one number marks where the next message begins
-    return ordered.select(sf.col(MESSAGE).bitwiseXOR(sf.col("_entry")).alias(MESSAGE), "time_ms", WHAT, "source", "ms")
+    mark = sf.col(MESSAGE).bitwiseXOR(sf.col("_entry_hash")).alias(MESSAGE)
+    return ordered.select(mark, "time_ms", WHAT, "source", "ms")
 
 
 def _delay_class(is_nack: Column, bounds_ms: Sequence[int]) -> Column:

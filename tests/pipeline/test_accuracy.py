@@ -123,6 +123,18 @@ def found(spark: SparkSession) -> Tables:
     return collected(pipeline.accuracy(df, percentiles=[0.5, 1], early=0.5, late=1.5, starvation=2.0))
 
 
+def test_ids_of_which_half_is_missing(spark: SparkSession) -> None:
+    """A message without a ledger is not one without an entry: its nack is not answered by the other's arrival."""
+    found = pipeline.accuracy(
+        events(
+            spark,
+            {"time_ms": 0, "ledger": None, "entry": 7, "delay_ms": 1_000, "deadline_ms": 1_000},
+            {"event": "arrive", "time_ms": 1_000, "ledger": 7, "entry": None, "attempt": 1, "actual_ms": 1_000},
+        )
+    )
+    assert [row.delay_class for row in found.lateness.collect()] == ["unknown"]
+
+
 @pytest.mark.smoke
 def test_lateness_by_group(found: Tables) -> None:
     """Lateness has a row for each topic, subscription, delay class and attempt; first deliveries are not arrivals."""
