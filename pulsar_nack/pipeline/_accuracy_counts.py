@@ -189,10 +189,10 @@ class _Counter:
         """Count equal facts, in a table for each set of keys: nulls for all other keys would take twice as long."""
         for keys, tables in self._facts.items():
             facts = self._pa.concat_tables(tables, promote_options="default")
-            sums = {f"{name}_{how}": (name, how) for name, how in _SUMS.items() if name in facts.column_names}
-            found = facts.group_by(list(keys)).aggregate(list(sums.values()))
-            names = [sums[name][0] if name in sums else name for name in found.column_names]
-            self._facts[keys] = [found.rename_columns(names)]
+            sums = [(name, how) for name, how in _SUMS.items() if name in facts.column_names]
+            found = facts.group_by(list(keys)).aggregate(sums)
+            names = {f"{name}_{how}": name for name, how in sums}
+            self._facts[keys] = [found.rename_columns([names.get(name, name) for name in found.column_names])]
         self._rows = sum(table.num_rows for (table,) in self._facts.values())
 
     def _take(self) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ _USEFUL: Final = "useful"
 """Column: how many arrivals of a message were followed by an acknowledgement."""
 _IS_DEAD: Final = "is_dead"
 _REASON: Final = "reason_hash"
-"""Column: the hash of the reason of a nack, or of a message's last one; null without a nack, 0 if it has no reason."""
+"""Column: the hash of the reason of a nack, or of a message's last nack; null without a nack."""
 
 
 class Retries(NamedTuple):
@@ -195,7 +195,7 @@ def _dead_letters(messages: DataFrame, traces: DataFrame) -> DataFrame:
 
 
 def _reason_hash() -> Column:
-    return sf.when(sf.col("reason").isNull(), 0).otherwise(sf.xxhash64("reason")).alias(_REASON)
+    return sf.xxhash64("reason").alias(_REASON)
 
 
 def _waste(messages: DataFrame) -> DataFrame:
