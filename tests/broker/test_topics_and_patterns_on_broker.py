@@ -248,12 +248,12 @@ async def test_a_limit_of_the_namespace_is_told(
                 with contextlib.suppress(TimeoutError):
                     await (await consumer.receive(timeout=0.2)).nack(600)
                     held, last_at = held + 1, loop.time()
-        assert held < 300
+        assert 100 <= held < 300
         waiting = asyncio.create_task(consumer.receive())
         async with asyncio.timeout(patience(10)):
             while not consumer.statistics().is_held_back:
                 await asyncio.sleep(0.05)
-        assert re.search(r"nothing comes while \d{3} messages are unacknowledged here", caplog.text)
+        assert f"nothing comes while {held} messages are unacknowledged here" in caplog.text
         waiting.cancel()
 
 
