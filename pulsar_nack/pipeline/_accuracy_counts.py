@@ -1,8 +1,8 @@
 """Counts millions of events in one pass: lateness by delay class, and what became due or ended in each slice of time.
 
-Events come sorted by message and time, and are paired with array operations: the next event of a message is the next
-element. Events of a message that the end of an Arrow batch cuts off are kept until the rest arrives. Equal facts are
-counted together whenever there are many, so that few rows are left for Spark.
+Events come sorted by message, are sorted by time, and are paired with array operations: the next event of a message is
+the next element. Events of a message that the end of an Arrow batch cuts off are kept until the rest arrives. Equal
+facts are counted together whenever there are many, so that few rows are left for Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from ._messages import CODES, GROUP, KINDS, MESSAGE, UNKNOWN, WHAT, Kind
+from ._messages import CODES, GROUP, KINDS, MESSAGE, UNKNOWN, WHAT, Kind, what_bits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,7 @@ def counts(events: DataFrame, names: DataFrame, classes: int, slice_ms: int) -> 
     :param classes: the number of delay classes in :data:`WHAT`; the first one is reported as -1, the next one as 0
     :param slice_ms: the length of a slice
     """
-    found = events.mapInArrow(_counter(classes, slice_ms), _COUNTED)
+    found = events.mapInArrow(counter(classes, slice_ms), _COUNTED)
     counted = found.groupBy(*_KEYS).agg(*(getattr(sf, how)(name).alias(name) for name, how in _SUMS.items()))
     return counted.join(sf.broadcast(names), "source").drop("source")
 
@@ -80,7 +80,7 @@ def slices(counted: DataFrame, slice_ms: int) -> DataFrame:
 # --- in workers -----------------------------------------------------------------------------------------------------
 
 
-def _counter(classes: int, slice_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def counter(classes: int, slice_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counter = _Counter(classes, slice_ms)
         for batch in batches:
@@ -101,6 +101,7 @@ class _Counter:
         self._np, self._pa = np, pa
         self._schema = to_arrow_schema(_COUNTED)
         self._classes = classes
+        self._bits = what_bits(classes)
         self._slice_ms = slice_ms
         self._rest: dict[str, Any] = {}
         self._facts: dict[tuple[str, ...], list[pa.Table]] = {}
@@ -112,7 +113,7 @@ class _Counter:
         events = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
         if self._rest:
             events = {name: np.concatenate((self._rest[name], values)) for name, values in events.items()}
-        starts = np.flatnonzero(self._is_first(events))
+        starts = np.flatnonzero(events[MESSAGE][1:] != events[MESSAGE][:-1]) + 1
         last = int(starts[-1]) if len(starts) else 0
         self._rest = {name: values[last:] for name, values in events.items()}
         self._pair({name: values[:last] for name, values in events.items()})
@@ -128,13 +129,23 @@ class _Counter:
         self._count()
         yield from self._take()
 
-    def _is_first(self, events: dict[str, Any]) -> Any:
-        """Return a mask of the events that are the first of their message."""
+    def _sorted(self, events: dict[str, Any]) -> dict[str, Any]:
+        """Return the events, sorted within each message: only those of messages that are not in order are moved."""
         np = self._np
-        size = len(events["time_ms"])
-        found = np.ones(size, bool)
-        found[1:] = events[MESSAGE][1:] != events[MESSAGE][:-1]
-        return found[:size]
+        group = np.concatenate(([0], np.cumsum(events[MESSAGE][1:] != events[MESSAGE][:-1])))
+        keys = (group, events[WHAT] >> self._bits, events["time_ms"], events["mono_ns"], events[WHAT])
+        tied, wrong = True, False
+        for key in keys:
+            wrong = wrong | tied & (key[1:] < key[:-1])
+            tied = tied & (key[1:] == key[:-1])
+        if not np.any(wrong):
+            return events
+        is_wrong = np.zeros(group[-1] + 1, bool)
+        is_wrong[group[1:][wrong]] = True
+        some = np.flatnonzero(is_wrong[group])
+        order = np.arange(len(group))
+        order[some] = some[np.lexsort([key[some] for key in reversed(keys)])]
+        return {name: values[order] for name, values in events.items()}
 
     def _pair(self, events: dict[str, Any]) -> None:
         np = self._np
@@ -142,12 +153,16 @@ class _Counter:
         if not size:
             return
         places = np.arange(size)
-        is_first = self._is_first(events)
+        events = self._sorted(events)
+        other = events[WHAT] >> self._bits
+        changed = (events[MESSAGE][1:] != events[MESSAGE][:-1]) | (other[1:] != other[:-1])
+        is_first = np.concatenate(([True], changed))
         first = np.maximum.accumulate(np.where(is_first, places, 0))
         what, time, ms, source = (events[name] for name in (WHAT, "time_ms", "ms", "source"))
-        what, delay_class = np.divmod(what, self._classes)
+        what, delay_class = np.divmod(what & (2**self._bits - 1), self._classes)
         what, kind = np.divmod(what, KINDS)
         attempts, code = np.divmod(what, CODES)
+        attempts -= 1
         is_nack = kind == Kind.NACK
         nack = np.maximum.accumulate(np.where(is_nack & (delay_class > 0), places, -1))
         nack = np.concatenate(([-1], nack[:-1]))  # the last one before

@@ -135,6 +135,37 @@ def test_ids_of_which_half_is_missing(spark: SparkSession) -> None:
     assert [row.delay_class for row in found.lateness.collect()] == ["unknown"]
 
 
+@for_each("size", [1, 7, 100_000])
+def test_order_and_batches_do_not_matter(size: int) -> None:
+    """Spark only brings the events of a hash together: workers tell its messages apart and sort their events."""
+    import numpy as np
+    import pyarrow as pa
+
+    from pulsar_nack.pipeline._accuracy_counts import counter
+    from pulsar_nack.pipeline._messages import CODES, KINDS, MESSAGE, UNKNOWN, WHAT, Code, Kind, what_bits
+
+    classes, rng = 7, np.random.default_rng(1)
+    message = np.sort(rng.integers(0, 300, 1_500))
+    nacks = rng.random(1_500) < 0.5
+    what = ((rng.integers(0, 4, 1_500) * CODES + np.where(nacks, Code.NACK, Code.ARRIVE)) * KINDS) * classes
+    what += np.where(nacks, Kind.NACK, rng.choice([Kind.END, Kind.REDELIVERY], 1_500)) * classes
+    what += np.where(nacks, rng.integers(0, classes, 1_500), 0)
+    time = rng.integers(0, 20, 1_500)
+    columns = {"time_ms": time, "mono_ns": rng.integers(UNKNOWN, -UNKNOWN, 1_500), "ms": rng.integers(0, 20, 1_500)}
+
+    def counted(order: Any, hashes: Any, others: Any, size: int) -> list[tuple[Any, ...]]:
+        known = columns | {MESSAGE: hashes, WHAT: (others << what_bits(classes)) + what, "source": message % 3}
+        batches = pa.table({name: values[order] for name, values in known.items()}).to_batches(max_chunksize=size)
+        rows = (row for each in counter(classes, 4)(batches) for row in each.to_pylist())
+        return sorted((tuple(row.values()) for row in rows), key=repr)
+
+    in_order = np.lexsort((what, columns["mono_ns"], time, message))
+    expected = counted(in_order, message, message * 0, 100_000)
+    assert len(expected) > 300
+    same_hash = np.lexsort((rng.random(1_500), message // 2))
+    assert counted(same_hash, message // 2 - 75, message % 2 - 1, size) == expected
+
+
 @pytest.mark.smoke
 def test_lateness_by_group(found: Tables) -> None:
     """Lateness has a row for each topic, subscription, delay class and attempt; first deliveries are not arrivals."""
