@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import re
+import sys
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -161,11 +162,15 @@ def java(service_url: str) -> Iterator[JavaClient]:
 
 
 @pytest.fixture
-def own_broker(mortal_broker: Standalone) -> Standalone:
-    """A broker that the test may kill and restart; only one test at a time uses it, each with a topic of its own."""
+def own_broker(mortal_broker: Standalone) -> Iterator[Standalone]:
+    """A broker that the test may kill and restart; only one test at a time uses it, each with a topic of its own.
+
+    The end of its log is shown if the test fails.
+    """
     if not is_healthy(mortal_broker.admin_url):  # a test has left it dead
         mortal_broker.restart(kill=True)
-    return mortal_broker
+    yield mortal_broker
+    sys.stdout.write(mortal_broker.log_tail(20_000))
 
 
 @pytest.fixture
