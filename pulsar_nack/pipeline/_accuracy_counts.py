@@ -132,14 +132,14 @@ class _Counter:
     def _sorted(self, events: dict[str, Any]) -> dict[str, Any]:
         """Return the events, sorted within each message: only those of messages that are not in order are moved."""
         np = self._np
-        group = np.concatenate(([0], np.cumsum(events[MESSAGE][1:] != events[MESSAGE][:-1])))
-        keys = (group, events[WHAT] >> self._bits, events["time_ms"], events["mono_ns"], events[WHAT])
+        keys = [events[MESSAGE], events[WHAT] >> self._bits, events["time_ms"], events["mono_ns"], events[WHAT]]
         tied, wrong = True, False
         for key in keys:
             wrong = wrong | tied & (key[1:] < key[:-1])
             tied = tied & (key[1:] == key[:-1])
         if not np.any(wrong):
             return events
+        group = np.concatenate(([0], np.cumsum(keys[0][1:] != keys[0][:-1])))
         is_wrong = np.zeros(group[-1] + 1, bool)
         is_wrong[group[1:][wrong]] = True
         some = np.flatnonzero(is_wrong[group])
@@ -160,9 +160,7 @@ class _Counter:
         first = np.maximum.accumulate(np.where(is_first, places, 0))
         what, time, ms, source = (events[name] for name in (WHAT, "time_ms", "ms", "source"))
         what, delay_class = np.divmod(what & (2**self._bits - 1), self._classes)
-        what, kind = np.divmod(what, KINDS)
-        attempts, code = np.divmod(what, CODES)
-        attempts -= 1
+        kind = what & (KINDS - 1)  # far faster than a division
         is_nack = kind == Kind.NACK
         nack = np.maximum.accumulate(np.where(is_nack & (delay_class > 0), places, -1))
         nack = np.concatenate(([-1], nack[:-1]))  # the last one before
@@ -170,7 +168,7 @@ class _Counter:
         asked = nack[came]
         delay_class = np.where(asked >= first[came], delay_class[asked] - 1, -1)
         late = ms[came]
-        attempt = attempts[came]
+        attempt = what[came] // (KINDS * CODES) - 1
         known = {"ms": (late, late == UNKNOWN), "attempt": (attempt, attempt < 0)}
         one = np.ones(len(came), np.int64)
         self._note(len(came), n=one, source=source[came], delay_class=delay_class, **known)
@@ -186,8 +184,9 @@ class _Counter:
             due = {"became_due": one, "first_due": ms[some], "slice": ms[some] // self._slice_ms}
             is_open = {"is_open": one} if some is left else {}
             self._note(len(some), source=source[some], **due, **is_open)
-        moment = time[ended + 1] * MOMENT + code[ended + 1] + 1
-        done = {"done": np.ones(len(ended), np.int64), "slice": time[ended + 1] // self._slice_ms}
+        at = time[ended + 1]
+        moment = at * MOMENT + what[ended + 1] // KINDS % CODES + 1
+        done = {"done": np.ones(len(ended), np.int64), "slice": at // self._slice_ms}
         self._note(len(ended), source=source[ended], last_ended=moment, **done)
 
     def _note(self, size: int, **columns: Any) -> None:
