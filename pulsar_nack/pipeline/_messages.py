@@ -1,7 +1,7 @@
 """Brings the events of each message together: which nack an arrival answers, and which event ended a nack.
 
 One shuffle and one sort bring the events of each message together, by a hash of its identity; some bits of a second
-hash tell messages apart whose first hashes are equal. Spark sorts by that single number, in a third of the time that a
+hash distinguish messages whose first hashes are equal. Spark sorts by that single number, in a third of the time that a
 sort by several columns takes, which compares rows. Workers then sort the events of each message by wall time, monotonic
 time, attempt and kind of event (:class:`Code`). The shuffle takes most of the time, so rows are filtered and narrowed
 before it, with hashes instead of names.

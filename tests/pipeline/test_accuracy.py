@@ -137,7 +137,7 @@ def test_ids_of_which_half_is_missing(spark: SparkSession) -> None:
 
 @for_each("size", [1, 7, 100_000])
 def test_order_and_batches_do_not_matter(size: int) -> None:
-    """Spark only brings the events of a hash together: workers tell its messages apart and sort their events."""
+    """Spark only brings the events of a hash together: workers separate its messages and sort their events."""
     import numpy as np
     import pyarrow as pa
 
