@@ -35,12 +35,12 @@ async def main():
 kept = asyncio.run(main())
 child = os.fork()
 if not child:
+    print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
-print(child, flush=True)
 time.sleep(60)
 """
-"""A process that makes a log, and has a forked child."""
+"""A process that makes a log, and has a forked child, which prints its process number once it runs."""
 
 
 @pytest.fixture
