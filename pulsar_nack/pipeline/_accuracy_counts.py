@@ -1,8 +1,8 @@
 """Counts millions of events in one pass: lateness by delay class, and what became due or ended in each slice of time.
 
-Events come sorted by message, are sorted by time, and are paired with array operations: the next event of a message is
-the next element. Events of a message that the end of an Arrow batch cuts off are kept until the rest arrives. Equal
-facts are counted together whenever there are many, so that few rows are left for Spark.
+Events come sorted by message. Those of each message are sorted by time, and paired with array operations: the next
+event of a message is the next element. Events of a message that the end of an Arrow batch cuts off are kept until the
+rest arrives. Equal facts are counted together whenever there are many, so that few rows are left for Spark.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ _COUNTED: Final = StructType(
         for name in (*_KEYS, *_SUMS)
     ]
 )
+_OTHER_HASH: Final = "_other_hash"
+"""The upper bits of :data:`WHAT`, see ``nacks_and_ends``."""
+
+_ORDER: Final = (MESSAGE, _OTHER_HASH, "time_ms", "mono_ns", WHAT)
 _MANY: Final = 500_000
 """The number of facts above which equal ones are counted."""
 
@@ -81,13 +85,20 @@ def slices(counted: DataFrame, slice_ms: int) -> DataFrame:
 
 
 def counter(classes: int, slice_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function for ``mapInArrow``, which counts the facts of a Spark partition."""
+
     def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        counter = _Counter(classes, slice_ms)
+        facts = _Counter(classes, slice_ms)
         for batch in batches:
-            yield from counter.add(batch)
-        yield from counter.finish()
+            yield from facts.add(batch)
+        yield from facts.finish()
 
     return count
+
+
+def _changes(values: Any) -> Any:
+    """Return a mask of all values but the first: whether each differs from the one before."""
+    return values[1:] != values[:-1]
 
 
 class _Counter:
@@ -111,9 +122,10 @@ class _Counter:
         """Take a batch; its last message waits for the next batch."""
         np = self._np
         events = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
+        events[_OTHER_HASH], events[WHAT] = events[WHAT] >> self._bits, events[WHAT] & ((1 << self._bits) - 1)
         if self._rest:
             events = {name: np.concatenate((self._rest[name], values)) for name, values in events.items()}
-        starts = np.flatnonzero(events[MESSAGE][1:] != events[MESSAGE][:-1]) + 1
+        starts = np.flatnonzero(_changes(events[MESSAGE])) + 1
         last = int(starts[-1]) if len(starts) else 0
         self._rest = {name: values[last:] for name, values in events.items()}
         self._pair({name: values[:last] for name, values in events.items()})
@@ -132,14 +144,14 @@ class _Counter:
     def _sorted(self, events: dict[str, Any]) -> dict[str, Any]:
         """Return the events, sorted within each message: only those of messages that are not in order are moved."""
         np = self._np
-        keys = [events[MESSAGE], events[WHAT] >> self._bits, events["time_ms"], events["mono_ns"], events[WHAT]]
+        keys = [events[name] for name in _ORDER]
         tied, wrong = True, False
         for key in keys:
             wrong = wrong | tied & (key[1:] < key[:-1])
-            tied = tied & (key[1:] == key[:-1])
+            tied = tied & ~_changes(key)
         if not np.any(wrong):
             return events
-        group = np.concatenate(([0], np.cumsum(keys[0][1:] != keys[0][:-1])))
+        group = np.concatenate(([0], np.cumsum(_changes(events[MESSAGE]))))
         is_wrong = np.zeros(group[-1] + 1, bool)
         is_wrong[group[1:][wrong]] = True
         some = np.flatnonzero(is_wrong[group])
@@ -154,13 +166,11 @@ class _Counter:
             return
         places = np.arange(size)
         events = self._sorted(events)
-        other = events[WHAT] >> self._bits
-        changed = (events[MESSAGE][1:] != events[MESSAGE][:-1]) | (other[1:] != other[:-1])
-        is_first = np.concatenate(([True], changed))
+        is_first = np.concatenate(([True], _changes(events[MESSAGE]) | _changes(events[_OTHER_HASH])))
         first = np.maximum.accumulate(np.where(is_first, places, 0))
         what, time, ms, source = (events[name] for name in (WHAT, "time_ms", "ms", "source"))
-        what, delay_class = np.divmod(what & (2**self._bits - 1), self._classes)
-        kind = what & (KINDS - 1)  # far faster than a division
+        what, delay_class = np.divmod(what, self._classes)
+        kind = what & (KINDS - 1)  # KINDS is a power of two: far faster than a division
         is_nack = kind == Kind.NACK
         nack = np.maximum.accumulate(np.where(is_nack & (delay_class > 0), places, -1))
         nack = np.concatenate(([-1], nack[:-1]))  # the last one before

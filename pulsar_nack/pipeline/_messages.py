@@ -21,7 +21,7 @@ from .schemas import IDENTITY, MAX_TIME_MS
 MESSAGE: Final = "_message"
 CODE: Final = "code"
 WHAT: Final = "what"
-"""A column: attempt, :class:`Code`, :class:`Kind`, delay class and more as one number, see :func:`nacks_and_ends`."""
+"""A column: attempt, :class:`Code`, :class:`Kind`, delay class and a part of a hash; see :func:`nacks_and_ends`."""
 
 CODES: Final = 16
 KINDS: Final = 4
@@ -83,6 +83,7 @@ def with_sound_times(traces: DataFrame) -> DataFrame:
 
 def message_hash() -> Column:
     """Return the hash of a message's identity, a long."""
+    # as in source_hash, topic and subscription have a hash of their own, which Spark computes once for both
     return sf.xxhash64(sf.xxhash64(*GROUP), *(name for name in IDENTITY if name not in GROUP))
 
 
