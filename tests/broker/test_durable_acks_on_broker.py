@@ -148,20 +148,32 @@ async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, o
     assert await is_done(url, topic)
 
 
+@pytest.mark.timeout(400)
 async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, own_topic: str, tmp_path: Path) -> None:
-    """U10: consumer and broker are killed at once after 50 acks, which the broker had or had not: none is lost."""
-    url, topic, folder = own_broker.service_url, own_topic, tmp_path / "state"
+    """U10: consumer and broker are killed at once after 50 acks, which the broker had or had not: none is lost.
+
+    The official client sends them every 100 ms, and at times that is just before the kill.
+    """
+    for turn in range(4):
+        missing = await _kill_both(own_broker, f"{own_topic}-{turn}", tmp_path / f"state-{turn}")
+        if is_over_wire() or missing == 50:
+            return
+    pytest.fail("the broker always had some of the acknowledgements")
+
+
+async def _kill_both(broker: Standalone, topic: str, folder: Path) -> int:
+    """Acknowledge 50 messages, kill both, and check that none comes back; return how many the broker did not know."""
+    url = broker.service_url
     async with subscribed(url, topic) as (client, _):
         await send(client, topic, numbered(50))
     async with working(url, topic, folder, "ack:50") as worker:
         await worker.died()
         killed = Stopwatch()
-        await asyncio.to_thread(own_broker.kill)
-    await asyncio.to_thread(own_broker.start)
+        await asyncio.to_thread(broker.kill)
+    await asyncio.to_thread(broker.start)
     memory = patience(1)
     await asyncio.sleep(max(memory + 0.5 - killed.seconds, 0.0))
-    # usually all 50: the official client sends acknowledgements every 100 ms, and at times that is just before the kill
-    missing = await asyncio.to_thread(Admin(own_broker.admin_url).backlog, topic, "sub")
+    missing = await asyncio.to_thread(Admin(broker.admin_url).backlog, topic, "sub")
     async with subscribed(url, topic, durable=folder, ack_memory=memory) as (_, consumer):
         again: list[Message] = []
         async with asyncio.timeout(patience(20)):
@@ -173,6 +185,7 @@ async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, own_topic: st
         # over the wire all 50 were confirmed: what comes was replayed, or the broker has lost it, which looks the same
         assert is_over_wire() or (len(again), consumer.statistics().acked_again) == (0, missing)
     assert await is_done(url, topic)
+    return missing
 
 
 async def test_one_of_ack_and_nack_wins(service_url: str, topic: str, tmp_path: Path) -> None:
