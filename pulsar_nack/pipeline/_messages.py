@@ -83,7 +83,7 @@ def with_sound_times(traces: DataFrame) -> DataFrame:
 
 def message_hash() -> Column:
     """Return the hash of a message's identity, a long."""
-    # as in source_hash, topic and subscription have a hash of their own, which Spark computes once for both
+    # the hash of topic and subscription, as in source_hash: Spark computes it once for both
     return sf.xxhash64(sf.xxhash64(*GROUP), *(name for name in IDENTITY if name not in GROUP))
 
 
