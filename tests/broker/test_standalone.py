@@ -99,7 +99,35 @@ def test_a_registration_loop_is_seen_in_the_log(tmp_path: Path, *, lost: int, is
         with pytest.raises(RegistrationLoopError, match=str(lost)):
             broker._check_registration()
     else:
-        broker._check_registration()
+        assert broker._check_registration() == lost
+
+
+@pytest.mark.parametrize("ends_after", [0, 1, 5, 1_000])
+def test_a_registration_loop_that_begins_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, ends_after: int
+) -> None:
+    """A broker that is healthy is waited for as long as its storage loses its registration, which may be a loop."""
+    line = "12:00 - INFO  - Lock on resource /ledgers/available/127.0.0.1:3181 was invalidated. state Valid\n"
+    lines, pauses = [line], 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal pauses
+        assert seconds >= 1
+        pauses += 1
+        if pauses <= ends_after:
+            lines.append(line)
+        (tmp_path / "log").write_text("".join(lines))
+
+    broker = Standalone()
+    broker._folder = tmp_path
+    (tmp_path / "log").write_text(line)
+    monkeypatch.setattr(time, "sleep", sleep)
+    if ends_after > MAX_LOST_LOCKS:
+        with pytest.raises(RegistrationLoopError):
+            broker._wait_until_registered()
+    else:
+        broker._wait_until_registered()
+        assert pauses == ends_after + 1
 
 
 def test_tells_why_it_did_not_start() -> None:
