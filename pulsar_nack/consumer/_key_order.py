@@ -124,6 +124,12 @@ class KeyOrder:
             return None
         return self._next_of(key, state)
 
+    def abandon(self, message: Message) -> None:
+        """Note that a worker was cancelled while it settled a message: another one gets the next of the key."""
+        following = self.done(message)
+        if following is not None:
+            self._take_back(following)
+
     def waits_for(self, message: Message) -> bool:
         """Return whether a key waits for this message, so that it has to be delivered here."""
         return message.id in self._waiting
@@ -241,13 +247,18 @@ class KeyOrder:
         state = self._keys[key]
         self._waited(state)
         message = self._next_of(key, state)
-        record = None if message is None else self._table.get(message.id)
-        if message is not None and record is not None:
-            self._wait_for(key, state, record)  # for the next call of receive
-            self._receiver.take_back(message)
-        elif message is not None:  # it was forgotten here, as one of too many
+        if message is not None:
+            self._take_back(message)
+
+    def _take_back(self, message: Message) -> None:
+        """Let the next call of ``receive`` return a message whose turn it is."""
+        key, record = _key_of(message._delivery), self._table.get(message.id)
+        assert key is not None
+        if record is not None:
+            self._wait_for(key, self._keys[key], record)
+        else:  # it was forgotten here, as one of too many
             del self._keys[key]
-            self._receiver.take_back(message)
+        self._receiver.take_back(message)
 
     # --- ending ----------------------------------------------------------------------------------------------------
 

@@ -183,35 +183,46 @@ class Runner:
     # --- the workers -------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        receive, handler, order = self._receive, self.handler, self._order
+        order = self._order
         message: Message | None = None
-        while True:
-            if message is None:
-                try:
-                    message = await receive()
-                except Exception as error:  # noqa: BLE001 - raised, or logged and tried again
-                    if await self._may_receive_again(error):
-                        continue
+        try:
+            while message is not None or (message := await self._next()) is not None:
+                if self.is_stopping.is_set():
+                    self._receiver.take_back(message)
                     return
-            if self.is_stopping.is_set():
-                self._receiver.take_back(message)
-                return
-            is_handled = False
+                await self._handle(message)
+                message = None if order is None else order.done(message)
+        except asyncio.CancelledError:
+            if order is not None and message is not None and not self._is_ending:  # it was settling the message
+                order.abandon(message)
+            raise
+
+    async def _next(self) -> Message | None:
+        """Receive a message; return None when the consumer is closed."""
+        while True:
             try:
-                if order is None or await order.begin(message):
-                    handling = handler(message)
-                    await (handling if type(handling) is CoroutineType else self._checked(handling, message))
-                    is_handled = True
-            except _NotAwaitableError:
-                raise
-            except Exception as error:  # noqa: BLE001 - settled, logged and counted
-                await self._failed(message, error)
-            except asyncio.CancelledError:
-                await self._was_cancelled(message)
-            else:
-                if is_handled and not message.is_settled:
-                    await self._acknowledge(message)
-            message = None if order is None else order.done(message)
+                return await self._receive()
+            except Exception as error:  # noqa: BLE001 - raised, or logged and tried again
+                if not await self._may_receive_again(error):
+                    return None
+
+    async def _handle(self, message: Message) -> None:
+        """Let the handler work on a message, and settle it; raise CancelledError only while it is being settled."""
+        is_handled = False
+        try:
+            if self._order is None or await self._order.begin(message):
+                handling = self.handler(message)
+                await (handling if type(handling) is CoroutineType else self._checked(handling, message))
+                is_handled = True
+        except _NotAwaitableError:
+            raise
+        except Exception as error:  # noqa: BLE001 - settled, logged and counted
+            await self._failed(message, error)
+        except asyncio.CancelledError:
+            await self._was_cancelled(message)
+        else:
+            if is_handled and not message.is_settled:
+                await self._acknowledge(message)
 
     async def _may_receive_again(self, error: Exception) -> bool:
         """Wait a little after an error of the transport; return False if the consumer is closed, or raise."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, Message
+from pulsar_nack import BrokerError, Consumer, DeadLetterPolicy, Message
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import DeadLetter, Defer, Retry
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from pulsar_nack.testing._call_faults import Fault
 from pulsar_nack.testing._fake_delivery import FakeMessage
 from tests.consumer.consuming import EXACT, now
 from tests.hanging import Storage
@@ -279,6 +280,35 @@ async def test_messages_that_only_waited_count_no_attempt() -> None:
         await until(lambda: len(attempts) == 10)
     assert list(attempts.items()) == [(b"%d" % number, 1 if number else 7) for number in range(10)]
     assert dead.letters == []
+
+
+@pytest.mark.parametrize("settles", ["ack", "ack that fails", "dead letter"])
+@virtual_time
+async def test_a_worker_that_is_cancelled_while_it_settles(settles: str) -> None:
+    """U16: what cancels the handler comes too late, while its message is being settled: the key goes on."""
+    port, dead, handled = FakePort(), FakePublisher(latency=1), list[bytes]()
+    for number in range(3):
+        port.topic.publish(b"%d" % number, key="k")
+
+    async def handler(message: Message) -> None:
+        handled.append(message.data)
+        if len(handled) > 1:
+            return
+        error = BrokerError("late") if settles == "ack that fails" else None
+        port._faults.add("acknowledge", Fault(delay=1, error=error), 1)
+        worker = asyncio.current_task()
+        assert worker is not None
+        asyncio.get_running_loop().call_later(0.5, worker.cancel)
+        if settles == "dead letter":
+            raise DeadLetter
+
+    policy = DeadLetterPolicy(9, "dead", publisher=dead)
+    async with Consumer(port, dead_letter=policy, backoff=[5], config=EXACT) as consumer:
+        async with running(consumer, handler, concurrency=2, key_ordered=True):
+            await until(lambda: port.subscription.backlog == 0)
+        assert consumer.statistics().held_for_keys == 0
+    assert handled == [b"0", b"1", b"2"] + [b"0"] * (settles == "ack that fails")
+    assert len(dead.letters) == (settles == "dead letter")
 
 
 @pytest.mark.parametrize(("settings", "until_s"), [({"lease": 1}, 1.2), ({}, 0.5)])
