@@ -52,6 +52,7 @@ _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # it doubles the calls that describe a job to the JVM
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",  # see above
     STATE_STORE: ROCKS_DB,
@@ -71,7 +72,8 @@ def local_session(
     """Return the running Spark session, or start one: on all cores here, unless ``master`` or spark-submit differ.
 
     A local session lets the JVM that it starts use the parallel garbage collector, which makes most jobs a fifth
-    faster, unless ``config`` or ``JAVA_TOOL_OPTIONS`` choose another collector.
+    faster, unless ``config`` or ``JAVA_TOOL_OPTIONS`` choose another collector. Spark's errors do not name lines of
+    Python, unless ``config`` has ``spark.python.sql.dataFrameDebugging.enabled``: that costs time in each job.
 
     :param master: such as ``local[2]`` or ``spark://host:7077``; None: the master of ``spark-submit``, if it runs this
     :param config: further settings of Spark, which override those of this function
