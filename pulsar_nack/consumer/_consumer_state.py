@@ -68,7 +68,7 @@ class ConsumerState:
         self.turn = LoopTurn(queue.clock)
         self.is_closed = False
         self.on_idle: Callable[[], None] | None = None
-        """Called when messages were settled or held; None while nobody waits for that."""
+        """Called when messages were settled, held or taken back; None while nobody waits for that."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.acks: Acks | None = None
         """None until the consumer is open."""
@@ -84,6 +84,11 @@ class ConsumerState:
         self.config = queue.config
         self.wall_clock: Clock = settings.wall_clock or WallClock()
         self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
+
+    def check_idle(self) -> None:
+        """Let whoever waits for an idle consumer look again: fewer messages are being processed."""
+        if self.on_idle is not None:
+            self.on_idle()
 
     def check_open(self) -> Acks:
         """Return the acknowledgements of an open consumer, in its event loop.

@@ -158,6 +158,7 @@ class KeyOrder:
         if len(state.kept) >= self._most:
             self._full.add(key)
         self._update()
+        self._receiver.state.check_idle()
         return False
 
     def _next_of(self, key: Key, state: _KeyState) -> Message | None:

@@ -153,8 +153,7 @@ class Leases:
         _log.warning("leases that ended: %d, each counts as a nack; the first is of %r", len(records), records[0].id)
         for record in records:
             self._end(record, now_ms)
-        if self._state.on_idle is not None:
-            self._state.on_idle()
+        self._state.check_idle()
 
     def _end(self, record: MessageState, now_ms: int) -> None:
         state, count = self._state, record.redelivery_count

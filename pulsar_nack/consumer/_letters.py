@@ -78,6 +78,8 @@ class Letters:
         self.has_room.set()
         self.hold_again: Callable[[Delivery, MessageState, Wait], None]
         """Called with a message whose nack could not wait in the retry topic; set by the settler."""
+        self.on_left: Callable[[], None]
+        """Called after a message was left to the broker; set by the settler."""
         self._table = table
         self._max_bytes = settings.max_local_bytes
         self._mark_delete = mark_delete
@@ -219,6 +221,7 @@ class Letters:
                 was_doubtful or letter.is_awaited
             ):  # it comes again, here or elsewhere
                 self._table.leave([letter.record])
+                self.on_left()
                 letter.error = AlreadySettledError(letter.id, "redelivered by the broker")
                 return
             if not await self._until_done(self._publish, letter, "publishing it"):

@@ -39,8 +39,9 @@ class Pausing:
         self._stop = stop
         self._has_warned = False
         receiver.on_unreadable = self._end_unreadable
+        self._unwanted_after_s: float | None = None
         if self.port is not None and not port.traits.receiver_queue_size:
-            receiver.inbox.kept = self._give_back_unwanted
+            self._unwanted_after_s, receiver.inbox.kept = _UNWANTED_AFTER_S, self._on_kept
 
     def pause(self, name: object) -> None:
         """Deliver nothing until :meth:`resume`; give messages back to the broker if the port can.
@@ -91,13 +92,14 @@ class Pausing:
         with suppress(ClosedError):  # the port is closed already
             given = self._give_back(list(inbox.ready))
             given += 0 if self.port is None else self.port.drain()
-        inbox.kept = self._give_back_soon
+        self._unwanted_after_s, inbox.kept = 0.0, self._on_kept
         self._state.on_idle = self._on_idle
         self._on_idle()
         return given
 
     def _end_unreadable(self) -> None:
         """Close the consumer once every delivered message is settled, because this process cannot read one."""
+        self._receiver.inbox.kept = self._on_kept
         self._state.on_idle = self._on_idle
         self._on_idle()
 
@@ -132,12 +134,11 @@ class Pausing:
         self.port.give_back([each.id for each in given])
         return len(given)
 
-    def _give_back_unwanted(self, message: Message) -> None:
-        """Give a message back after a moment if no call of ``receive`` takes it; for consumers without a queue."""
-        asyncio.get_running_loop().call_later(_UNWANTED_AFTER_S, self._give_back_if_ready, message)
-
-    def _give_back_soon(self, message: Message) -> None:
-        asyncio.get_running_loop().call_soon(self._give_back_if_ready, message)
+    def _on_kept(self, message: Message) -> None:
+        """Give a message that no call waits for back after a moment: a consumer without a queue, or one that drains."""
+        if self._unwanted_after_s is not None:
+            asyncio.get_running_loop().call_later(self._unwanted_after_s, self._give_back_if_ready, message)
+        self._state.check_idle()  # a call may have taken it back
 
     def _give_back_if_ready(self, message: Message) -> None:
         if message in self._receiver.inbox.ready and not self._state.is_closed:

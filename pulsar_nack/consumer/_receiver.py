@@ -104,6 +104,7 @@ class Receiver:
             if self.gate_queue is None or self.gate_queue.admits(message):
                 return message
             self._trace.hold(message.id, message.redelivery_count, "paused")
+            self.state.check_idle()
 
     async def _until_noted(self, message: Message) -> Message:
         """Note durably that a message is delivered before it is, so that an attempt counts that ends the process.

@@ -43,7 +43,7 @@ class Settler:
         self._limiter = state.limiter
         self._letters = state.letters
         if state.letters is not None:
-            state.letters.hold_again = self._hold_again
+            state.letters.hold_again, state.letters.on_left = self._hold_again, self._changed
         self._table = queue.table
         self._trace = queue.trace
 
@@ -90,8 +90,7 @@ class Settler:
                 self._recent.pop(record.id)
         if self._limiter.waiters:
             self._limiter.changed()
-        if self.state.on_idle is not None:
-            self.state.on_idle()
+        self.state.check_idle()
 
     def on_ack_failed(self, record: MessageState, error: BaseException, *, was_due: bool) -> None:
         """Note a message whose acknowledgement failed, and whether its time came meanwhile."""
@@ -101,6 +100,7 @@ class Settler:
         is_unknown = record.is_guessed and self._table.get(record.id) is None
         if is_unknown and (record.has_duplicate or record.redelivery_count):
             self.queue.ask_for({record.id: record.redelivery_count})
+        self.state.check_idle()
 
     def on_unobserved(self, message_id: MessageId, error: BaseException | None) -> None:
         """Note the outcome of an acknowledgement, None: not known yet, whose caller was cancelled."""
@@ -119,6 +119,7 @@ class Settler:
             _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
             payload = self._recent.pop(record.id)
             self.queue.hold(self._table.hold(record.id), self.state.default_delay_ms(record), payload)
+            self.state.check_idle()
 
     def redeliver(self, record: MessageState) -> None:
         """Redeliver a message that is being processed, as if it had been nacked without a delay; waits for no room."""
@@ -126,6 +127,7 @@ class Settler:
         self.queue.hold(self._table.hold(record.id), 0, payload)
         if self._trace.is_on:
             self._trace.nack(record, 0, "redeliver_unacknowledged_messages")
+        self.state.check_idle()
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -323,6 +325,7 @@ class Settler:
         queue.hold(self._table.hold(record.id), left_ms, payload, plan)
         if wait.is_deferred:
             record.defer()
+        self.state.check_idle()
 
     def _wait(self, milliseconds: int, properties: Mapping[str, str] | None = None) -> Wait:
         until_ms = self.state.wall_clock.now_ms() + milliseconds

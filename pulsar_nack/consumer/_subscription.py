@@ -100,9 +100,12 @@ class SubscriptionVerbs:
         found = [each for each in table.select({State.DELIVERED}) if each.id not in waiting]
         records = sorted(found, key=lambda record: record.id)
         if not self._port.traits.honours_ids:
-            if records and await self._engine.queue.request_now(records):
-                for record in receiver.drop(lambda _: True):  # the broker sends them too
-                    table.give_back(record.id)
+            try:
+                if records and await self._engine.queue.request_now(records):
+                    for record in receiver.drop(lambda _: True):  # the broker sends them too
+                        table.give_back(record.id)
+            finally:
+                self._state.check_idle()
             return
         counts = [record.redelivery_count for record in records]
         for number, (record, count) in enumerate(zip(records, counts, strict=True)):
