@@ -109,7 +109,23 @@ class KeyOrder:
         return self._receiver.is_current(message)
 
     def done(self, message: Message) -> Message | None:
-        """Note that a handler ended, and its message is settled; return the next message of the key to be handled."""
+        """Note that a handler ended, and its message is settled; return the next message of the key to be handled.
+
+        While the consumer is paused, the next message waits for a call of ``receive`` instead.
+        """
+        following = self._following(message)
+        if following is None or not self._receiver.inbox.is_paused:
+            return following
+        self._take_back(following)
+        return None
+
+    def abandon(self, message: Message) -> None:
+        """Note that a worker was cancelled while it settled a message: another one gets the next of the key."""
+        following = self._following(message)
+        if following is not None:
+            self._take_back(following)
+
+    def _following(self, message: Message) -> Message | None:
         key = _key_of(message._delivery)
         state = None if key is None else self._keys.get(key)
         if key is None or state is None:
@@ -123,12 +139,6 @@ class KeyOrder:
             self._wait_for(key, state, record)
             return None
         return self._next_of(key, state)
-
-    def abandon(self, message: Message) -> None:
-        """Note that a worker was cancelled while it settled a message: another one gets the next of the key."""
-        following = self.done(message)
-        if following is not None:
-            self._take_back(following)
 
     def waits_for(self, message: Message) -> bool:
         """Return whether a key waits for this message, so that it has to be delivered here."""

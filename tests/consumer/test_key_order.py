@@ -253,6 +253,29 @@ async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
         assert [number for at, number in enumerate(done) if number not in done[:at]] == list(range(12))
 
 
+@pytest.mark.each_kind
+@virtual_time
+async def test_a_paused_consumer_begins_with_no_message_of_a_key(ports: Ports) -> None:
+    """U16, O17: what waits for its key is handled after the resume, in its order."""
+    port, handled = ports.port(), list[tuple[bytes, bool]]()
+    for number in range(4):
+        port.topic.publish(b"%d" % number, key="k")
+
+    async def handler(message: Message) -> None:
+        handled.append((message.data, consumer.is_paused))
+        await asyncio.sleep(1)
+
+    async with Consumer(port, config=EXACT) as consumer, running(consumer, handler, key_ordered=True):
+        await asyncio.sleep(1.5)
+        for _ in range(2):
+            consumer.pause()
+            await asyncio.sleep(10)
+            consumer.resume()
+            await asyncio.sleep(0.5)
+        await until(lambda: port.subscription.backlog == 0)
+    assert handled == [(b"%d" % number, False) for number in range(4)]
+
+
 @virtual_time
 async def test_messages_that_only_waited_count_no_attempt() -> None:
     """U16: durable, drained or killed again and again: order holds, and what only waited is at its first attempt."""
