@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 Item = TypeVar("Item")
@@ -14,6 +14,8 @@ class SetAside(Protocol[Item]):
     """Messages that wait outside of the inbox, from which they came and to which they return."""
 
     def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Item]: ...
 
     def drop(self, is_gone: Callable[[Item], bool], /) -> list[Item]:
         """Drop some of the messages, and return them."""

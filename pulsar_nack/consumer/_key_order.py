@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import insort
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from operator import attrgetter
 
 from ..ids import MessageId
@@ -84,6 +84,9 @@ class KeyOrder:
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Message]:
+        return (message for state in self._keys.values() for message in state.kept)
 
     @property
     def is_full(self) -> bool:

@@ -96,7 +96,7 @@ class SubscriptionVerbs:
         settler, table, receiver = self._settler, self._engine.table, self._engine.receiver
         self._state.check_open()
         behind = () if receiver.gate_queue is None else receiver.gate_queue.waiting
-        waiting = {message.id for message in (*receiver.inbox.ready, *behind)}
+        waiting = {message.id for message in (*receiver.inbox.ready, *behind, *(receiver.key_order or ()))}
         found = [each for each in table.select({State.DELIVERED}) if each.id not in waiting]
         records = sorted(found, key=lambda record: record.id)
         if not self._port.traits.honours_ids:

@@ -254,6 +254,31 @@ async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
 
 
 @pytest.mark.each_kind
+@pytest.mark.parametrize("kind", TYPES)
+@virtual_time
+async def test_what_waits_for_its_key_is_not_redelivered(ports: Ports, kind: str) -> None:
+    """U16: all that handlers have is redelivered, several times; what no handler has seen is at its first attempt."""
+    port, dead, seen = ports.port(subscription_type=kind), FakePublisher(), list[tuple[bytes, int]]()
+    for number in range(3):
+        port.topic.publish(b"%d" % number, key="k")
+
+    async def handler(message: Message) -> None:
+        seen.append((message.data, message.attempt))
+        await asyncio.sleep(0.5)
+
+    policy = DeadLetterPolicy(1, "dead", publisher=dead)
+    async with (
+        Consumer(port, dead_letter=policy, config=EXACT) as consumer,
+        running(consumer, handler, key_ordered=True),
+    ):
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            await consumer.redeliver_unacknowledged_messages()
+        await until(lambda: port.subscription.backlog == 0)
+    assert (seen, dead.letters) == ([(b"0", 1), (b"1", 1), (b"2", 1)], [])
+
+
+@pytest.mark.each_kind
 @virtual_time
 async def test_a_paused_consumer_begins_with_no_message_of_a_key(ports: Ports) -> None:
     """U16, O17: what waits for its key is handled after the resume, in its order."""
