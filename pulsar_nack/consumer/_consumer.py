@@ -362,7 +362,7 @@ class Consumer(ClosesWhenDropped):
         :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
         :raises ClosedError: the consumer is closed
         """
-        await self._subscription.unsubscribe(self, force=force)
+        await self._subscription.unsubscribe(self, self._lifecycle.closer(), force=force)
 
     # --- state -----------------------------------------------------------------------------------------------------
 

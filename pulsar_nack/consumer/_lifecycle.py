@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop
@@ -77,7 +78,7 @@ class Lifecycle:
         seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
         if self._drain is None and self._state.is_closed:
             return DrainReport()
-        if self._runner is not None and asyncio.current_task() in self._runner.workers:
+        if self._is_handler():
             raise InvalidArgumentError("timeout", timeout, "a call from outside: a handler would wait for itself")
         drain = self.begin_drain(seconds)
         await asyncio.wait([drain.task])
@@ -96,8 +97,18 @@ class Lifecycle:
 
     async def aclose(self) -> None:
         """Close the consumer: after a drain if a handler runs, unless that handler calls."""
+        await self.closer()()
+
+    def closer(self) -> Callable[[], Awaitable[None]]:
+        """Return what closes the consumer for the caller, in any task: a handler cannot wait for its own end."""
+        return self.close if self._is_handler() else self._drain_and_close
+
+    def _is_handler(self) -> bool:
+        return self._runner is not None and asyncio.current_task() in self._runner.workers
+
+    async def _drain_and_close(self) -> None:
         runner, drain = self._runner, self._drain
-        if runner is not None and self.loop is not None and asyncio.current_task() not in runner.workers:
+        if runner is not None and self.loop is not None:
             check_loop(self._state.loop, "the consumer")
             drain = self.begin_drain(runner.drain_timeout_s)
         else:

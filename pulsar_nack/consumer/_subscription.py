@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
 from .._check import check_flag
 from .._delays import seek_position
-from .._lifetime import ClosesOnExit
 from ..errors import BrokerError, NotDurableError
 from ..ids import MessageId, _is_message_id
 from ._batches import is_same_topic
@@ -154,32 +153,37 @@ class SubscriptionVerbs:
 
     # --- unsubscribing -----------------------------------------------------------------------------------------------
 
-    async def unsubscribe(self, consumer: ClosesOnExit, *, force: bool) -> None:
-        """Delete the subscription, then close the consumer; goes on when the call is cancelled."""
+    async def unsubscribe(self, name: object, close: Callable[[], Awaitable[None]], *, force: bool) -> None:
+        """Delete the subscription, then close the consumer; goes on when the call is cancelled.
+
+        :param name: the consumer's, for the log
+        """
         check_flag("force", force)
         self._state.check_open()
         port = self._port
         if not isinstance(port, SupportsUnsubscribe):
             raise NotImplementedError(f"{type(port).__name__} cannot unsubscribe")
         if self._unsubscribing is None:
-            unsubscribing = self._unsubscribe(port, consumer, force=force)
+            unsubscribing = self._unsubscribe(port, close, force=force)
             task = asyncio.create_task(unsubscribing, name="pulsar_nack.Consumer unsubscribing")
             self._unsubscribing = task
-            task.add_done_callback(partial(self._on_unsubscribed, consumer))
+            task.add_done_callback(partial(self._on_unsubscribed, name))
         await asyncio.shield(self._unsubscribing)
 
-    def _on_unsubscribed(self, consumer: ClosesOnExit, task: asyncio.Task[None]) -> None:
+    def _on_unsubscribed(self, name: object, task: asyncio.Task[None]) -> None:
         self._unsubscribing = None  # where it failed it can be tried again
         if not task.cancelled() and task.exception() is not None:
-            _log.info("%r could not be unsubscribed: %r", consumer, task.exception())
+            _log.info("%r could not be unsubscribed: %r", name, task.exception())
 
-    async def _unsubscribe(self, port: SupportsUnsubscribe, consumer: ClosesOnExit, *, force: bool) -> None:
+    async def _unsubscribe(
+        self, port: SupportsUnsubscribe, close: Callable[[], Awaitable[None]], *, force: bool
+    ) -> None:
         await port.unsubscribe(force=force)
         durable = self._state.durable
         cleared = None if durable is None else durable.cleared()
         self._settler.clear("unsubscribe", "gone with its subscription")
         error = None if cleared is None else await cleared
-        await consumer.aclose()
+        await close()
         if error is not None:
             raise NotDurableError("the subscription is gone, but its durable state is still there", error) from error
 

@@ -14,6 +14,7 @@ from pulsar_nack import (
     BrokerError,
     ClosedError,
     DeadLetterPolicy,
+    Message,
     MessageId,
 )
 from pulsar_nack.testing import FakePublisher, virtual_time
@@ -338,6 +339,24 @@ async def test_a_cancelled_unsubscribe_goes_on_to_its_end(after_s: float, tmp_pa
             await consumer.unsubscribe()
     async with subscribed(broker, durable=tmp_path) as consumer:
         assert sorted(message.data for message in await take(consumer, 3)) == numbers(3)
+
+
+@virtual_time
+async def test_a_handler_that_unsubscribes() -> None:
+    """O3b: a running handler deletes the subscription and closes, and does not wait for its own end."""
+    broker, handled = FakeBroker(), list[bytes]()
+    publish(broker, 3)
+
+    async def handler(message: Message) -> None:
+        await message.ack()
+        if message.data == b"1":
+            await consumer.unsubscribe()
+            assert broker.topic(TOPIC).subscriptions == {}
+        handled.append(message.data)
+
+    async with subscribed(broker) as consumer:
+        report = await consumer.run(handler, concurrency=1, drain_timeout=60)
+    assert (handled, report.cancelled) == (numbers(2), 0)
 
 
 @pytest.mark.parametrize("after_s", [0, 0.0015, None])
