@@ -139,7 +139,7 @@ class KeyOrder:
         is_again = record.redelivery_count != message.redelivery_count  # its lease ended, and it is ready
         is_coming = is_again or record.state in WAITING or message.settled_by in {"negative_acknowledge", "defer"}
         if is_coming and not any(each.id == message.id for each in state.kept):  # else it is back already
-            self._wait_for(key, state, record)
+            self._wait_for(key, state, message.id)
             return None
         return self._next_of(key, state)
 
@@ -221,15 +221,16 @@ class KeyOrder:
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, key: Key, state: _KeyState, record: MessageState) -> None:
-        state.waits_for = record.id
-        self._waiting[record.id] = key
-        self._note_origin(record)
+    def _wait_for(self, key: Key, state: _KeyState, message_id: MessageId) -> None:
+        state.waits_for = message_id
+        self._waiting[message_id] = key
+        self._note_origin(message_id)
 
-    def _note_origin(self, record: MessageState) -> None:
-        is_local = record.state is State.DELIVERED or (record.is_local and not record.is_doubtful)
-        if not is_local:
-            self._from_broker.add(record.id)
+    def _note_origin(self, message_id: MessageId) -> None:
+        record = self._table.get(message_id)
+        is_ready = record is None or record.state is State.DELIVERED  # None: forgotten, as one of too many
+        if record is not None and not is_ready and (not record.is_local or record.is_doubtful):
+            self._from_broker.add(message_id)
         self._update()
 
     def _waited(self, state: _KeyState) -> None:
@@ -240,10 +241,10 @@ class KeyOrder:
 
     def _on_held_back(self, delivery: Delivery) -> None:
         """Let a key wait for a message that was nacked or deferred before a restart."""
-        key, record = _key_of(delivery), self._table.get(delivery.id)
-        if key is not None and record is not None and key not in self._keys:
+        key = _key_of(delivery)
+        if key is not None and key not in self._keys:
             state = self._keys[key] = _KeyState()
-            self._wait_for(key, state, record)
+            self._wait_for(key, state, delivery.id)
 
     def _on_left(self, record: MessageState) -> None:
         if record.id in self._waiting:
@@ -254,9 +255,8 @@ class KeyOrder:
         key = self._waiting.get(message_id)
         if key is None:
             return
-        record = self._table.get(message_id)
-        if record is not None:
-            self._note_origin(record)
+        if self._table.get(message_id) is not None:
+            self._note_origin(message_id)
             return
         state = self._keys[key]
         self._waited(state)
@@ -266,12 +266,9 @@ class KeyOrder:
 
     def _take_back(self, message: Message) -> None:
         """Let the next call of ``receive`` return a message whose turn it is."""
-        key, record = _key_of(message._delivery), self._table.get(message.id)
+        key = _key_of(message._delivery)
         assert key is not None
-        if record is not None:
-            self._wait_for(key, self._keys[key], record)
-        else:  # it was forgotten here, as one of too many
-            del self._keys[key]
+        self._wait_for(key, self._keys[key], message.id)
         self._receiver.take_back(message)
 
     # --- ending ----------------------------------------------------------------------------------------------------

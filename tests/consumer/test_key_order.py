@@ -211,6 +211,28 @@ async def test_a_message_that_comes_no_more_holds_nobody() -> None:
 
 
 @virtual_time
+async def test_messages_that_were_forgotten_while_they_waited() -> None:
+    """U16: more wait for a key than are known at most; the first is acknowledged by its id: all come, in order."""
+    port = FakePort(receiver_queue_size=10)
+    first = port.topic.publish(b"0", key="k")
+    for number in range(1, 100):
+        port.topic.publish(b"%d" % number, key="k")
+    done = list[int]()
+
+    async def handler(message: Message) -> None:
+        if message.data == b"0":
+            raise Retry(3600)
+        done.append(int(message.data))
+
+    async with Consumer(port, config=EXACT, unacked_limit=30) as consumer:
+        async with running(consumer, handler, key_ordered=True, max_held_per_key=90):
+            await until(lambda: consumer.statistics().held_for_keys == 90)
+            await consumer.acknowledge(first)
+            await until(lambda: port.subscription.backlog == 0)
+        assert (done, consumer.statistics().held_for_keys) == (list(range(1, 100)), 0)
+
+
+@virtual_time
 async def test_a_nack_that_waits_for_room_is_admitted() -> None:
     """A consumer at its limit of unacknowledged messages, all of one key, is not stuck."""
     port = FakePort(receiver_queue_size=1)
