@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from ..ids import MessageId
+
 Item = TypeVar("Item")
 
 
@@ -27,6 +29,10 @@ class SetAside(Protocol[Item]):
 
     def waits_for(self, item: Item, /) -> bool:
         """Return whether messages here wait for this one, so that it has to be delivered here."""
+        ...
+
+    def came_again(self, message_id: MessageId, /) -> None:
+        """Note that a message that was delivered in an ended session has come in the present one."""
         ...
 
 

@@ -147,6 +147,11 @@ class KeyOrder:
         """Return whether a key waits for this message, so that it has to be delivered here."""
         return message.id in self._waiting
 
+    def came_again(self, message_id: MessageId) -> None:
+        """Note that a message has come in a new session: if it is held, its retry may come from memory again."""
+        if message_id in self._waiting:
+            self._note_origin(message_id)
+
     # --- keeping ---------------------------------------------------------------------------------------------------
 
     def _admits(self, message: Message) -> bool:
@@ -227,9 +232,10 @@ class KeyOrder:
         self._note_origin(message_id)
 
     def _note_origin(self, message_id: MessageId) -> None:
-        record = self._table.get(message_id)
-        is_ready = record is None or record.state is State.DELIVERED  # None: forgotten, as one of too many
-        if record is not None and not is_ready and (not record.is_local or record.is_doubtful):
+        record = self._table.get(message_id)  # None: it was forgotten here, as one of too many
+        if record is None or record.state is State.DELIVERED or (record.is_local and not record.is_doubtful):
+            self._from_broker.discard(message_id)
+        else:
             self._from_broker.add(message_id)
         self._update()
 

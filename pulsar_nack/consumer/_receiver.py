@@ -275,6 +275,8 @@ class Receiver:
                 return None
         if known is not None and known.is_doubtful:
             self._queue.came_again(known, delivery)
+            if self.key_order is not None:
+                self.key_order.came_again(message_id)
         due_at_ms = known.due_at_ms if known is not None and known.state is State.REQUESTED else None
         verdict = self._table.deliver(message_id, delivery.redelivery_count, now_ms)
         if verdict is Verdict.DUPLICATE:

@@ -19,6 +19,8 @@ from pulsar_nack.testing._fake_delivery import FakeMessage
 from tests.consumer.consuming import EXACT, now
 from tests.hanging import Storage
 from tests.tiers import size
+from tests.wire.fake_broker import FakeBroker
+from tests.wire.using import TOPIC, subscribed
 
 from .durable import Machine
 from .ports import Ports
@@ -273,6 +275,35 @@ async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
             port.subscription.restart()
             await until(lambda: port.subscription.backlog == 0)
         assert [number for at, number in enumerate(done) if number not in done[:at]] == list(range(12))
+
+
+@pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive"])
+@virtual_time
+async def test_the_bound_of_a_key_holds_in_a_new_session(kind: str) -> None:
+    """U39: once the message that a key waits for has come again, its retry is from memory, and the bound holds."""
+    broker, done = FakeBroker(), list[int]()
+    topic = broker.topic(TOPIC)
+
+    async def handler(message: Message) -> None:
+        if message.data == b"0" and message.attempt == 1:
+            raise Retry(delay=30)
+        done.append(int(message.data))
+
+    def publish(numbers: range) -> None:
+        for number in numbers:
+            topic.publish(b"%d" % number, partition_key="k")
+
+    publish(range(3))
+    async with subscribed(broker, consumer_type=kind) as consumer:
+        async with running(consumer, handler, key_ordered=True, max_held_per_key=4):
+            await until(lambda: consumer.statistics().held_for_keys == 2)
+            broker.cut()
+            await asyncio.sleep(2)
+            publish(range(3, 50))
+            await asyncio.sleep(2)
+            assert (consumer.statistics().held_for_keys, consumer.statistics().is_key_order_full) == (4, True)
+            await asyncio.sleep(30)
+        assert done == list(range(50))
 
 
 @pytest.mark.each_kind
