@@ -18,10 +18,10 @@ from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._compression import compress
 from tests.for_each import for_each
 from tests.tiers import seeds, size
-from tests.wire.fake_broker import FakeBroker
+from tests.wire.fake_broker import FakeBroker, later
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import batch_payload, message_rest
-from tests.wire.using import TOPIC, TYPES, broker_with, numbers, publish, shown, subscribed, take
+from tests.wire.using import BASE, TOPIC, TYPES, broker_with, numbers, publish, shown, subscribed, take
 
 MANY = size(200, fast=20)
 CODECS = (pb.LZ4, pb.ZSTD, pb.SNAPPY)
@@ -402,6 +402,30 @@ async def test_chunks_of_what_cannot_be_read_go_back(monkeypatch: pytest.MonkeyP
 
 
 # --- whatever happens ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+@virtual_time
+async def test_a_partition_that_is_new_while_the_consumer_pauses_or_resumes(is_paused: bool) -> None:
+    """O17: it is paused and resumed with the others, also while it is being subscribed."""
+    broker, name = FakeBroker(), f"{BASE}parted"
+    broker.partitions[name] = 1
+    async with subscribed(broker, "parted", discovery_interval=10) as consumer:
+        if is_paused:
+            consumer.pause()
+        await asyncio.sleep(5)
+        broker.partitions[name] = 2
+        publish(broker, b"new", topic=f"{name}-partition-1")
+        broker.next("SUBSCRIBE", later(2))
+        await asyncio.sleep(6)
+        if is_paused:
+            consumer.resume()
+            assert (await consumer.receive(timeout=10)).data == b"new"
+        else:
+            consumer.pause()
+            await asyncio.sleep(5)
+            async with subscribed(broker, "parted") as other:
+                assert (await other.receive(timeout=10)).data == b"new"
 
 
 class Life:

@@ -106,6 +106,7 @@ class MultiTopicConsumer:
         self._options = options
         self._consumers: dict[str, TopicConsumer] = {}
         self._deleted: dict[str, DeletedTopicConsumer] = {}
+        self._opening: set[TopicConsumer] = set()  # of new topics; paused and resumed with the others
         self._closing: set[TopicConsumer] = set()
         self.by_topic: Mapping[str | None, TopicConsumer] = self._consumers  # type: ignore[assignment]
         """The consumers by their full names."""
@@ -229,19 +230,21 @@ class MultiTopicConsumer:
     async def _add(self, name: str, partition: int) -> None:
         options = self._options_for(len(self._consumers) + 1, initial_position="earliest")
         consumer = self._make_consumer(name, partition, options)
+        self._opening.add(consumer)
         try:
             await consumer.open()
-        except Exception as error:  # noqa: BLE001 - the next refresh tries again
+        except BaseException as error:
             await gather_settled([consumer.aclose()])
-            _LOG.warning("%s is new, and cannot be consumed yet: %s", name, error)
-        except BaseException:
-            await gather_settled([consumer.aclose()])
-            raise
+            if not isinstance(error, Exception):
+                raise
+            _LOG.warning("%s is new, and cannot be consumed yet: %s", name, error)  # the next refresh tries again
         else:
             _LOG.info("%s is new, and is consumed from now on", name)
             self._consumers[name] = consumer
             self._deleted.pop(name, None)
             self._note_only()
+        finally:
+            self._opening.discard(consumer)
 
     async def _remove(self, names: Iterable[str]) -> None:
         removed = {name: self._consumers.pop(name) for name in names}
@@ -266,13 +269,13 @@ class MultiTopicConsumer:
     def pause(self, *, is_idle: bool, is_last: bool = False) -> int:
         """Return prefetched and arriving messages to the broker until :meth:`resume`; see :class:`WirePort`."""
         self._is_paused = True
-        return sum(self._pause(consumer, is_idle=is_idle, is_last=is_last) for consumer in self)
+        return sum(self._pause(consumer, is_idle=is_idle, is_last=is_last) for consumer in (*self, *self._opening))
 
     def resume(self) -> None:
         """Fetch messages again."""
         self._is_paused = False
         if self._unreadable is None:
-            for consumer in self:
+            for consumer in (*self, *self._opening):
                 consumer.queue.resume()
             if self.inbox.is_awaited:
                 self._before_wait()
@@ -338,7 +341,7 @@ class MultiTopicConsumer:
             self._unreadable = error
             label, subscription = self._selection.label, self._options.subscription
             _LOG.error("%s as %s: receiving stops, because a message cannot be read: %s", label, subscription, error)
-            for consumer in self:
+            for consumer in (*self, *self._opening):
                 self._pause(consumer)
             self.inbox.wake_all()
 
@@ -349,11 +352,9 @@ class MultiTopicConsumer:
         if isinstance(self._selection, PatternSelection) and consumer.missing is not None:
             return
         self._may_be_missing = True
-        if consumer.missing is None:  # it has ended
-            self.inbox.wake_all()
-        elif any(each.missing is None for each in self):
+        if consumer.missing is not None and any(each.missing is None for each in self):
             _LOG.warning("%s was deleted, and may not be created again: the other topics continue", consumer.topic)
-        else:
+        else:  # all are, or this one has ended
             self.inbox.wake_all()
 
     # --- by message id ------------------------------------------------------------------------------------------------
