@@ -12,6 +12,7 @@ finds it. The variable holds one object for each try, because a task with a time
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from .._connect import connect
 from .._delays import MAX_NUMBER_S, delay_ms
 from ..clock import WallClock
 from ..config import NackConfig
-from ..errors import BrokerError, ClosedError, InvalidArgumentError, MissingExtraError, NotOpenError
+from ..errors import BrokerError, ClosedError, InvalidArgumentError, MissingExtraError, NotDurableError, NotOpenError
 
 try:
     from taskiq import AckableMessage, AsyncBroker, BrokerMessage, NoResultError, SmartRetryMiddleware, TaskiqMessage
@@ -200,19 +201,26 @@ class PulsarBroker(AsyncBroker):
         consumer.resume()
         try:
             async for message in consumer:
-                if early_ms := self._early_ms(message):
-                    await message.defer(early_ms / 1000)
-                elif message.error is not None:
-                    await message.nack(reason="cannot be read")
-                elif self.has_dead_letter and self.find_task(name := message.properties.get("task_name", "")) is None:
-                    await message.nack(reason=f"no task {name!r} in this worker")
-                else:
+                if await self._may_run(message):
                     yield AckableMessage(data=self._payload(message), ack=partial(self._settle, message))
         finally:
             try:
                 consumer.pause()
             except ClosedError:
                 self._consumer = None
+
+    async def _may_run(self, message: Message) -> bool:
+        """Return whether the task of a message may run here now; if not, the message is deferred or nacked."""
+        with suppress(NotDurableError):  # then it is held in memory only, which the consumer has logged
+            if early_ms := self._early_ms(message):
+                await message.defer(early_ms / 1000)
+            elif message.error is not None:
+                await message.nack(reason="cannot be read")
+            elif self.has_dead_letter and self.find_task(name := message.properties.get("task_name", "")) is None:
+                await message.nack(reason=f"no task {name!r} in this worker")
+            else:
+                return True
+        return False
 
     def _early_ms(self, message: Message) -> int:
         """Return how long the task has to wait, 0 if it may run; at most a year at once, whatever time was written."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
+import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -30,6 +34,9 @@ from taskiq.receiver import Receiver
 from pulsar_nack import DeadLetterPolicy, InvalidArgumentError, NackConfig
 from pulsar_nack.errors import MissingExtraError, NotOpenError
 from pulsar_nack.integrations.taskiq import DELIVER_AT, NackRetryMiddleware, PulsarBroker
+from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger.faults import FaultyFiles
+from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from tests.for_each import for_each
@@ -315,6 +322,24 @@ async def test_a_delay_is_exact_though_the_broker_is_early() -> None:
     assert first.deliver_at_time - first.publish_time != 0
     assert (properties["task_name"], properties["delay"]) == ("work", "2.5")
     assert broker.acked == 2
+
+
+@virtual_time
+async def test_a_disk_that_is_full_for_a_moment() -> None:
+    """A durable worker defers a task meanwhile: it is held in memory, and the worker goes on."""
+    files = FaultyFiles(MemoryFiles(Random(0)))
+    async with await LocalLogStore.open(Path("/state"), threads=1, files=files) as store:
+        broker = OnFake(FakeBroker(), durable=store)
+        runs = Runs(broker, 0)
+        async with working(broker):
+            await runs.send()
+            await asyncio.sleep(1)
+            files.fail(errno.ENOSPC, "write", times=math.inf)
+            await runs.send(delay=2.5)
+            await asyncio.sleep(1)
+            files.heal()
+            await asyncio.sleep(10)
+    assert runs.at == [0, 2.5]
 
 
 @for_each("delay", [None, 0, "", "None"])
