@@ -204,7 +204,7 @@ class MessageTable:
         if self._records.get(record.id) is not record or record.request != request:
             return False
         if record.state is State.ACKING and record.before_ack is State.REQUESTED:
-            record.before_ack = State.HELD
+            record.before_ack, record.is_due = State.HELD, True
         if record.state is State.REQUESTED:
             self._move(record, State.HELD)
         return record.state is State.HELD

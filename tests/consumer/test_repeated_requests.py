@@ -257,3 +257,19 @@ def test_all_that_a_seek_left_behind_is_asked_for() -> None:
     for one in due:
         table.requests.retries.add(one.id, 0, one.turn + 1)
     assert len(table.requests.retries) == count
+
+
+@virtual_time
+async def test_a_request_and_an_acknowledgement_that_both_fail() -> None:
+    """U22: a nacked message is requested, and acknowledged before the answer; both fail: it is requested again."""
+    port = FakePort()
+    port.topic.publish(b"x")
+    async with Consumer(port, config=EXACT) as consumer:
+        message = await consumer.receive()
+        port._faults.add("redeliver", Fault(delay=1, error=BrokerError("lost")), 1)
+        port._faults.add("acknowledge", Fault(delay=2, error=BrokerError("lost")), 1)
+        await message.nack(0)
+        await asyncio.sleep(0.5)
+        with pytest.raises(BrokerError, match="lost"):
+            await message.ack()
+        assert (await consumer.receive(timeout=10)).attempt == 2
