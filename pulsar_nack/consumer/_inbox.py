@@ -31,8 +31,8 @@ class SetAside(Protocol[Item]):
         """Return whether messages here wait for this one, so that it has to be delivered here."""
         ...
 
-    def came_again(self, message_id: MessageId, /) -> None:
-        """Note that a message that was delivered in an ended session has come in the present one."""
+    def note_origin(self, message_id: MessageId, /) -> None:
+        """Note that it may have changed whether a message comes from memory: it has come in a new session."""
         ...
 
 

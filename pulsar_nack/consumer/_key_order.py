@@ -81,6 +81,7 @@ class KeyOrder:
         self._receiver.key_order = self
         self._receiver.on_held_back = self._on_held_back
         self._settler.queue.router.want_all()
+        self._table.requests.on_expected = self.note_origin
 
     def __len__(self) -> int:
         return self._count
@@ -146,11 +147,6 @@ class KeyOrder:
     def waits_for(self, message: Message) -> bool:
         """Return whether a key waits for this message, so that it has to be delivered here."""
         return message.id in self._waiting
-
-    def came_again(self, message_id: MessageId) -> None:
-        """Note that a message has come in a new session: if it is held, its retry may come from memory again."""
-        if message_id in self._waiting:
-            self._note_origin(message_id)
 
     # --- keeping ---------------------------------------------------------------------------------------------------
 
@@ -229,11 +225,15 @@ class KeyOrder:
     def _wait_for(self, key: Key, state: _KeyState, message_id: MessageId) -> None:
         state.waits_for = message_id
         self._waiting[message_id] = key
-        self._note_origin(message_id)
+        self.note_origin(message_id)
 
-    def _note_origin(self, message_id: MessageId) -> None:
+    def note_origin(self, message_id: MessageId) -> None:
+        """Note whether the message that a key waits for comes from memory, or only the broker can bring it."""
+        if message_id not in self._waiting:
+            return
         record = self._table.get(message_id)  # None: it was forgotten here, as one of too many
-        if record is None or record.state is State.DELIVERED or (record.is_local and not record.is_doubtful):
+        is_kept = record is not None and record.state is State.HELD and record.is_local and not record.is_doubtful
+        if record is None or record.state is State.DELIVERED or is_kept:
             self._from_broker.discard(message_id)
         else:
             self._from_broker.add(message_id)
@@ -262,7 +262,7 @@ class KeyOrder:
         if key is None:
             return
         if self._table.get(message_id) is not None:
-            self._note_origin(message_id)
+            self.note_origin(message_id)
             return
         state = self._keys[key]
         self._waited(state)
@@ -304,7 +304,7 @@ class KeyOrder:
 
     def close(self) -> None:
         """Let the consumer deliver without order again."""
-        self._table.on_left = None
+        self._table.on_left = self._table.requests.on_expected = None
         self._receiver.key_order = self._receiver.on_held_back = None
         if self._is_held:
             self._receiver.hold_port(is_held=False)

@@ -276,7 +276,7 @@ class Receiver:
         if known is not None and known.is_doubtful:
             self._queue.came_again(known, delivery)
             if self.key_order is not None:
-                self.key_order.came_again(message_id)
+                self.key_order.note_origin(message_id)
         due_at_ms = known.due_at_ms if known is not None and known.state is State.REQUESTED else None
         verdict = self._table.deliver(message_id, delivery.redelivery_count, now_ms)
         if verdict is Verdict.DUPLICATE:

@@ -114,6 +114,8 @@ class OpenRequests:
         """A request brings everything that is not acknowledged, so none is repeated."""
         self.may_be_at_port: Callable[[MessageState], bool] | None = None
         """Returns whether a requested message may be at the port, not received yet."""
+        self.on_expected: Callable[[MessageId], None] | None = None
+        """Called with each message that the broker is asked for."""
         self.open: OrderedDict[MessageState, None] = OrderedDict()
         """Requested messages that have not arrived, also while being acknowledged; the first to expire comes first."""
         self.counts: OrderedDict[MessageId, int] = OrderedDict()
@@ -124,6 +126,8 @@ class OpenRequests:
         record.expires_at_ms = now_ms + REQUEST_MEMORY_MS
         self.open[record] = None
         self.open.move_to_end(record)
+        if self.on_expected is not None:
+            self.on_expected(record.id)
 
     def pop_expired(self, now_ms: int) -> MessageState | None:
         """Take out the oldest request; None: its message is at the port or being settled, and is expected again."""

@@ -213,6 +213,31 @@ async def test_a_message_that_comes_no_more_holds_nobody() -> None:
 
 
 @virtual_time
+async def test_a_retry_that_is_nacked_by_its_id_before_it_is_handled() -> None:
+    """U39: its payload is not known any more, so the broker brings it, though the bound of the key is reached."""
+    port, done = FakePort(receiver_queue_size=5), list[int]()
+    first = port.topic.publish(b"0", key="k")
+    for number in range(1, 20):
+        port.topic.publish(b"%d" % number, key="k")
+
+    async def handler(message: Message) -> None:
+        if message.data == b"0" and message.attempt == 1:
+            raise Retry(1)
+        done.append(int(message.data))
+
+    async with Consumer(port, config=EXACT) as consumer:
+        async with running(consumer, handler, key_ordered=True, max_held_per_key=3):
+            await until(lambda: consumer.statistics().is_key_order_full)
+            consumer.pause()
+            await asyncio.sleep(2)
+            await consumer.negative_acknowledge(first, 1)
+            await asyncio.sleep(2)
+            consumer.resume()
+            await until(lambda: port.subscription.backlog == 0)
+        assert done == list(range(20))
+
+
+@virtual_time
 async def test_messages_that_were_forgotten_while_they_waited() -> None:
     """U16: more wait for a key than are known at most; the first is acknowledged by its id: all come, in order."""
     port = FakePort(receiver_queue_size=10)
