@@ -123,12 +123,6 @@ class KeyOrder:
         self._take_back(following)
         return None
 
-    def abandon(self, message: Message) -> None:
-        """Note that a worker was cancelled while it settled a message: another one gets the next of the key."""
-        following = self._following(message)
-        if following is not None:
-            self._take_back(following)
-
     def _following(self, message: Message) -> Message | None:
         key = _key_of(message._delivery)
         state = None if key is None else self._keys.get(key)

@@ -185,17 +185,15 @@ class Runner:
     async def _work(self) -> None:
         order = self._order
         message: Message | None = None
-        try:
-            while message is not None or (message := await self._next()) is not None:
-                if self.is_stopping.is_set():
-                    self._receiver.take_back(message)
-                    return
+        while message is not None or (message := await self._next()) is not None:
+            if self.is_stopping.is_set():
+                self._receiver.take_back(message)
+                return
+            try:
                 await self._handle(message)
-                message = None if order is None else order.done(message)
-        except asyncio.CancelledError:
-            if order is not None and message is not None and not self._is_ending:  # it was settling the message
-                order.abandon(message)
-            raise
+            except asyncio.CancelledError:  # while it was being settled
+                await self._nack_cancelled(message)
+            message = None if order is None else order.done(message)
 
     async def _next(self) -> Message | None:
         """Receive a message; return None when the consumer is closed."""
@@ -277,17 +275,26 @@ class Runner:
             if not message.is_settled:
                 await self._nack(message, _CANCELLED)
             raise asyncio.CancelledError
+        self._settler.handler_errors += 1
+        _log.error("%r failed, and is redelivered: its handler, or something that it awaited, was cancelled", message)
+        await self._nack_cancelled(message)
+
+    async def _nack_cancelled(self, message: Message) -> None:
+        """Nack a message unless it is settled, and let its worker go on that something cancels, except the drain."""
+        if self._is_ending:
+            raise asyncio.CancelledError
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()
-        self._settler.handler_errors += 1
-        _log.error("%r failed, and is redelivered: its handler, or something that it awaited, was cancelled", message)
-        if not message.is_settled:
-            await self._nack(message, "CancelledError")
+        try:
+            if not message.is_settled:
+                await self._nack(message, "CancelledError")
+        except asyncio.CancelledError:
+            await self._nack_cancelled(message)
 
     async def _nack(self, message: Message, reason: str) -> None:
         try:
-            async with asyncio.timeout(_NACK_TIMEOUT_S):
+            async with asyncio.timeout(_NACK_TIMEOUT_S if self._is_ending else None):
                 await message.nack(reason=reason)
         except Exception as error:  # noqa: BLE001 - it stays unacknowledged, so it comes again after the close
             _log.warning("%r could not be nacked: %r", message.id, error)

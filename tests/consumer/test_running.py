@@ -18,6 +18,7 @@ from pulsar_nack import (
     DeadLetterPolicy,
     InvalidArgumentError,
     Message,
+    NackConfig,
 )
 from pulsar_nack.consumer import ConsumerDrained, DeadLetter, DrainReport, Handler, Ignore, Retry
 from pulsar_nack.errors import NotOpenError
@@ -264,6 +265,36 @@ async def test_bad_arguments_are_refused_before_anything_runs() -> None:
             await refused(options, field)
         assert consumer.statistics().received == 0
         assert (await consumer.receive(timeout=1)).data == b"a"
+
+
+@pytest.mark.parametrize("key_ordered", [False, True])
+@pytest.mark.parametrize("trouble", ["cancelled", "cancelled twice", "acknowledgement fails"])
+@virtual_time
+async def test_a_nack_of_a_worker_waits_for_room(trouble: str, key_ordered: bool) -> None:
+    """A message whose nack has no room for 8 s is nacked then, also if something cancels the worker meanwhile."""
+    port, handled = FakePort(), list[tuple[bytes, int]]()
+    for number in range(2):
+        port.topic.publish(b"%d" % number, key=f"k{number}")
+    settings = NackConfig(negative_ack_precision_bit_cnt=0, max_held=1)
+
+    async def handler(message: Message) -> None:
+        handled.append((message.data, message.attempt))
+        if message.attempt > 1:
+            return
+        if message.data == b"0":
+            raise Retry(8)
+        worker, call_later = asyncio.current_task(), asyncio.get_running_loop().call_later
+        assert worker is not None
+        for seconds in {"cancelled": [1], "cancelled twice": [1, 2]}.get(trouble, []):
+            call_later(seconds, worker.cancel)
+        if trouble != "acknowledgement fails":
+            raise Retry(1)
+        port.fail_next("acknowledge")
+
+    async with Consumer(port, config=settings, backoff=[1]) as consumer:
+        async with running(consumer, handler, concurrency=2, key_ordered=key_ordered):
+            await until(lambda: port.subscription.backlog == 0)
+        assert sorted(handled) == [(b"0", 1), (b"0", 2), (b"1", 1), (b"1", 2)]
 
 
 @virtual_time
