@@ -93,7 +93,7 @@ class MessageState:
         # is_doubtful: delivered in an ended session and not in the present one, so another consumer may have it, or
         #   may have settled it
         # has_duplicate: a delivery was dropped while an acknowledgement was pending
-        # is_due: its timer fired while an acknowledgement was pending
+        # is_due: its timer fired, or it was dropped before a call received it, while an acknowledgement was pending
         # request: the number of its newest request, which expires at expires_at_ms
 
     def learn(self, message_id: MessageId) -> None:

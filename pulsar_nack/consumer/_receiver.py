@@ -332,7 +332,10 @@ class Receiver:
             acked = self._table.acked
             is_current = not acked.is_acked(message_id) and not acked.hides(message_id, self._clock.now_ms())
         else:
-            is_current = record.state is State.DELIVERED and record.redelivery_count == message._redelivery_count
+            is_latest = record.redelivery_count == message._redelivery_count
+            is_current = is_latest and record.state is State.DELIVERED
+            if is_latest and record.state is State.ACKING and record.before_ack is State.DELIVERED:
+                record.is_due = True  # by its id; if that fails, no call has the message
         if not is_current and self.gate_queue is not None:
             self.gate_queue.gone(message)
         return is_current

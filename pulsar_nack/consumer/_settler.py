@@ -95,7 +95,9 @@ class Settler:
     def on_ack_failed(self, record: MessageState, error: BaseException, *, was_due: bool) -> None:
         """Note a message whose acknowledgement failed, and whether its time came meanwhile."""
         self._trace.error(record.id, record.redelivery_count, "ack", error)
-        if was_due:
+        if was_due and record.state is State.DELIVERED and record.lease is None:  # it was dropped meanwhile
+            self.queue.hold(self._table.hold(record.id), 0, self._recent.pop(record.id))
+        elif was_due:
             self.queue.hold_again(record)
         is_unknown = record.is_guessed and self._table.get(record.id) is None
         if is_unknown and (record.has_duplicate or record.redelivery_count):

@@ -372,3 +372,22 @@ def test_opening_in_another_loop() -> None:
         await consumer.aclose()
 
     asyncio.run(first())
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@virtual_time
+async def test_an_acknowledgement_by_id_that_fails_while_its_message_is_received(kind: Any) -> None:
+    """A call of `receive` passes over the message that is being acknowledged; as that fails, it comes again."""
+    port = FakePort(subscription_type=kind)
+    message_id = port.topic.publish(b"x")
+    async with Consumer(port, redelivery="local", config=EXACT) as consumer:
+        await (await consumer.receive()).nack(0)
+        await asyncio.sleep(1)
+        port._faults.add("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
+        acknowledging = asyncio.create_task(consumer.acknowledge(message_id))
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=0.5)
+        with pytest.raises(BrokerError, match="lost"):
+            await acknowledging
+        assert (await consumer.receive(timeout=5)).data == b"x"
