@@ -346,6 +346,11 @@ class Receiver:
         """Return how many messages wait for a call of ``receive``."""
         return len(self.inbox) + (0 if self.gate_queue is None else len(self.gate_queue))
 
+    def set_aside(self) -> list[Message]:
+        """Return the messages that wait for a call of ``receive``, or for earlier ones of their keys."""
+        behind = () if self.gate_queue is None else self.gate_queue.waiting
+        return [*self.inbox.ready, *behind, *(self.key_order or ())]
+
     def in_work(self) -> int:
         """Return how many messages the application has, or is settling."""
         kept = 0 if self.key_order is None else len(self.key_order)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from .._check import check_flag
 from .._delays import seek_position
@@ -44,8 +44,8 @@ class SubscriptionVerbs:
         durable = self._state.durable
         cleared = None if durable is None else durable.cleared()  # before anything else is noted
         receiver = self._engine.receiver
-        waiting: Sequence[Any] = [*table.select(UNDELIVERED), *receiver.inbox.ready]
-        left = {each.id: each.redelivery_count for each in waiting}
+        left = {each.id: each.redelivery_count for each in table.select(UNDELIVERED)}
+        left |= {each.id: each.redelivery_count - 1 for each in receiver.set_aside()}
         receiver.clear()
         settler.clear("seek", "forgotten by a seek")
         try:
@@ -94,8 +94,7 @@ class SubscriptionVerbs:
         """Request all delivered, unsettled messages again; on Exclusive and Failover in order, with what follows."""
         settler, table, receiver = self._settler, self._engine.table, self._engine.receiver
         self._state.check_open()
-        behind = () if receiver.gate_queue is None else receiver.gate_queue.waiting
-        waiting = {message.id for message in (*receiver.inbox.ready, *behind, *(receiver.key_order or ()))}
+        waiting = {message.id for message in receiver.set_aside()}
         found = [each for each in table.select({State.DELIVERED}) if each.id not in waiting]
         records = sorted(found, key=lambda record: record.id)
         if not self._port.traits.honours_ids:

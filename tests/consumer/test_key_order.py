@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import BrokerError, Consumer, DeadLetterPolicy, Message
+from pulsar_nack import BrokerError, Consumer, DeadLetterPolicy, Message, MessageId
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import DeadLetter, Defer, Retry
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
@@ -235,6 +235,49 @@ async def test_a_retry_that_is_nacked_by_its_id_before_it_is_handled() -> None:
             consumer.resume()
             await until(lambda: port.subscription.backlog == 0)
         assert done == list(range(20))
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@virtual_time
+async def test_a_seek_that_fails_while_messages_wait(kind: Any) -> None:
+    """U16: what waited for its key comes again, and is handled."""
+    port, handled = FakePort(subscription_type=kind), set[int]()
+    for number in range(6):
+        port.topic.publish(b"%d" % number, key="k")
+
+    async def handler(message: Message) -> None:
+        if message.data == b"0" and not handled:
+            raise Retry(3600)
+        handled.add(int(message.data))
+
+    async with Consumer(port, config=EXACT) as consumer, running(consumer, handler, key_ordered=True):
+        await until(lambda: consumer.statistics().held_for_keys == 5)
+        port.fail_next("seek")
+        with pytest.raises(BrokerError):
+            await consumer.seek(0)
+        handled.add(-1)
+        await until(lambda: port.subscription.backlog == 0)
+    assert handled == set(range(-1, 6))
+
+
+@virtual_time
+async def test_a_seek_in_another_partition() -> None:
+    """U16: what waits for its key in the partition that is not moved comes again, in order, and is handled."""
+    broker, handled = FakeBroker(), list[tuple[int, bytes]]()
+    broker.partitions[TOPIC] = 2
+    for number in range(12):
+        broker.topic(f"{TOPIC}-partition-{number % 2}").publish(b"%d" % number, partition_key="k")
+
+    async def handler(message: Message) -> None:
+        if message.data == b"0" and not handled:
+            raise Retry(3600)
+        handled.append((message.id.partition, message.data))
+
+    async with subscribed(broker) as consumer, running(consumer, handler, key_ordered=True):
+        await until(lambda: consumer.statistics().held_for_keys == 5)
+        await consumer.seek(MessageId(7, 0, 1, topic=f"{TOPIC}-partition-1"))
+        await asyncio.sleep(5)
+    assert [data for partition, data in handled if partition == 0] == [b"%d" % number for number in range(0, 12, 2)]
 
 
 @virtual_time
