@@ -252,9 +252,10 @@ async def test_a_seek_that_fails_while_messages_wait(kind: Any) -> None:
 
     async with Consumer(port, config=EXACT) as consumer, running(consumer, handler, key_ordered=True):
         await until(lambda: consumer.statistics().held_for_keys == 5)
-        port.fail_next("seek")
-        with pytest.raises(BrokerError):
-            await consumer.seek(0)
+        for _ in range(2):  # again before the broker was asked for what the first one has left
+            port.fail_next("seek")
+            with pytest.raises(BrokerError):
+                await consumer.seek(0)
         handled.add(-1)
         await until(lambda: port.subscription.backlog == 0)
     assert handled == set(range(-1, 6))
