@@ -134,7 +134,8 @@ class Consumer(ClosesWhenDropped):
 
         :raises InvalidArgumentError: a bound is below 1
         """
-        return await receive_batch(self.receive, self._receiver.take_back, max_messages, max_bytes, timeout)
+        take_back, leases = self._receiver.take_back, self._settler.leases
+        return await receive_batch(self.receive, take_back, max_messages, max_bytes, timeout, leases=leases)
 
     def __aiter__(self) -> Self:
         return self

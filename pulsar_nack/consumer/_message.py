@@ -12,6 +12,7 @@ from .._delays import Delay, delay_ms, positive_delay_ms
 from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._consumer_state import YIELD_AFTER_MS
+from ._leases import Leases
 from ._message_state import DEFERRED, VERBS, Lease, State
 from ._outcomes import NO_RULES, ErrorRules, OnError, Processing
 from ._port import Delivery
@@ -365,8 +366,13 @@ async def receive_batch(
     max_messages: int,
     max_bytes: int,
     timeout: Delay | None,
+    *,
+    leases: Leases | None,
 ) -> list[Message]:
-    """Receive several messages, and take back what is too much; see :meth:`Consumer.batch_receive`."""
+    """Receive several messages, and take back what is too much; see :meth:`Consumer.batch_receive`.
+
+    Their leases begin when all of them are here: no handler has one before.
+    """
     check_integer("max_messages", max_messages, 1)
     check_integer("max_bytes", max_bytes, 1)
     seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
@@ -379,12 +385,16 @@ async def receive_batch(
                 size += len(message._delivery.data)
                 if found and size > max_bytes:
                     take_back(message)
-                else:
-                    found.append(message)
+                    continue
+                found.append(message)
+                if leases is not None:
+                    leases.cancel(message._lease)
     except BaseException as error:
-        if isinstance(error, TimeoutError) and limit.expired():
-            return found
-        for message in reversed(found):
-            take_back(message)
-        raise
+        if not (isinstance(error, TimeoutError) and limit.expired()):
+            for message in reversed(found):
+                take_back(message)
+            raise
+    if leases is not None:
+        for message in found:
+            message._lease = leases.begin(message._delivery, message._redelivery_count)
     return found

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
-from pulsar_nack import ClosedError, Consumer, InvalidArgumentError
-from pulsar_nack.testing import FakePort, virtual_time
+from pulsar_nack import ClosedError, Consumer, DeadLetterPolicy, InvalidArgumentError
+from pulsar_nack.errors import LeaseExpiredError
+from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.consumer.consuming import EXACT, now
 from tests.for_each import for_each
 
@@ -96,3 +97,21 @@ async def test_bounds_are_checked(field: str) -> None:
         with pytest.raises(InvalidArgumentError) as caught:
             await consumer.batch_receive(**{field: -1})
         assert caught.value.field == field
+
+
+@virtual_time
+async def test_leases_begin_when_the_batch_is_returned() -> None:
+    """The call waits longer than a lease for more messages: none of those that it has is redelivered, or dead."""
+    port, dead = FakePort(), FakePublisher()
+    for number in range(2):
+        port.topic.publish(b"%d" % number)
+    policy = DeadLetterPolicy(1, "dead", publisher=dead)
+    async with Consumer(port, lease=1, backoff=[0], dead_letter=policy, config=EXACT) as consumer:
+        first, second = await consumer.batch_receive(10, timeout=30)
+        assert (first.attempt, second.attempt, consumer.statistics().leases_expired) == (1, 1, 0)
+        await first.ack()
+        assert (await consumer.receive(timeout=1.1)).data == second.data
+        assert now() == 31
+        with pytest.raises(LeaseExpiredError):
+            await second.ack()
+    assert dead.letters == []
