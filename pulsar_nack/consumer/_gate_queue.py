@@ -94,7 +94,12 @@ class DurableGateQueue:
         self._inbox.put(self._released, first=True)
 
     def _is_first_admitted(self) -> bool:
-        return bool(self.waiting) and self._is_admitted(self.waiting[0], is_behind=False)
+        if not self.waiting:
+            return False
+        first = self.waiting.pop(0)  # it counts as in flight then, as it does when it is asked for again
+        is_admitted = self._is_admitted(first, is_behind=False)
+        self.waiting.insert(0, first)
+        return is_admitted
 
     def _is_admitted(self, message: Message, *, is_behind: bool) -> bool:
         return self._durable.admits(message.id, is_redelivered=message.redelivery_count > 0, is_behind=is_behind)

@@ -312,6 +312,28 @@ async def test_what_comes_again_passes_the_gate() -> None:
         await again.ack()
 
 
+@virtual_time
+async def test_much_that_comes_again_at_the_edge_of_the_limit() -> None:
+    """K42: half of what the gate lets pass is nacked: each comes again, also one that just does not fit at first."""
+    machine = Machine()
+    for number in range(80):
+        machine.topic.publish(b"%d" % number)
+    async with machine.consuming(max_ack_state_bytes=1_024) as consumer:
+        kept: list[Message] = []
+        for _ in range(3):
+            left: list[Message] = []
+            while not await is_quiet_now(consumer, left):
+                pass
+            for message in left[::2]:
+                await message.nack(0)
+            kept += left[1::2]
+        assert consumer.statistics().gated > 0
+        await consumer.acknowledge(kept)
+        for _ in range(80 - len(kept)):
+            await (await consumer.receive(timeout=1)).ack()
+        assert machine.topic.subscription("fake").backlog == 0
+
+
 @pytest.mark.slow
 @virtual_time
 async def test_acks_that_grow_old_open_the_gate() -> None:
