@@ -103,6 +103,10 @@ class KeyOrder:
                 message = await self._receive()
                 if self._admits(message):
                     return message
+                self._receiver.delivered -= 1
+                if self._settler.leases is not None:
+                    self._settler.leases.cancel(message._lease)
+                self._receiver.state.check_idle()
 
     async def begin(self, message: Message) -> bool:
         """Note durably that a handler begins with a message; return False if it was settled meanwhile."""
@@ -145,10 +149,12 @@ class KeyOrder:
     # --- keeping ---------------------------------------------------------------------------------------------------
 
     def _admits(self, message: Message) -> bool:
-        """Return whether it is a message's turn; if not it is kept."""
+        """Return whether it is a message's turn; if not it is kept, unless it comes again in a new session."""
         key = _key_of(message._delivery)
         if key is None:
             return True
+        if not self._is_here(message):
+            return False
         state = self._keys.get(key)
         if state is None:
             self._keys[key] = _KeyState()
@@ -157,16 +163,12 @@ class KeyOrder:
             self._waited(state)
             self._update()
             return True
-        self._receiver.delivered -= 1
-        if self._settler.leases is not None:
-            self._settler.leases.cancel(message._lease)
         insort(state.kept, message, key=attrgetter("id"))
         self._count += 1
         self._bytes += kept_bytes(message._delivery)
         if len(state.kept) >= self._most:
             self._full.add(key)
         self._update()
-        self._receiver.state.check_idle()
         return False
 
     def _next_of(self, key: Key, state: _KeyState) -> Message | None:

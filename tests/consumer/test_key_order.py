@@ -348,6 +348,32 @@ async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
 
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive"])
 @virtual_time
+async def test_a_message_that_is_ready_when_the_connection_breaks(kind: str) -> None:
+    """U16: the broker sends it again, and the one before it that was kept for their key: order holds."""
+    broker, done = FakeBroker(), list[int]()
+    topic = broker.topic(TOPIC)
+
+    async def handler(message: Message) -> None:
+        if message.data == b"0":
+            if message.attempt == 1:
+                raise Retry(delay=0.5)
+            await asyncio.sleep(2)
+        done.append(int(message.data))
+
+    for number in range(2):
+        topic.publish(b"%d" % number, partition_key="k")
+    async with subscribed(broker, consumer_type=kind, receiver_queue_size=1) as consumer:
+        async with running(consumer, handler, concurrency=1, key_ordered=True):
+            await asyncio.sleep(1)
+            topic.publish(b"2", partition_key="k")
+            await until(lambda: consumer.statistics().ready == 1)
+            broker.cut()
+            await until(lambda: len(done) == 3)
+        assert done == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive"])
+@virtual_time
 async def test_the_bound_of_a_key_holds_in_a_new_session(kind: str) -> None:
     """U39: once the message that a key waits for has come again, its retry is from memory, and the bound holds."""
     broker, done = FakeBroker(), list[int]()
