@@ -19,6 +19,7 @@ from ._message import Message
 from ._message_state import MessageState, State
 from ._message_table import UNDELIVERED
 from ._port import SupportsPositions, SupportsSessions, SupportsUnsubscribe
+from ._sessions import place_of
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _AT_ONCE: Final = 256
@@ -99,10 +100,11 @@ class SubscriptionVerbs:
         found = [each for each in table.select({State.DELIVERED}) if each.id not in waiting]
         records = sorted(found, key=lambda record: record.id)
         if not self._port.traits.honours_ids:
+            places = {place_of(record.id) for record in records}
             try:
                 if records and await self._engine.queue.request_now(records):
-                    for record in receiver.drop(lambda _: True):  # the broker sends them too
-                        table.give_back(record.id)
+                    for record in receiver.drop(lambda message: place_of(message.id) in places):
+                        table.give_back(record.id)  # the broker sends it too
             finally:
                 self._state.check_idle()
             return

@@ -12,7 +12,7 @@ from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, refuse
-from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, broker_with, shown, subscribed
+from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, broker_with, publish, shown, subscribed, take
 
 OTHER = f"{BASE}other"
 
@@ -136,6 +136,27 @@ async def test_everything_comes_again_from_partitions(kind: str) -> None:
         assert (message.data, message.attempt) == (b"01", 2)
         await message.ack()
         assert await shown(consumer, seconds=1) == []
+
+
+@virtual_time
+async def test_all_that_is_unacknowledged_of_one_partition() -> None:
+    """On Exclusive one partition begins again; a message of another one that waits stays, as it does not come again."""
+    broker, name = FakeBroker(), f"{BASE}parted"
+    broker.partitions[name] = 2
+    async with subscribed(broker, "parted", consumer_type="exclusive") as consumer:
+        publish(broker, b"0", topic=f"{name}-partition-0")
+        assert (await consumer.receive(timeout=1)).data == b"0"
+        waiting = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(1)
+        consumer.pause()
+        publish(broker, b"1", topic=f"{name}-partition-1")
+        await asyncio.sleep(1)
+        await consumer.redeliver_unacknowledged_messages()
+        consumer.resume()
+        messages = [await waiting, *await take(consumer, 1)]
+        assert sorted((each.data, each.attempt) for each in messages) == [(b"0", 2), (b"1", 1)]
+        for message in messages:
+            await message.ack()
 
 
 @virtual_time
