@@ -169,6 +169,11 @@ async def settle_failed(message: Message, error: Exception, rules: ErrorRules) -
     return verb
 
 
+def needs_ack(message: Message) -> bool:
+    """Return whether a handled message is to be acknowledged: also if another call is about to, as that may fail."""
+    return not message.is_settled or (message.settled_by is None and message._settler.is_acking(message.id))
+
+
 class Processing:
     """The block of :meth:`Message.process`."""
 
@@ -186,7 +191,7 @@ class Processing:
     ) -> bool:
         message = self._message
         if error is None:
-            if not message.is_settled:
+            if needs_ack(message):
                 await message.ack()
         elif isinstance(error, Exception):
             return await settle_failed(message, error, self._rules) is not None

@@ -29,7 +29,7 @@ from ..errors import AlreadySettledError, BrokerError, ClosedError, InvalidArgum
 from ._engine import ConsumerEngine
 from ._key_order import KeyOrder
 from ._message import Message
-from ._outcomes import ErrorRules, OnError, Verb, settle_failed
+from ._outcomes import ErrorRules, OnError, Verb, needs_ack, settle_failed
 
 Handler = Callable[[Message], Awaitable[object]]
 """Handles a message; it is acknowledged when the handler returns, unless the handler has settled it."""
@@ -219,7 +219,7 @@ class Runner:
         except asyncio.CancelledError:
             await self._was_cancelled(message)
         else:
-            if is_handled and not message.is_settled:
+            if is_handled and needs_ack(message):
                 await self._acknowledge(message)
 
     async def _may_receive_again(self, error: Exception) -> bool:

@@ -144,6 +144,11 @@ class Settler:
         record = self._table.get(message_id)
         return record is None or record.state is State.DELIVERED
 
+    def is_acking(self, message_id: MessageId) -> bool:
+        """Return whether an acknowledgement of a message is under way."""
+        record = self._table.get(message_id)
+        return record is not None and record.state is State.ACKING
+
     # --- negative acknowledgement ------------------------------------------------------------------------------------
 
     async def nack(

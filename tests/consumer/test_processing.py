@@ -8,10 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError
+from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy, InvalidArgumentError
 from pulsar_nack.consumer import DeadLetter, Defer, Ignore, OnError, Retry
 from pulsar_nack.errors import NoDeadLetterError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.consuming import EXACT, now
 from tests.for_each import for_each
 
@@ -154,3 +155,21 @@ def test_verbs_check_their_arguments(make: Callable[[], object], field: str) -> 
     with pytest.raises(InvalidArgumentError) as caught:
         make()
     assert caught.value.field == field
+
+
+@virtual_time
+async def test_a_block_ends_while_another_call_acknowledges() -> None:
+    """It waits for the outcome; as that is an error, it raises, and the message can still be nacked."""
+    port = FakePort()
+    message_id = port.topic.publish(b"x")
+    async with Consumer(port, config=EXACT) as consumer:
+        message = await consumer.receive()
+        port._faults.add("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
+        acknowledging = asyncio.create_task(consumer.acknowledge(message_id))
+        with pytest.raises(BrokerError, match="lost"):
+            async with message.process():
+                await asyncio.sleep(0.5)
+        with pytest.raises(BrokerError, match="lost"):
+            await acknowledging
+        await message.nack(1)
+        assert (await consumer.receive(timeout=5)).attempt == 2

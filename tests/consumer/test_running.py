@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import (
+    BrokerError,
     ClosedError,
     Consumer,
     DeadLetterPolicy,
@@ -23,6 +24,7 @@ from pulsar_nack import (
 from pulsar_nack.consumer import ConsumerDrained, DeadLetter, DrainReport, Handler, Ignore, Retry
 from pulsar_nack.errors import NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.consuming import EXACT, now
 
 from .ports import Ports
@@ -295,6 +297,27 @@ async def test_a_nack_of_a_worker_waits_for_room(trouble: str, key_ordered: bool
         async with running(consumer, handler, concurrency=2, key_ordered=key_ordered):
             await until(lambda: port.subscription.backlog == 0)
         assert sorted(handled) == [(b"0", 1), (b"0", 2), (b"1", 1), (b"1", 2)]
+
+
+@pytest.mark.parametrize("key_ordered", [False, True])
+@virtual_time
+async def test_an_acknowledgement_by_another_call_that_fails(key_ordered: bool) -> None:
+    """The handler ends while its message is being acknowledged by its id: as that fails, it is handled again."""
+    port, attempts = FakePort(), list[int]()
+    message_id = port.topic.publish(b"x", key="k")
+
+    async def handler(message: Message) -> None:
+        attempts.append(message.attempt)
+        await asyncio.sleep(0.5)
+
+    async with Consumer(port, config=EXACT, backoff=[1]) as consumer:
+        async with running(consumer, handler, key_ordered=key_ordered):
+            await asyncio.sleep(0.1)
+            port._faults.add("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
+            with pytest.raises(BrokerError, match="lost"):
+                await consumer.acknowledge(message_id)
+            await until(lambda: port.subscription.backlog == 0)
+        assert attempts == [1, 2]
 
 
 @virtual_time
