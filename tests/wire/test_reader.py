@@ -680,6 +680,37 @@ async def test_a_seek_in_one_partition() -> None:
             )
 
 
+@virtual_time
+async def test_a_seek_while_another_task_reads() -> None:
+    """Each of 34 partitions moves in its turn; all its messages come again, whatever was read of it until then."""
+    async with cluster() as (broker, _, client):
+        broker.partitions[TOPIC] = 34
+        topics = [broker.topic(f"{TOPIC}-partition-{number}") for number in range(34)]
+        async with client.reader("t") as reader:
+            for number in range(8):
+                for topic in topics:
+                    publish(topic, range(number, number + 1))
+                await asyncio.sleep(0.01)
+            found: list[ReceivedMessage] = []
+
+            async def read() -> None:
+                async for message in reader:
+                    found.append(message)
+                    await asyncio.sleep(0.0001)
+
+            reading = asyncio.create_task(read())
+            await asyncio.sleep(0.011)
+            before = len(found)
+            assert 34 < before < 34 * 8 - 10  # several messages of each partition are left
+            await reader.seek("earliest")
+            await asyncio.sleep(1)
+            for number in range(34):
+                of_partition = [message.data.decode() for message in found[before:] if message.id.partition == number]
+                assert of_partition[-8:] == numbered(*range(8)), number
+            assert reader.duplicates == 0
+        await reading
+
+
 # --- waiting, cancelling, closing -------------------------------------------------------------------------------------
 
 

@@ -175,10 +175,8 @@ class Reader(ClosesWhenDropped):
         :raises ClosedError: the reader is closed
         """
         self._check()
-        if not self._kept and not self._receiving.locked():
-            delivery = self._take()
-            if delivery is not None:
-                self._keep(delivery)
+        if not self._kept and not self._receiving.locked() and (delivery := self._take()) is not None:
+            self._keep(delivery)
         return bool(self._kept) or bool(await self._ends())
 
     async def _next(self, timeout_s: float | None, topics: Collection[str] | None = None) -> Delivery:
@@ -293,11 +291,10 @@ class Reader(ClosesWhenDropped):
 
         Give them to ``start`` to go on there. A topic that is still at its beginning has none.
         """
-        found = {consumer: self._position_of(consumer) for consumer in self._consumers}
         return [
             last if last.topic is not None else last._replace(partition=consumer.partition, topic=consumer.topic)
-            for consumer, last in found.items()
-            if last is not None and last not in {EARLIEST, LATEST}
+            for consumer in self._consumers
+            if (last := self._position_of(consumer)) is not None and last not in {EARLIEST, LATEST}
         ]
 
     def _position_of(self, consumer: TopicConsumer) -> MessageId | None:
@@ -316,19 +313,21 @@ class Reader(ClosesWhenDropped):
         """
         place = place_of(position)
         self._check()
+        self._port.check_seek(place)
         only = self._consumers.of(place) if _is_message_id(place) else None
-        moved = [each.topic for each in self._consumers if only is None or each is only]
-        read = {topic: self._read.pop(topic) for topic in moved if topic in self._read}
-        kept = {topic: self._kept.pop(topic) for topic in moved if topic in self._kept}
+        await gather_or_cancel(self._seek(each, place) for each in self._consumers if only is None or each is only)
+
+    async def _seek(self, consumer: TopicConsumer, place: MessageId | int) -> None:
+        """Move one topic, whose old messages are dropped at once: until its turn they are read, and count as read."""
+        topic = consumer.topic
+        read, kept = self._read.pop(topic, None), self._kept.pop(topic, None)
         try:
-            await self._port.seek(place)
+            await consumer.seek(place)
         except BaseException:
-            self._read = {**read, **self._read}
-            for topic, before in kept.items():
-                self._kept[topic] = before + self._kept.get(topic, deque())
+            self._read |= {topic: read} if read else {}
+            self._kept |= {topic: kept} if kept else {}
             raise
-        for topic in kept:
-            self._resume(topic)
+        self._resume(topic)
 
     async def _ends(self, only: Mapping[str, MessageId] | None = None) -> dict[str, MessageId]:
         """Return the last message of each topic or partition that has unread ones, by its full name.
