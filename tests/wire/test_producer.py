@@ -380,6 +380,26 @@ async def test_room_for_unconfirmed_messages() -> None:
         assert producer.pending == 0
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@virtual_time
+async def test_no_later_call_overtakes_one_that_gets_room(is_cancelled: bool) -> None:
+    """A receipt makes room for a call that waits, and more: a call that comes before that one goes on is second."""
+    async with producing() as made:
+        producer = await made.open(max_pending_messages=2, batching=True)
+        first, _ = [producer.send_nowait(payload) for payload in NUMBERS[:2]]
+        waiting = asyncio.create_task(producer.send(NUMBERS[2], sequence_id=2))
+        await asyncio.sleep(0)
+        await first
+        if is_cancelled:
+            waiting.cancel()
+        with pytest.raises(WouldBlockError):
+            producer.send_nowait(NUMBERS[3], sequence_id=3)
+        await producer.send(NUMBERS[3], sequence_id=3)
+        await asyncio.wait([waiting])
+        assert made.stored() == [NUMBERS[number] for number in (0, 1, 2, 3) if number != 2 or not is_cancelled]
+        assert await producer.send_nowait(b"later") == MessageId(7, 2)
+
+
 @virtual_time
 async def test_room_in_bytes_lets_a_large_message_in_alone() -> None:
     """A message larger than all the room waits until it is the only one."""

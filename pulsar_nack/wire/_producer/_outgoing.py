@@ -181,11 +181,13 @@ class PendingLimiter:
         self.bytes = 0
         self.waiting = WaitingCalls[None]()
         """The calls that wait; each is woken when its message was admitted."""
+        self._woken = 0
+        """How many calls were woken and have not gone on yet: no later call overtakes them."""
         self._error: Exception | None = None
 
     def acquire_nowait(self, size: int) -> bool:
         """Admit one message if it fits and nothing waits; return whether it was admitted."""
-        if self.waiting or not self._fits(size):
+        if self.waiting or self._woken or not self._fits(size):
             return False
         self.messages += 1
         self.bytes += size
@@ -201,10 +203,14 @@ class PendingLimiter:
         if self.acquire_nowait(size):
             return
         try:
-            await self.waiting.wait(lambda _: self.release(size), size)
-        except asyncio.CancelledError:
-            self._admit()  # those behind may be smaller
-            raise
+            await self.waiting.wait(lambda _: self._give_up(size), size)
+            self._woken -= 1
+        finally:
+            self._admit()  # those behind may be smaller, or have come meanwhile
+
+    def _give_up(self, size: int) -> None:
+        self._woken -= 1
+        self.release(size)
 
     def release(self, size: int) -> None:
         """Remove one message that was admitted."""
@@ -225,6 +231,7 @@ class PendingLimiter:
         while (size := self.waiting.first_size()) is not None and self._fits(size):
             self.messages += 1
             self.bytes += size
+            self._woken += 1
             self.waiting.wake_first(None)
 
 
