@@ -16,7 +16,7 @@ from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol._entries import decode_entry, unpack
 from tests.for_each import for_each
 from tests.wire.consuming import TOPIC
-from tests.wire.fake_broker import as_usual, carried_out_then_cut, cut, later, refuse, silence
+from tests.wire.fake_broker import Call, as_usual, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.frames import messages_of
 from tests.wire.producing import Made, producing
 
@@ -411,6 +411,25 @@ async def test_room_in_bytes_lets_a_large_message_in_alone() -> None:
         assert [len(call.rest) // 500 for call in made.broker.calls if call.kind == "SEND"] == [1]
         await asyncio.gather(*tasks)
         assert [len(payload) for payload in made.stored()] == [500, 5_000, 500]
+
+
+@virtual_time
+async def test_a_producer_waits_its_turn() -> None:
+    """With "wait_for_exclusive" it opens when the other one leaves, an hour later too; a silent broker is given up."""
+
+    def let_wait(call: Call) -> None:
+        call.reply("PRODUCER_SUCCESS", producer_name="p", producer_ready=False)
+        later(3_600)(call)
+
+    async with producing() as made:
+        made.broker.next("PRODUCER", refuse("ServiceNotReady"), let_wait)
+        producer = await made.open(access_mode="wait_for_exclusive")
+        assert made.context.loop.time() == pytest.approx(3_600, abs=1)
+        assert await producer.send(b"") == MessageId(7, 0)
+        made.broker.always("PRODUCER", silence)
+        with pytest.raises(RequestTimeoutError):
+            await made.open(access_mode="wait_for_exclusive")
+        assert made.context.loop.time() == pytest.approx(3_630, abs=1)
 
 
 @virtual_time

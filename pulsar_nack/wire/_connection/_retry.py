@@ -74,13 +74,14 @@ def _first(errors: BaseException) -> BaseException:
 
 
 async def retry_transient(
-    context: ClientContext, call: Callable[[], Awaitable[T]], *, ends_at: float | None = None
+    context: ClientContext, call: Callable[[], Awaitable[T]], *, ends_at: float | None = None, may_wait: bool = False
 ) -> T:
     """Return the result of a call that is repeated until ``ends_at`` while its errors are transient.
 
     "Consumer busy" and "producer busy" are retried only briefly: the holder may be our own broken connection.
 
     :param ends_at: loop time; None: ``request_timeout`` from now
+    :param may_wait: a call whose requests are answered in time may take longer, and is not ended
     :raises BrokerError: the last error, with the number of tries and the time they took
     """
     loop, limit = context.loop, context.options.request_timeout.total_seconds()
@@ -92,7 +93,7 @@ async def retry_transient(
     while True:
         tries += 1
         try:
-            async with asyncio.timeout_at(ends_at) as time_left:
+            async with asyncio.timeout_at(None if may_wait else ends_at) as time_left:
                 return await call()
         except BrokerError as error:
             last, may_pass = error, is_transient(error)

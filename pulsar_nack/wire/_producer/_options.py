@@ -65,7 +65,8 @@ class ProducerOptions(_Settings):
     hashing: Hashing = "java_string"
     """How to map keys to partitions; all clients that send to a topic must use the same hash."""
     access_mode: AccessMode = "shared"
-    """Whether other producers are allowed on the topic."""
+    """Whether other producers are allowed on the topic. Opening with "wait_for_exclusive" waits for its turn, however
+    long that takes."""
     properties: dict[str, str] = Field(default_factory=dict)
     """Properties of the producer, as the broker shows them."""
     initial_sequence_id: int | None = Field(default=None, ge=0, le=2**63 - 1)

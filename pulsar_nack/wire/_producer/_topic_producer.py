@@ -85,12 +85,15 @@ class TopicProducer:
     async def open(self, ends_at: float | None = None) -> None:
         """Connect; transient errors are retried until ``ends_at``, or for ``request_timeout``.
 
+        A broker that lets a producer wait until it is the only one may take any time.
+
         :param ends_at: loop time
         :raises BrokerRefusedError: the broker refused
         :raises BrokerError: the broker cannot be reached
         :raises ClosedError: the producer is closed
         """
-        await retry_transient(self._context, self._open_once, ends_at=ends_at)
+        may_wait = self._options.access_mode == "wait_for_exclusive"
+        await retry_transient(self._context, self._open_once, ends_at=ends_at, may_wait=may_wait)
 
     async def _open_once(self) -> None:
         self.check_open()
