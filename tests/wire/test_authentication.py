@@ -120,11 +120,12 @@ async def test_tokens_that_are_none(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_a_password() -> None:
-    """A user and a password are sent with their method."""
+    """A user and a password are sent with their method; a broker may quote them, also a password with a colon."""
     broker = FakeBroker()
     connection = await connect(broker, BasicAuthentication("me", "pass:word"))
     sent = broker.commands("CONNECT")[0]
     assert (sent.auth_method_name, sent.auth_data) == ("basic", b"me:pass:word")
+    assert connection.without_secrets("me, your pass:word, me:pass:word") == "me, your ***, ***"
     await connection.aclose()
 
 

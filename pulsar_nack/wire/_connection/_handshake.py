@@ -126,7 +126,7 @@ class Handshake:
     async def _auth_data(self, challenge: bytes | None) -> bytes:
         data = await self._authentication.data(challenge)
         text = data.decode(errors="replace")
-        self._secrets = tuple(each for each in (text, text.rpartition(":")[2]) if len(each) >= _MIN_SECRET)
+        self._secrets = tuple(each for each in (text, text.partition(":")[2]) if len(each) >= _MIN_SECRET)
         return data
 
     def without_secrets(self, text: str) -> str:
