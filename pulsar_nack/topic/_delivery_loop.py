@@ -127,9 +127,15 @@ class DeliveryLoop:
         if chosen := self._admission.choose(queued, dispatcher.queue.info, in_order=in_order):
             await self._deliver(chosen[:limit], are_new=False)
             return True
-        if not dispatcher.may_read_on or (self.tracker is not None and self.tracker.should_pause_all_deliveries()):
+        tracker = self._delaying_tracker
+        if not dispatcher.may_read_on or (tracker is not None and tracker.should_pause_all_deliveries()):
             return False
         return await self._read_on(limit, before=queued[0] if queued else None)
+
+    @property
+    def _delaying_tracker(self) -> DelayedDeliveryTracker | None:
+        """Return the tracker on Shared and Key_Shared; other types delay no message, whatever it holds."""
+        return self.tracker if self._dispatcher.kind.is_shared else None
 
     async def _take_due(self, limit: int) -> None:
         """Queue delayed entries that are due, except for those that were acknowledged before."""
@@ -200,7 +206,7 @@ class DeliveryLoop:
         dispatcher, position = self._dispatcher, Position(ledger, entry)
         if position in dispatcher.in_flight or position in dispatcher.queue:
             return False
-        tracker = self.tracker if dispatcher.kind.is_shared else None
+        tracker = self._delaying_tracker
         return tracker is None or not tracker.contains_message(ledger, entry)
 
     async def _deliver(self, positions: Sequence[Position], *, are_new: bool) -> None:
@@ -279,11 +285,10 @@ class DeliveryLoop:
                 return is_acked, batch
 
     def _delays(self, position: Position, entry: Entry) -> bool:
-        if entry.deliver_at_ms is None or self.tracker is None or not self._dispatcher.kind.is_shared:
+        tracker = self._delaying_tracker
+        if entry.deliver_at_ms is None or tracker is None or position in self._admission.due:
             return False
-        if position in self._admission.due:
-            return False
-        return self.tracker.add_message(position.ledger, position.entry, entry.deliver_at_ms)
+        return tracker.add_message(position.ledger, position.entry, entry.deliver_at_ms)
 
 
 def _after(position: Position) -> Position:

@@ -140,10 +140,12 @@ async def test_settings_may_change_while_nobody_consumes() -> None:
         assert at == pytest.approx(10, abs=0.005)
 
 
+@pytest.mark.parametrize("lookahead", [0, 2])
 @virtual_time
-async def test_exclusive_subscriptions_hold_nothing_back() -> None:
-    """Exclusive and Failover consumers get delayed messages at once, also what a Shared one before them held back."""
-    async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):
+async def test_exclusive_subscriptions_hold_nothing_back(lookahead: int) -> None:
+    """Exclusive and Failover consumers get delayed messages at once, also those that Shared ones pause for."""
+    delayed = DelayedDeliveryConfig(delayed_delivery_fixed_delay_detection_lookahead=lookahead, **EXACT)
+    async with subscribed(delayed=delayed) as (broker, topic, port):
         await topic.publish([b"0", b"1"], deliver_after=1_000)
         assert payloads(await until_quiet(port)) == []
         await port.close()
