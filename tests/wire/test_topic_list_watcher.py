@@ -84,6 +84,19 @@ async def test_topics_appear_and_go_at_once() -> None:
 
 
 @virtual_time
+async def test_invalid_names_are_passed_over() -> None:
+    """Whatever others name their topics, the connection stays, and topics with valid names are found."""
+    broker = telling()
+    async with watching(broker) as consumer:
+        for name in ("orders-\x01", "orders//1", f"orders-partition-{'9' * 5_000}", f"elsewhere://{BASE}"):
+            broker._tell_of(f"{BASE}{name}", new_topics=[name if ":" in name else f"{BASE}{name}"])
+        broker.topic(f"{BASE}orders//2")
+        assert (await consumer.receive(timeout=1)).data == b"orders-0"
+        assert await comes(consumer, broker, "orders-1") < 0.2
+        assert consumer._keeps.statistics().connections_lost == 0
+
+
+@virtual_time
 async def test_many_that_appear_together_are_looked_for_together() -> None:
     """A hundred topics take a few questions for the topics that there are."""
     broker = telling()

@@ -71,9 +71,9 @@ class PatternSelection:
         found: dict[str, int] = {}
         parts: dict[str, dict[str, int]] = {}
         for name in await lookup.topics(self.namespace):
-            topic, number = split_partition(name)
-            if not self._matches(topic):
+            if not self.matches(name):
                 continue
+            topic, number = split_partition(name)
             if number < 0:
                 found[name] = number
             else:
@@ -84,13 +84,13 @@ class PatternSelection:
         return found
 
     def matches(self, name: str) -> bool:
-        """Return whether a topic matches, by its full name or that of one of its partitions."""
-        return self._matches(split_partition(name)[0])
-
-    def _matches(self, topic: str) -> bool:
-        name = TopicName.parse(topic)
-        is_system_topic = name.local.startswith(_SYSTEM_PREFIX)
-        return not is_system_topic and self._pattern.fullmatch(self._parts.subject(*name)) is not None
+        """Return whether a topic matches, by its full name or that of one of its partitions; invalid names do not."""
+        try:
+            topic = TopicName.parse(split_partition(name)[0])
+        except ValueError:  # somebody has named a topic like that, which must not stop those who watch the namespace
+            return False
+        is_system_topic = topic.local.startswith(_SYSTEM_PREFIX)
+        return not is_system_topic and self._pattern.fullmatch(self._parts.subject(*topic)) is not None
 
     def may_grow(self, members: Iterable[str]) -> bool:  # noqa: ARG002
         """Return True: a matching topic may be created."""
