@@ -321,6 +321,23 @@ async def test_a_message_is_sent_again_where_that_may_help(code: str) -> None:
         assert [command.sequence_id for command in made.broker.commands("SEND")] == [17] * 3
 
 
+@pytest.mark.parametrize("chunking", [False, True])
+@virtual_time
+async def test_a_damaged_message_that_is_dropped_as_a_duplicate(chunking: bool) -> None:
+    """Where later ones were stored, a broker that deduplicates drops it when it is sent again: that is no success."""
+    async with producing() as made:
+        made.broker.deduplicates = True
+        producer = await made.open(name="p", chunking=chunking, chunk_max_bytes=1_024)
+        payloads = [b"0", b"1" * (3_000 if chunking else 1), b"2"]
+        made.broker.next("SEND", as_usual, *[as_usual] * chunking, refuse("ChecksumError"))
+        results = await asyncio.gather(*(producer.send(payload) for payload in payloads), return_exceptions=True)
+        assert isinstance(results[1], BrokerError)
+        assert "does not say whether message 1 is stored" in str(results[1])
+        assert all(isinstance(result, MessageId) for result in results[::2])
+        made.broker.next("SEND", refuse("ChecksumError"))
+        assert (await producer.send(b"3")).ledger == 7  # nothing came after it
+
+
 @virtual_time
 async def test_a_terminated_topic_ends_a_producer() -> None:
     """All unconfirmed messages fail, and later ones at once."""

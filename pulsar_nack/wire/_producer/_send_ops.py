@@ -67,7 +67,7 @@ class SendOp:
         self.position: Position | None = None
         """Where a chunk was stored when it was last sent."""
         self.is_overtaken = False
-        """Whether a later op was confirmed first: then this one may be received by the broker and not stored."""
+        """Whether the broker takes a later op first: then it may call this one received, and not store it."""
 
     @property
     def is_chunk(self) -> bool:
@@ -82,6 +82,11 @@ class SendOp:
     def previous_chunks(self) -> Sequence[SendOp]:
         """Return the chunks of its message that come before it."""
         return () if self.chunks is None else self.chunks[: self.chunks.index(self)]
+
+    def overtake(self) -> None:
+        """Note that the broker takes a later op first, for all chunks of a message."""
+        for each in self.chunks or (self,):
+            each.is_overtaken = True
 
     def frame(self, producer_id: int) -> bytes:
         """Return the frame to send."""

@@ -305,17 +305,14 @@ class SendQueue:
                     self._sent.remove(op)
                     self._confirm(op, ledger, entry)
                 break
-            for each in op.chunks or (op,):
-                each.is_overtaken = True
+            op.overtake()
         self._restart(ConnectionLostError(f"a receipt for {sequence_id} before {head}"))
 
     # --- failures --------------------------------------------------------------------------------------------------
 
-    def fail_id(self, sequence_id: int, error: Exception) -> None:
-        """Fail the sent op with a sequence id; brokers name a batch by its last message."""
-        found = next((op for op in self._sent if sequence_id in {op.sequence_id, op.highest_sequence_id}), None)
-        if found is not None:
-            self.fail(found, error)
+    def sent_op(self, sequence_id: int) -> SendOp | None:
+        """Return the sent op with a sequence id; brokers name a batch by its last message."""
+        return next((op for op in self._sent if sequence_id in {op.sequence_id, op.highest_sequence_id}), None)
 
     def fail(self, op: SendOp, error: Exception) -> None:
         """Fail an op; if it is a chunk, with all chunks of its message."""

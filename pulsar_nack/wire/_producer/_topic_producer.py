@@ -29,7 +29,10 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 _FINAL: Final = frozenset({"TopicTerminatedError", "ProducerFenced"})
 """Errors after which the broker accepts nothing more from this producer."""
 
-_SEND_AGAIN: Final = frozenset({"ChecksumError", "ProducerBlockedQuotaExceededError"})
+_DROPPED: Final = "ChecksumError"
+"""The error of a damaged message: the broker drops it, and takes those that were sent after it."""
+
+_SEND_AGAIN: Final = frozenset({_DROPPED, "ProducerBlockedQuotaExceededError"})
 """Errors of a message that may be accepted when it is sent again, besides transient ones."""
 
 _LASTING_S: Final = 1.0
@@ -261,10 +264,14 @@ class TopicProducer:
         error = broker_error(command.error, command.message, session.connection.without_secrets)
         if error.code in _FINAL:
             self._fail(error)
-        elif is_transient(error) or error.code in _SEND_AGAIN:
+            return
+        op = self.queue.sent_op(command.sequence_id)
+        if is_transient(error) or error.code in _SEND_AGAIN:
+            if op is not None and error.code == _DROPPED:
+                op.overtake()
             self._restart(error)
-        else:
-            self.queue.fail_id(command.sequence_id, error)
+        elif op is not None:
+            self.queue.fail(op, error)
 
 
 def _close_command(producer_id: int, request_id: int) -> pb.BaseCommand:
