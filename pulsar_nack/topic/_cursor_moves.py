@@ -109,6 +109,22 @@ class CursorMoves:
         """
         await asyncio.shield(self._tasks.begin(self._acknowledge_cumulative(message_id)))
 
+    async def check_member(self, message_id: MessageId) -> None:
+        """Raise if there is no such message.
+
+        :raises InvalidArgumentError: there is none
+        """
+        if message_id.batch_index >= 0:
+            BatchSet.through(await self._batch_size(message_id), message_id.batch_index)
+
+    async def acknowledge_before(self, message_id: MessageId) -> None:
+        """Acknowledge everything before the entry of a message."""
+        ledger, entry = message_id[:2]
+        while not entry and (before := self._ledgers.previous_ledger(ledger)) is not None:
+            ledger, entry = before, self._ledgers.entries(before) or 0
+        if entry:
+            await self.acknowledge_cumulative(MessageId(ledger, entry - 1))
+
     async def _acknowledge_cumulative(self, message_id: MessageId) -> None:
         position, left = Position(*message_id[:2]), None
         if message_id.batch_index >= 0:

@@ -142,7 +142,16 @@ class BatchMembers:
                     completed.append(MessageId(*position))
         return Noted(completed, taken)
 
+    def note_through(self, message_id: MessageId) -> Noted:
+        """Note that everything up to a message of its topic is acknowledged; ``completed`` has its entry, or none."""
+        ledger, entry, _, index = message_id
+        first = FIRST_RETRY_LEDGER if ledger >= FIRST_RETRY_LEDGER else 0
+        passed = {each: self._open.pop(each) for each in list(self._open) if (first, 0) <= each < (ledger, entry)}
+        members = [MessageId(ledger, entry, batch_index=at) for at in range(index + 1)]
+        completed, taken = self.note(members or [message_id])
+        return Noted(completed, {**passed, **taken})
+
     def undo(self, noted: Noted) -> None:
-        """Undo :meth:`note`: the acknowledgement failed."""
+        """Undo :meth:`note` or :meth:`note_through`: the acknowledgement failed."""
         for position, indexes in noted.taken.items():
             self._open.setdefault(position, set()).update(indexes)

@@ -235,7 +235,20 @@ class LocalPort:
         self._check_ids([message_id])
         if self._is_shared:
             raise BrokerError("a shared subscription has no cumulative acknowledgement")
-        await self._part_of(message_id).subscription.moves.acknowledge_cumulative(message_id)
+        moves = self._part_of(message_id).subscription.moves
+        if self._members is None:
+            await moves.acknowledge_cumulative(message_id)
+            return
+        await moves.check_member(message_id)
+        noted = self._members.note_through(message_id)
+        try:
+            if noted.completed:
+                await moves.acknowledge_cumulative(noted.completed[0])
+            else:  # its batch is acknowledged when all of it is
+                await moves.acknowledge_before(message_id)
+        except Exception:
+            self._members.undo(noted)
+            raise
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Request redelivery of the entries of these messages now; ids that this consumer does not hold are ignored.

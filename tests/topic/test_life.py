@@ -225,6 +225,37 @@ async def test_batches_without_index_acknowledgement(tmp_path: Path) -> None:
         assert topic.backlog("s") == 0
 
 
+@virtual_time
+async def test_up_to_a_member_without_index_acknowledgement() -> None:
+    """Acknowledging up to a member of a batch counts for its batch, in any order, and acknowledges all before that."""
+    two = TopicConfig(max_entries_per_ledger=2)
+    async with subscribed(two, kind="exclusive", batch_index_ack=False) as (broker, topic, port):
+        await topic.publish(numbered(2))
+        for in_order in (True, False):
+            first = await topic.publish(numbered(3), batch=True)
+            second = await topic.publish(numbered(3), batch=True)
+            await until_quiet(port, 0.2)
+            if in_order:
+                await port.acknowledge_cumulative(second[1])
+                assert topic.backlog("s") == 1
+                await port.acknowledge([second[2]])
+            else:
+                await port.acknowledge([first[2], second[2]])
+                await port.acknowledge_cumulative(first[1])
+                assert topic.backlog("s") == 1
+                await port.acknowledge_cumulative(second[1])
+            assert topic.backlog("s") == 0
+        third = await topic.publish(numbered(2), batch=True)
+        await until_quiet(port, 0.2)
+        for beyond in (third[1]._replace(batch_index=2), third[0]._replace(entry=1)):
+            with pytest.raises(InvalidArgumentError):
+                await port.acknowledge_cumulative(beyond)
+        await port.acknowledge_cumulative(third[0])
+        await port.close()
+        port = await broker.subscribe("s", "exclusive", batch_index_ack=False)
+        assert payloads(await until_quiet(port, 0.2)) == numbered(2)
+
+
 async def test_batches_on_every_way(tmp_path: Path) -> None:
     """Members of a batch are acknowledged one by one, up to one, and skipped by a seek; over a restart too."""
     async with open_local(tmp_path) as topic:
