@@ -16,7 +16,7 @@ from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol._entries import decode_entry, unpack
 from tests.for_each import for_each
 from tests.wire.consuming import TOPIC
-from tests.wire.fake_broker import Call, as_usual, carried_out_then_cut, cut, later, refuse, silence
+from tests.wire.fake_broker import Call, as_usual, carried_out_then_cut, cut, found_at, later, refuse, silence
 from tests.wire.frames import messages_of
 from tests.wire.producing import Made, producing
 
@@ -294,6 +294,21 @@ async def test_a_topic_that_moves() -> None:
             await producer.send(b"b")
             assert (made.context.loop.time() - began < 0.02) == is_told
         assert made.stored() == [b"a", b"b", b"b"]
+
+
+@virtual_time
+async def test_a_topic_that_moves_behind_a_proxy() -> None:
+    """The place that the broker names cannot be reached from outside: the topic is looked up through the proxy."""
+    async with producing() as made:
+        inside = "pulsar://inside:6650"
+        made.broker.node(inside).hangs = True
+        made.broker.always("LOOKUP", found_at(inside, through_proxy=True))
+        producer = await made.open()
+        for link in made.broker.links:
+            link.close_users_of(made.topic, inside)
+        await producer.send(b"a")
+        assert made.context.loop.time() < 1
+        assert set(made.broker.dialled) == {made.broker.url}
 
 
 @virtual_time

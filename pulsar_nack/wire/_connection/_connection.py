@@ -111,6 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         :raises BrokerError: its certificate is not trusted
         """
         connection = cls(address, options, on_closed)
+        connection._handlers.is_proxied = proxy_to is not None
         seconds = options.connect_timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds) as limit:

@@ -55,6 +55,8 @@ class HandlerRegistry:
         self.watchers: dict[int, Handler] = {}
         self.ids = count(1)
         """Ids that no other handler has had on the connection."""
+        self.is_proxied = False
+        """Whether a proxy is between here and the broker, which names addresses that only the proxy can reach."""
         self._is_secure = is_secure
 
     def dispatch(self, command: pb.BaseCommand) -> None:
@@ -94,7 +96,7 @@ class HandlerRegistry:
     def _close(self, handler: Handler | None, close: pb.CommandCloseConsumer | pb.CommandCloseProducer) -> None:
         if handler is not None:
             url = close.assignedBrokerServiceUrlTls if self._is_secure else close.assignedBrokerServiceUrl
-            handler.on_closed_by_broker(url or None)
+            handler.on_closed_by_broker(None if self.is_proxied else url or None)
 
     def _active_changed(self, command: pb.BaseCommand) -> None:
         consumer = self.consumers.get(command.active_consumer_change.consumer_id)
