@@ -92,6 +92,8 @@ class SnapshotCleaner:
 
     async def _clean_once(self, cursor: DelayedCursor, key: tuple[str, str]) -> bool:
         topic_name, cursor_name = key
+        if key not in self._cursors:
+            return True
         try:
             storage = await self._storage.get()
             self.cleaned += await delete_bucket_snapshots(
@@ -101,6 +103,11 @@ class SnapshotCleaner:
             self._on_error(error)
             return False
         return True
+
+    async def stop(self, topic_name: str, cursor_name: str) -> None:
+        """Stop with one cursor, and return when nothing is being deleted any more."""
+        self._cursors.discard((topic_name, cursor_name))
+        await self.idle()
 
     async def idle(self) -> None:
         """Wait until every cursor is clean or waits for its next attempt."""

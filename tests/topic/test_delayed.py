@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -138,6 +139,23 @@ async def test_settings_may_change_while_nobody_consumes() -> None:
         port = await broker.subscribe("s", delayed=IN_BUCKETS)
         ((_, at),) = await arrivals(port, 1)
         assert at == pytest.approx(10, abs=0.005)
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+@virtual_time
+async def test_settings_may_change_back_at_once(failures: int) -> None:
+    """Snapshots that are still being deleted, or will be tried again, stay if the subscription uses buckets again."""
+    in_buckets = IN_BUCKETS.model_copy(update={"delayed_delivery_min_index_count_per_bucket": 5})
+    async with subscribed(TopicConfig(max_entries_per_ledger=10), delayed=in_buckets) as (broker, topic, port):
+        for number in range(40):
+            await topic.publish(b"%d" % number, deliver_after=100)
+        assert payloads(await until_quiet(port)) == []
+        for settings in (IN_MEMORY, in_buckets):
+            await port.close()
+            broker.files.fail(errno.EIO, "rename", "remove", "write", times=failures)
+            port = await broker.subscribe("s", delayed=settings)
+        assert len(await arrivals(port, 40)) == 40
+        assert topic.backlog("s") == 0
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
