@@ -48,6 +48,8 @@ class SubscriptionRegistry:
         """The cursors of all subscriptions, also of those that were not used since the topic was opened."""
         self.used: dict[str, Subscription] = {}
         """The subscriptions that were used since the topic was opened, by name. Read only."""
+        self._settings: dict[str, BucketConfig] = {}
+        """How each subscription keeps delayed messages, also after it could not be used with other settings."""
         self._topic = topic
         self._ledgers = ledgers
         self._config = config
@@ -146,7 +148,7 @@ class SubscriptionRegistry:
             raise BrokerError(f"subscription {name!r} has a consumer")
         if subscription.tracker is not None:
             await self._trackers.delete(subscription.tracker, subscription.delayed)
-        del self.used[name]
+        del self.used[name], self._settings[name]
         with suppress(LedgerError, TimeoutError):  # what could not be written is deleted
             await subscription.aclose()
         await self.cursors.delete(name)
@@ -212,7 +214,7 @@ class SubscriptionRegistry:
             self._clock,
             config=self._config,
             on_trimmable=self.trim,
-            delayed=delayed or self._delayed,
+            delayed=delayed or self._settings.get(name, self._delayed),
         )
         try:
             made.begin(await self._trackers.make(name, cursor, made.delayed, made.wake))
@@ -220,6 +222,7 @@ class SubscriptionRegistry:
             await made.end()
             raise
         self.used[name] = made
+        self._settings[name] = made.delayed
         return made
 
     async def _get_or_create_cursor(self, name: str, initial: InitialPosition) -> Cursor:

@@ -158,6 +158,18 @@ async def test_settings_may_change_back_at_once(failures: int) -> None:
         assert topic.backlog("s") == 0
 
 
+@virtual_time
+async def test_settings_that_are_refused_leave_the_others() -> None:
+    """A subscription whose new settings cannot be used keeps those of before, for a consumer that names none."""
+    async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):
+        await port.close()
+        await (await broker.subscribe("s", delayed=SHARED_INDEX)).close()
+        with pytest.raises(InvalidArgumentError, match="the settings of the index that the subscriptions share"):
+            await broker.subscribe("s", delayed=SHARED_INDEX.model_copy(update={"prefetch": timedelta(seconds=9)}))
+        await broker.subscribe("s")
+        assert topic._subscriptions.used["s"].delayed == SHARED_INDEX
+
+
 @pytest.mark.parametrize("lookahead", [0, 2])
 @virtual_time
 async def test_exclusive_subscriptions_hold_nothing_back(lookahead: int) -> None:
