@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from .. import pipeline
+from .._foreign import shown
 from ..errors import InvalidArgumentError
 from ._terminal import print_json
 
@@ -87,4 +88,4 @@ def _print(table: DataFrame) -> None:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:,.1f}" if isinstance(value, float) else str(value)
+    return f"{value:,.1f}" if isinstance(value, float) else shown(str(value))

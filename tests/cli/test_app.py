@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Any
 
 import pytest
 
 from pulsar_nack import __version__
 from pulsar_nack.cli import main
+from pulsar_nack.cli._pipeline_io import write_or_print
 from tests.processes import run_python
 
 EXTRAS = {"typer": "cli", "rich": "cli", "matplotlib": "demo", "pulsar": "demo"}
@@ -69,6 +71,28 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(["dance"], capsys)
     assert code == 2
     assert "dance" in err
+
+
+class _Table:
+    """A table of a job, with one row of text from outside."""
+
+    columns = ("topic", "reason", "late")
+
+    def limit(self, _rows: int) -> _Table:
+        return self
+
+    def collect(self) -> list[tuple[object, ...]]:
+        return [("a\x1b]0;title\x07", "two\nlines" + "x" * 1_000, 1.25)]
+
+
+def test_tables_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Topics, reasons and files in the tables of a job are printed so that no terminal obeys them, and cut."""
+    table: Any = _Table()
+    write_or_print({"found": table}, out=None, as_json=False)
+    out = capsys.readouterr().out
+    assert all(letter == "\n" or letter.isprintable() for letter in out)
+    assert out.splitlines()[4].startswith("a\\x1b]0;title\\x07  two\\nlinesxxx")
+    assert out.endswith("xxx...  1.2\n")
 
 
 @pytest.mark.slow
