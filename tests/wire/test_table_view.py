@@ -165,6 +165,17 @@ async def test_messages_that_change_nothing() -> None:
 
 
 @virtual_time
+async def test_values_and_keys_are_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A large value that cannot be read, which the error of its decoder quotes, fills no log; neither does its key."""
+    async with cluster() as (_, topic, client):
+        topic.publish(b"x" * 1_000_000, partition_key="k" * 100_000)
+        async with client.table_view("t", decode=lambda message: float(message.data)) as view:
+            assert view.unreadable == 1
+    assert "cannot be read: ValueError" in caplog.text
+    assert len(caplog.text) < 1_000
+
+
+@virtual_time
 async def test_an_error_reaches_the_user(caplog: pytest.LogCaptureFixture) -> None:
     """When the topic is deleted, each access and the changes raise, and it is logged."""
     async with cluster() as (broker, topic, client):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from weakref import WeakSet
 
+from ..._foreign import quoted
 from ..._lifetime import ClosesWhenDropped, Opening, check_loop
 from ..._tasks import own_copy
 from ...consumer import ReceivedMessage
@@ -133,7 +134,8 @@ class TableView(ClosesWhenDropped, Mapping[str, Any]):
             value = self._decode(message) if message.data else None
         except Exception as error:  # noqa: BLE001 - also what the user's function raises
             self.unreadable += 1
-            _LOG.warning("%s: the value of %r in %r cannot be read: %r", message.topic, key, message.id, error)
+            which = f"the value of {quoted(key)} in {message.id!r}"  # the error may have the whole payload
+            _LOG.warning("%s: %s cannot be read: %s", message.topic, which, quoted(error))
             return
         if value is not None:
             self._values[key] = value
