@@ -465,6 +465,23 @@ async def test_a_producer_waits_its_turn() -> None:
 
 
 @virtual_time
+async def test_a_producer_that_is_closed_while_it_waits_its_turn() -> None:
+    """A broker that gives the topic away while a producer waits does not answer any more: the producer tries again."""
+
+    def let_wait_and_close(call: Call) -> None:
+        call.reply("PRODUCER_SUCCESS", producer_name="p", producer_ready=False)
+        call.reply("CLOSE_PRODUCER", producer_id=call.body.producer_id, request_id=0)
+
+    async with producing() as made:
+        producer = await made.open(access_mode="wait_for_exclusive")
+        made.broker.next("PRODUCER", let_wait_and_close, let_wait_and_close)
+        made.broker.unload(TOPIC)
+        assert await producer.send(b"") == MessageId(7, 0)
+        made.broker.next("PRODUCER", let_wait_and_close)
+        await made.open(access_mode="wait_for_exclusive")
+
+
+@virtual_time
 async def test_closing_sends_what_there_is() -> None:
     """What waits in a batch is stored before the producer is closed; later calls are refused."""
     async with producing() as made:

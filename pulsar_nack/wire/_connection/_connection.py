@@ -80,6 +80,8 @@ class Connection(asyncio.BufferedProtocol):
         """Returns a new request id."""
         self.begin_request = self._requests.begin
         """Returns a new request id, and a future for the response that gets the errors of :meth:`request`."""
+        self.fail_request = self._requests.fail
+        """Fails a request that has no response yet."""
         self._handshake = Handshake(options.authentication, self._loop, self.send, self.close)
         self.without_secrets = self._handshake.without_secrets
         """Returns a text of the broker with our credentials replaced."""

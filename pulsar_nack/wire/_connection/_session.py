@@ -48,6 +48,8 @@ class Session(Handler):
         self._what = what
         self._close_command = close
         self._on_closed = on_closed
+        self._begun_by = 0
+        """The id of the request that begins it."""
 
     async def register(self, make: MakeCommand) -> pb.BaseCommand:
         """Begin the session with the command that ``make`` returns; return the broker's answer.
@@ -56,8 +58,9 @@ class Session(Handler):
         :raises BrokerError: no answer, or the connection broke
         """
         self._handlers[self.id] = self
+        self._begun_by = self.connection.request_id()
         try:
-            answer = await self.request(make)
+            answer = await self.connection.request(make(self.id, self._begun_by), self._begun_by)
         except BrokerRefusedError:
             self._forget()  # nothing began, so there is nothing to end at the broker
             raise
@@ -124,4 +127,5 @@ class Session(Handler):
     def _end(self, error: Exception) -> None:
         if not self.is_closed:
             self.is_closed = True
+            self.connection.fail_request(self._begun_by, error)  # it may never be answered
             self._on_closed(self, error)
