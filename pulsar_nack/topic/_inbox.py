@@ -12,6 +12,7 @@ from ..ids import MessageId, Position
 
 FIRST_RETRY_LEDGER: Final = 1 << 32
 """The first ledger of a retry topic: a port of a topic and its retry topic distinguishes their messages by it."""
+_MIN_SWEEP: Final = 256
 
 
 class LocalInbox:
@@ -112,15 +113,22 @@ class BatchMembers:
     """Acknowledged members of batches, for a client that acknowledges an entry once all its members are.
 
     As in Pulsar's clients, each delivery of an entry starts with no member acknowledged.
+
+    :param is_passed: whether an entry lies below the mark-delete position: another consumer may have settled it
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_passed: Callable[[Position], bool] = lambda _: False) -> None:
         self._open: dict[Position, set[int]] = {}
+        self._is_passed = is_passed
+        self._sweep_at = _MIN_SWEEP
 
     def arrived(self, ids: Sequence[MessageId]) -> None:
         """Note the messages of an entry that came."""
         if ids and ids[0].batch_index >= 0:
             self._open[Position(*ids[0][:2])] = {message_id.batch_index for message_id in ids}
+            if len(self._open) >= self._sweep_at:
+                self._open = {each: rest for each, rest in self._open.items() if not self._is_passed(each)}
+                self._sweep_at = max(_MIN_SWEEP, 2 * len(self._open))
 
     def note(self, ids: Sequence[MessageId]) -> Noted:
         """Note acknowledged messages; return the entries that are complete now."""

@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..consumer import Delivery, PortTraits, SessionEvent
@@ -64,9 +65,9 @@ class LocalPort:
             receiver_queue_size=joining.room,
             reports_sessions=True,
         )
-        self._members = None if joining.batch_index_ack else BatchMembers()
-        self._inbox = LocalInbox(self._members)
         self._parts: list[_Part] = []
+        self._members = None if joining.batch_index_ack else BatchMembers(partial(_is_passed, self._parts))
+        self._inbox = LocalInbox(self._members)
         self._topics: set[str | None] = {None}
         self.read_too(topic, subscription, forget)
         self._is_closed = False
@@ -83,7 +84,7 @@ class LocalPort:
         self._topics.add(topic)
 
     def _part_of(self, message_id: MessageId) -> _Part:
-        return self._parts[-1 if message_id.ledger >= FIRST_RETRY_LEDGER else 0]
+        return _part_of(self._parts, message_id.ledger)
 
     def _moved_by(self, position: MessageId | int) -> Sequence[_Part]:
         return [self._part_of(position)] if _is_message_id(position) else self._parts
@@ -304,6 +305,14 @@ class LocalPort:
                 raise InvalidArgumentError("ids", message_id, "MessageIds of this topic")
             if message_id.topic not in self._topics or message_id.partition >= 0:
                 raise InvalidArgumentError("ids", message_id, f"messages of {self.names[0]}")
+
+
+def _part_of(parts: Sequence[_Part], ledger: int) -> _Part:
+    return parts[-1 if ledger >= FIRST_RETRY_LEDGER else 0]
+
+
+def _is_passed(parts: Sequence[_Part], position: Position) -> bool:
+    return position <= _part_of(parts, position.ledger).subscription.cursor.mark_delete_position
 
 
 def _leave_soon(loop: asyncio.AbstractEventLoop, subscription: Subscription, number: int) -> None:

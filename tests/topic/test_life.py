@@ -256,6 +256,20 @@ async def test_up_to_a_member_without_index_acknowledgement() -> None:
         assert payloads(await until_quiet(port, 0.2)) == numbered(2)
 
 
+@virtual_time
+async def test_batches_that_others_settle_are_forgotten() -> None:
+    """What a consumer without index acknowledgement remembers of batches does not grow when others acknowledge them."""
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        port = await topic.subscribe("s", batch_index_ack=False)
+        for _ in range(3):
+            await asyncio.gather(*(topic.publish(numbered(2), batch=True) for _ in range(200)))
+            await until_quiet(port)
+            await topic.clear_backlog("s")
+        assert port._members is not None
+        assert len(port._members._open) < 256
+
+
 async def test_batches_on_every_way(tmp_path: Path) -> None:
     """Members of a batch are acknowledged one by one, up to one, and skipped by a seek; over a restart too."""
     async with open_local(tmp_path) as topic:
