@@ -14,6 +14,7 @@ import pytest
 
 from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, MessageId
 from pulsar_nack.consumer import ReceivedMessage
+from pulsar_nack.errors import TopicNotFoundError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, Reader
 from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
@@ -443,6 +444,34 @@ async def test_at_random(seed: int) -> None:
                 seen[message.topic].append(message.data)
             assert seen == sent
             assert not await reader.has_message_available()
+
+
+@virtual_time
+async def test_one_of_two_topics_is_deleted() -> None:
+    """The other one is read to its end, and asked for more; without any topic the calls raise."""
+    async with cluster() as (broker, topic, client):
+        other = broker.topic(f"{TOPIC}2")
+        publish(topic, range(5))
+        publish(other, range(5, 10))
+        async with client.reader(["t", "t2"], receiver_queue_size=2) as reader:
+            broker.creates_topics = False
+            found: list[bytes] = []
+            async with asyncio.timeout(100):
+                async for message in reader.read_to_end():
+                    found.append(message.data)
+                    if len(found) == 1:
+                        broker.delete(TOPIC)
+                        await asyncio.sleep(1)
+            assert found[-5:] == [b"%d" % number for number in range(5, 10)]
+            assert not await reader.has_message_available()
+            publish(other, range(10, 12))
+            assert await reader.has_message_available()
+            assert await texts(reader) == numbered(10, 11)
+            broker.delete(other.name)
+            await asyncio.sleep(1)
+            for call in (reader.has_message_available, reader.read):
+                with pytest.raises(TopicNotFoundError):
+                    await call()
 
 
 # --- ends that never come ---------------------------------------------------------------------------------------------

@@ -330,11 +330,12 @@ class Reader(ClosesWhenDropped):
         self._resume(topic)
 
     async def _ends(self, only: Mapping[str, MessageId] | None = None) -> dict[str, MessageId]:
-        """Return the last message of each topic or partition that has unread ones, by its full name.
+        """Return the last message of each topic or partition that has unread ones and was not deleted, by its name.
 
         :param only: the topics to ask, and the messages up to which those are wanted
         """
-        consumers = [each for each in self._consumers if only is None or each.topic in only]
+        wanted = [each for each in self._consumers if only is None or each.topic in only]
+        consumers = [each for each in wanted if each.missing is None] or (wanted if only is None else [])
         answers = await gather_or_cancel(each.end() for each in consumers)
         ends: dict[str, MessageId] = {}
         for consumer, (last, mark) in zip(consumers, answers, strict=True):
