@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -448,7 +449,7 @@ async def test_at_random(seed: int) -> None:
 
 @virtual_time
 async def test_one_of_two_topics_is_deleted() -> None:
-    """The other one is read to its end, and asked for more; without any topic the calls raise."""
+    """The other one is read to its end, asked for more, and moved; without any topic the calls raise."""
     async with cluster() as (broker, topic, client):
         other = broker.topic(f"{TOPIC}2")
         publish(topic, range(5))
@@ -467,9 +468,11 @@ async def test_one_of_two_topics_is_deleted() -> None:
             publish(other, range(10, 12))
             assert await reader.has_message_available()
             assert await texts(reader) == numbered(10, 11)
+            await reader.seek("earliest")
+            assert await texts(reader) == numbered(*range(5, 12))
             broker.delete(other.name)
             await asyncio.sleep(1)
-            for call in (reader.has_message_available, reader.read):
+            for call in (reader.has_message_available, reader.read, partial(reader.seek, "latest")):
                 with pytest.raises(TopicNotFoundError):
                     await call()
 

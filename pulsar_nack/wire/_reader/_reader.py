@@ -7,13 +7,12 @@ What was received and not read waits in ``_kept``, in order for each topic: a me
 :meth:`Reader.has_message_available` found, and messages behind the ends that :meth:`Reader.read_to_end` reads to. A
 topic with several kept messages fetches no more, so they are at most as many as are prefetched.
 
-Reading acknowledges once a second what was read, all up to the last message, so that the broker's statistics show the
-backlog. Nothing waits for that. It stops before a chunk of an incomplete message, which has to come again after a lost
-connection, but for no longer than twice the time that its other chunks may take.
+Reading acknowledges once a second what was read, so that the broker's statistics show the backlog. It stops before a
+chunk of an incomplete message, which has to come again, for at most twice the time that its other chunks may take.
 
-Not every entry is a message: the broker skips those of transactions and replication, compaction removes messages while
-they are read, and chunks may lack the rest of their message. Then the last message of a topic never comes. If nothing
-comes for a second, ``read_to_end`` finds out whether it still waits for something.
+Not every entry is a message: the broker skips those of transactions and replication, compaction removes some while they
+are read, and chunks may lack the rest. Then the last message of a topic never comes. If nothing comes for a second,
+``read_to_end`` finds out whether it still waits for something.
 """
 
 from __future__ import annotations
@@ -297,6 +296,11 @@ class Reader(ClosesWhenDropped):
             if (last := self._position_of(consumer)) is not None and last not in {EARLIEST, LATEST}
         ]
 
+    @property
+    def _there(self) -> list[TopicConsumer]:
+        """Return the consumers whose topics were not deleted; all if there is none."""
+        return [each for each in self._consumers if each.missing is None] or list(self._consumers)
+
     def _position_of(self, consumer: TopicConsumer) -> MessageId | None:
         return self._read.get(consumer.topic) or consumer.starts_after
 
@@ -315,7 +319,8 @@ class Reader(ClosesWhenDropped):
         self._check()
         self._port.check_seek(place)
         only = self._consumers.of(place) if _is_message_id(place) else None
-        await gather_or_cancel(self._seek(each, place) for each in self._consumers if only is None or each is only)
+        moved = [each for each in self._consumers if each is only] or self._there
+        await gather_or_cancel(self._seek(each, place) for each in moved)
 
     async def _seek(self, consumer: TopicConsumer, place: MessageId | int) -> None:
         """Move one topic, whose old messages are dropped at once: until its turn they are read, and count as read."""
@@ -330,19 +335,14 @@ class Reader(ClosesWhenDropped):
         self._resume(topic)
 
     async def _ends(self, only: Mapping[str, MessageId] | None = None) -> dict[str, MessageId]:
-        """Return the last message of each topic or partition that has unread ones and was not deleted, by its name.
-
-        :param only: the topics to ask, and the messages up to which those are wanted
-        """
-        wanted = [each for each in self._consumers if only is None or each.topic in only]
-        consumers = [each for each in wanted if each.missing is None] or (wanted if only is None else [])
+        """Return the last message of each topic with unread ones, by name; ``only`` of these, up to these messages."""
+        consumers = [each for each in self._there if only is None or each.topic in only]
         answers = await gather_or_cancel(each.end() for each in consumers)
         ends: dict[str, MessageId] = {}
         for consumer, (last, mark) in zip(consumers, answers, strict=True):
             end = last if only is None or is_after(only[consumer.topic], last) else only[consumer.topic]
-            if only is None and self._is_compacted:
-                mark = None  # it may be behind messages of the compacted topic
-            if end.entry >= 0 and not self._has_read(consumer, end, mark):
+            passed = None if only is None and self._is_compacted else mark  # compacted messages may lie before it
+            if end.entry >= 0 and not self._has_read(consumer, end, passed):
                 ends[consumer.topic] = end
         return ends
 
