@@ -190,9 +190,9 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
             await asyncio.sleep(0)
 
     async with consuming(plain, storm, **way) as (_, consumer):
+        counting = asyncio.create_task(count_turns())
         for _ in range(storm):
             await (await consumer.receive()).nack(0.4)
-        counting = asyncio.create_task(count_turns())
         seen = set[MessageId]()
         while len(seen) < storm:
             message = await consumer.receive()
