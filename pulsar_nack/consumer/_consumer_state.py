@@ -86,7 +86,7 @@ class ConsumerState:
         self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
 
     def check_idle(self) -> None:
-        """Let whoever waits for an idle consumer look again: fewer messages are being processed."""
+        """Let what waits for an idle consumer look again: fewer messages are being processed."""
         if self.on_idle is not None:
             self.on_idle()
 

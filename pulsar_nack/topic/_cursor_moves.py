@@ -112,7 +112,7 @@ class CursorMoves:
     async def check_member(self, message_id: MessageId) -> None:
         """Raise if there is no such message.
 
-        :raises InvalidArgumentError: there is none
+        :raises InvalidArgumentError: the topic has no such message
         """
         if message_id.batch_index >= 0:
             BatchSet.through(await self._batch_size(message_id), message_id.batch_index)

@@ -298,7 +298,7 @@ class Reader(ClosesWhenDropped):
 
     @property
     def _there(self) -> list[TopicConsumer]:
-        """Return the consumers whose topics were not deleted; all if there is none."""
+        """Return the consumers whose topics were not deleted, or all if every topic was."""
         return [each for each in self._consumers if each.missing is None] or list(self._consumers)
 
     def _position_of(self, consumer: TopicConsumer) -> MessageId | None:
