@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from pulsar_nack import BrokerError, Consumer, MessageId
 from pulsar_nack.consumer import KeyShared
 from pulsar_nack.errors import AcknowledgeError
 from tests.broker._admin import Admin
+from tests.broker._assembly import version
 from tests.consumer.official import (
     EXACT,
     nothing_comes,
@@ -186,7 +186,7 @@ async def test_leaving_by_force(service_url: str, topic: str, admin: Admin) -> N
         second = await two.subscribe(topic, "sub")
         with pytest.raises(BrokerError):
             await first.unsubscribe()
-        if os.environ.get("PULSAR_VERSION", "3.0").startswith("3.0"):
+        if version().startswith("3.0"):
             with pytest.raises(BrokerError):
                 await first.unsubscribe(force=True)
             await second.aclose()
