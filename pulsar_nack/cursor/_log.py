@@ -47,7 +47,7 @@ from ..ledger.ownership import OwnedStore
 from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, PositionSnapshots
 from ._recovery import RecoveredLog
 from .format import MarkerContents, MarkerHead
-from .format._chain import encode_delta_marker, encode_full_marker, estimated_marker_size
+from .format._chain import changed_properties, encode_delta_marker, encode_full_marker, estimated_marker_size
 from .format._records import (
     APPEND,
     StoredRecords,
@@ -157,7 +157,7 @@ class CursorLog:
                 elif ledger in self.index:
                     dropped.append(ledger)
         final = contents()  # nothing else has run since the last state was taken
-        full = self._wants_full(len(changes) + len(waiting) + len(dropped))
+        full = self._wants_full(len(changes) + len(waiting) + len(dropped), final)
         if size > 2 * APPEND:
             changes.update(await self._append_states(waiting))
             waiting = {}
@@ -241,11 +241,14 @@ class CursorLog:
             index.pop(ledger, None)
         return encode_full_marker(head, index, limit=limit)
 
-    def _wants_full(self, changes: int) -> bool:
-        chain = self._chain
-        if chain is None or chain.length >= _MAX_DELTAS or 2 * changes >= len(self.index):
+    def _wants_full(self, changes: int, contents: MarkerContents) -> bool:
+        chain, before = self._chain, self._committed
+        if chain is None or before is None or chain.length >= _MAX_DELTAS:
             return True
-        return chain.size >= estimated_marker_size(len(self.index))
+        changed = changed_properties(before.cursor_properties, contents.cursor_properties)
+        full = estimated_marker_size(len(self.index), contents.cursor_properties)
+        empty, delta = estimated_marker_size(0, {}), estimated_marker_size(changes, changed)
+        return chain.size >= full or 2 * (delta - empty) >= full - empty
 
     def _link(self, number: int, size: int, *, is_full: bool) -> None:
         if is_full or self._chain is None:
@@ -286,9 +289,11 @@ class CursorLog:
         log, config = self._log, self._config
         if log.size < self._roll_floor:
             return False
-        live = self._live_size + estimated_marker_size(len(self.index))
-        if log.size >= max(config.rollover_bytes, _GROWTH * live):
-            return True
+        if log.size >= config.rollover_bytes:
+            strings = {} if self._committed is None else self._committed.cursor_properties
+            live = self._live_size + estimated_marker_size(len(self.index), strings)
+            if log.size >= _GROWTH * live:
+                return True
         limit = max(config.managed_ledger_cursor_max_entries_per_ledger, _GROWTH * (self._live_records + 1))
         return log.length >= limit or self._snapshots.length >= MAX_SNAPSHOTS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from random import Random
 from typing import Any
@@ -14,6 +15,8 @@ from pulsar_nack import InvalidArgumentError, Position
 from pulsar_nack.cursor.format._chain import (
     MarkerContents,
     MarkerHead,
+    change_properties,
+    changed_properties,
     decode_snapshot,
     encode_snapshot,
     properties_room,
@@ -81,6 +84,10 @@ GOLDEN = {
         Marker(6, Position(7, 42), {9: (20,)}, {}, None, base=13, dropped=(7, 8)),
         marker_record(6, 7, 42, number(1, 13), packed(2, 9), packed(4, 40), packed(5, 7, 1), number(6, 1)),
     ),
+    "changed properties": (
+        Marker(6, Position(7, 42), {}, {}, None, base=13, changed_properties={"k": "w", "gone": None}),
+        marker_record(6, 7, 42, number(1, 13), number(6, 1), strings(("k", "w")), strings(("gone", ""), field=8)),
+    ),
 }
 
 
@@ -111,7 +118,8 @@ def size_of(marker: Marker) -> int:
 def applied(delta: Marker, base: Marker) -> Marker:
     """Return the full marker that a delta stands for, given its full base."""
     references = {ledger: base.references[ledger] for ledger in base.references.keys() - set(delta.dropped)}
-    strings = base.cursor_properties if delta.cursor_properties is None else delta.cursor_properties
+    strings = dict((base if delta.cursor_properties is None else delta).cursor_properties or {})
+    change_properties(strings, delta.changed_properties)
     return Marker(delta.sequence, delta.mark_delete, references | dict(delta.references), delta.properties, strings)
 
 
@@ -131,9 +139,13 @@ def test_a_difference_gives_the_whole(base: Marker, now: Marker, data: st.DataOb
     """A marker that says only what is different means, on its base, what the whole one means."""
     dropped = tuple(sorted(base.references.keys() - now.references.keys()))
     changes = {ledger: each for ledger, each in now.references.items() if base.references.get(ledger) != each}
-    keeps = base.cursor_properties == now.cursor_properties and data.draw(st.booleans())
-    texts = None if keeps else now.cursor_properties
-    difference = Marker(now.sequence, now.mark_delete, changes, now.properties, texts, 3, dropped)
+    assert base.cursor_properties is not None
+    assert now.cursor_properties is not None
+    texts: Mapping[str, str] | None = now.cursor_properties
+    changed: dict[str, str | None] = {}
+    if data.draw(st.booleans()):
+        texts, changed = None, changed_properties(base.cursor_properties, now.cursor_properties)
+    difference = Marker(now.sequence, now.mark_delete, changes, now.properties, texts, 3, dropped, changed)
     assert applied(decode_marker(encode_marker(difference)), base) == now
 
 
@@ -187,6 +199,7 @@ BAD = {
     "a number twice": marker_record(1, 1, 1, packed(2, 5, 1), packed(4, 2, 0)),
     "dropped without a base": marker_record(1, 1, 1, packed(5, 3)),
     "properties of no base": marker_record(1, 1, 1, number(6, 1)),
+    "properties removed from all": marker_record(1, 1, 1, number(1, 3), strings(("k", ""), field=8)),
     "a base too high": marker_record(1, 1, 1, number(1, 2**63)),
     "named and dropped": marker_record(1, 1, 1, number(1, 3), packed(2, 5), packed(4, 2), packed(5, 5)),
     "no position": position(-2, 0) + long_property("#acks.marker", 1) + block(1001, block(1)),
@@ -225,6 +238,7 @@ REFUSED = {
     "dropped": Marker(1, Position(1, 1), {3: (1,)}, base=1, dropped=(3,)),
     "properties": Marker(1, Position(1, 1), {}, {"#acks.marker": 1}),
     "cursor_properties": Marker(1, Position(1, 1), {}, {}, {"\ud800": "x"}),
+    "changed_properties": Marker(1, Position(1, 1), base=1, changed_properties={"k": None}),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 
@@ -358,6 +359,26 @@ async def test_many_deltas() -> None:
     assert each < 200
     async with home.cursor(ledgers) as cursor:
         assert await acked(cursor) == expected
+
+
+async def test_many_properties() -> None:
+    """A changed property is written without the others; now and then all are, and a new log is begun for more only."""
+    home = memory_home()
+    expected = {f"name {at}": "x" * 50 for at in range(300)}
+    async with home.cursor(LEDGERS, config_of(rollover_bytes=1_000)) as cursor:
+        await asyncio.gather(*(cursor.put_property(name, text) for name, text in expected.items()))
+        whole = cursor.statistics().bytes_written
+        for at in range(0, 200, 2):
+            await cursor.put_property(f"name {at}", "y")
+            await cursor.put_property(f"name {300 + at}", "z")
+            await cursor.remove_property(f"name {at + 1}")
+            expected |= {f"name {at}": "y", f"name {300 + at}": "z"}
+            del expected[f"name {at + 1}"]
+        assert cursor.properties() == expected
+        assert (cursor.statistics().bytes_written - whole) / 300 < 400 < whole / 20
+        assert cursor.statistics().rollovers < 5
+    async with home.cursor(LEDGERS) as cursor:
+        assert cursor.properties() == expected
 
 
 async def test_ledger_in_parts() -> None:

@@ -22,6 +22,7 @@ from ._records import StoredRecords
 
 _MAX_CHAIN: Final = 10_000
 _EACH: Final = 4
+_EACH_TEXTS: Final = 6
 _FIXED: Final = 60
 _MAX_SNAPSHOT: Final = MAX_BODY - 4
 """Largest record of a log."""
@@ -61,9 +62,24 @@ def encode_delta_marker(
 ) -> list[bytes]:
     """Return the records of a marker that says what is different from the one at ``base``, which says ``before``."""
     sequence, (mark_delete, properties, strings) = head
-    changed = None if strings == before.cursor_properties else strings
-    marker = Marker(sequence, mark_delete, _references(changes), properties, changed, base, tuple(dropped))
+    changed = changed_properties(before.cursor_properties, strings)
+    marker = Marker(sequence, mark_delete, _references(changes), properties, None, base, tuple(dropped), changed)
     return encode_marker(marker, limit=limit)
+
+
+def changed_properties(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the cursor properties that differ; None for those that are no longer there."""
+    changed: dict[str, str | None] = {name: text for name, text in after.items() if before.get(name) != text}
+    return changed | {name: None for name in before if name not in after}
+
+
+def change_properties(properties: dict[str, str], changed: Mapping[str, str | None]) -> None:
+    """Set cursor properties, and remove those that are None."""
+    for name, text in changed.items():
+        if text is None:
+            properties.pop(name, None)
+        else:
+            properties[name] = text
 
 
 def encode_snapshot(head: MarkerHead) -> bytes:
@@ -140,19 +156,22 @@ async def read_marker(log: Log, number: int) -> tuple[MarkerHead, dict[int, tupl
         chain.append(await _read_one(log, base))
         at = base
     references: dict[int, tuple[int, ...]] = {}
-    strings: Mapping[str, str] = {}
+    strings: dict[str, str] = {}
     for marker in reversed(chain):
         for ledger in marker.dropped:
             references.pop(ledger, None)
         references.update(marker.references)
-        strings = strings if marker.cursor_properties is None else marker.cursor_properties
+        if marker.cursor_properties is not None:
+            strings = dict(marker.cursor_properties)
+        change_properties(strings, marker.changed_properties)
     newest = chain[0]
     return MarkerHead(newest.sequence, MarkerContents(newest.mark_delete, newest.properties, strings)), references
 
 
-def estimated_marker_size(count: int) -> int:
-    """Return about how many bytes a marker takes that names this many ledgers; good enough for decisions."""
-    return _FIXED + _EACH * count
+def estimated_marker_size(count: int, properties: Mapping[str, str | None]) -> int:
+    """Return about how many bytes a marker takes with this many ledgers and these properties; enough for decisions."""
+    texts = sum(map(len, properties)) + sum(len(text or "") for text in properties.values())
+    return _FIXED + _EACH * count + _EACH_TEXTS * len(properties) + texts
 
 
 def marker_size(mark_delete: Position, ledgers: Iterable[int]) -> int:

@@ -124,7 +124,7 @@ class Batches(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., widths: _Optional[_Iterable[int]] = ..., unacked: _Optional[bytes] = ...) -> None: ...
 
 class MarkerBody(_message.Message):
-    __slots__ = ("base", "ledgers", "counts", "numbers", "dropped", "keepsProperties", "cursorProperties")
+    __slots__ = ("base", "ledgers", "counts", "numbers", "dropped", "keepsProperties", "cursorProperties", "removedProperties")
     BASE_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class MarkerBody(_message.Message):
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     KEEPSPROPERTIES_FIELD_NUMBER: _ClassVar[int]
     CURSORPROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    REMOVEDPROPERTIES_FIELD_NUMBER: _ClassVar[int]
     base: int
     ledgers: _containers.RepeatedScalarFieldContainer[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
@@ -139,4 +140,5 @@ class MarkerBody(_message.Message):
     dropped: _containers.RepeatedScalarFieldContainer[int]
     keepsProperties: bool
     cursorProperties: _containers.RepeatedCompositeFieldContainer[StringProperty]
-    def __init__(self, base: _Optional[int] = ..., ledgers: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., dropped: _Optional[_Iterable[int]] = ..., keepsProperties: bool = ..., cursorProperties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ...) -> None: ...
+    removedProperties: _containers.RepeatedCompositeFieldContainer[StringProperty]
+    def __init__(self, base: _Optional[int] = ..., ledgers: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., dropped: _Optional[_Iterable[int]] = ..., keepsProperties: bool = ..., cursorProperties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ..., removedProperties: _Optional[_Iterable[_Union[StringProperty, _Mapping]]] = ...) -> None: ...

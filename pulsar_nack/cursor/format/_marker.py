@@ -42,9 +42,10 @@ class Marker:
     :param references: for each ledger, the numbers of the records that hold its state, in order; a delta has only those
         that differ from its ``base``
     :param properties: of the position, as Pulsar has them: names and longs
-    :param cursor_properties: names and texts; None: those of ``base``
+    :param cursor_properties: names and texts; None: those of ``base``, except for ``changed_properties``
     :param base: number of the last record of another marker; None: this one is full
     :param dropped: ledgers that ``base`` names and this marker does not
+    :param changed_properties: cursor properties that differ from those of ``base``: names and texts, None for no longer
     """
 
     sequence: int
@@ -54,6 +55,7 @@ class Marker:
     cursor_properties: Mapping[str, str] | None = field(default_factory=dict)
     base: int | None = None
     dropped: Sequence[int] = ()
+    changed_properties: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def encode_marker(marker: Marker, *, limit: int = MAX_RECORD_BYTES) -> list[bytes]:
@@ -102,11 +104,15 @@ def decode_marker(records: Sequence[bytes]) -> Marker:
     dropped = _ascending(body.dropped)
     if (base is None and (dropped or body.keepsProperties)) or (base is not None and base > INT64_MAX):
         raise CursorFormatError(_WHAT, f"its base is record {base}")
+    if body.removedProperties and not body.keepsProperties:
+        raise CursorFormatError(_WHAT, "it removes properties, and has all of them")
     if not references.keys().isdisjoint(dropped):
         raise CursorFormatError(_WHAT, "it names ledgers that it drops")
-    strings = None if body.keepsProperties else read_cursor_properties(body.cursorProperties)
+    strings = read_cursor_properties(body.cursorProperties)
+    removed = dict.fromkeys(read_cursor_properties(body.removedProperties))
+    whole, changed = (None, {**removed, **strings}) if body.keepsProperties else (strings, {})
     position = Position(info.ledgerId, info.entryId)
-    return Marker(sequence, position, references, read_properties(info), strings, base, tuple(dropped))
+    return Marker(sequence, position, references, read_properties(info), whole, base, tuple(dropped), changed)
 
 
 def _body_of(marker: Marker) -> Any:
@@ -120,10 +126,13 @@ def _body_of(marker: Marker) -> Any:
     if marker.base is not None:
         body.base = marker.base
         body.dropped.extend(deltas(sorted(marker.dropped)))
-    if marker.cursor_properties is None:
+    strings = marker.cursor_properties
+    if strings is None:
         body.keepsProperties = True
-    else:
-        add_cursor_properties(body.cursorProperties, marker.cursor_properties)
+        strings = {name: text for name, text in marker.changed_properties.items() if text is not None}
+        removed = [name for name, text in marker.changed_properties.items() if text is None]
+        add_cursor_properties(body.removedProperties, dict.fromkeys(removed, ""))
+    add_cursor_properties(body.cursorProperties, strings)
     return body
 
 
@@ -159,6 +168,8 @@ def _check(marker: Marker) -> None:
             raise InvalidArgumentError("references", (ledger, numbers), "a ledger and the numbers of its records")
     if marker.base is None and (marker.dropped or marker.cursor_properties is None):
         raise InvalidArgumentError("base", None, "a record number, for a marker that leaves things out")
+    if marker.cursor_properties is not None and marker.changed_properties:
+        raise InvalidArgumentError("changed_properties", marker.changed_properties, "none beside all properties")
     if marker.base is not None and not 0 <= marker.base <= INT64_MAX:
         raise InvalidArgumentError("base", marker.base, "a record number")
     if not marker.references.keys().isdisjoint(marker.dropped) or not all(each >= 0 for each in marker.dropped):
