@@ -19,9 +19,10 @@ Which log counts
 Rollover
     Create a new log and a snapshot beside it; copy exactly the records that count; write a full marker; seal the old
     log; then the pending commit, and only then delete the old log. On object storage another process may take the
-    cursor over meanwhile: then the seal fails, and so does every creation, opening or deletion of a log. In the legacy
-    format nothing is copied, because the pending commit is complete. A damaged log is neither sealed nor deleted: it
-    stays locked until the cursor is closed, and is left as it is.
+    cursor over meanwhile: then the seal fails, and so does every creation, opening or deletion of a log. After a seal
+    that failed, the old log may be sealed: then the next commit has to roll over. In the legacy format nothing is
+    copied, because the pending commit is complete. A damaged log is neither sealed nor deleted: it stays locked until
+    the cursor is closed, and is left as it is.
 
 After a failed append the log is unchanged, and the next commit tries everything again under a new sequence number.
 """
@@ -298,12 +299,14 @@ class CursorLog:
         return log.length >= limit or self._snapshots.length >= MAX_SNAPSHOTS
 
     async def _try_to_roll_over(self) -> None:
-        """Continue in a new log; if that fails, keep the old one until it has grown further."""
+        """Continue in a new log; if that fails, keep the old one, if it is not sealed, until it has grown further."""
         try:
             await self._roll_over()
         except LogFencedError:
             raise
         except LedgerError:
+            if self._must_roll:
+                raise
             self._roll_floor = 2 * self._log.size
 
     async def _roll_over(self) -> None:
@@ -313,9 +316,9 @@ class CursorLog:
         try:
             index, last = await self._copy(new, snapshots)
             if not self._is_damaged:
+                self._must_roll = True  # even if this fails
                 await old.seal()
         except Exception:
-            self._must_roll |= old.is_sealed
             await ObsoleteLog(new, snapshots).delete()
             raise
         if self._is_damaged:

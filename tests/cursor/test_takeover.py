@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import suppress
 
 import pytest
@@ -11,7 +12,7 @@ from obstore.store import MemoryStore
 from pulsar_nack import Fixed, Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
-from pulsar_nack.errors import LedgerError
+from pulsar_nack.errors import LedgerError, LogFencedError, LogStorageError
 from pulsar_nack.ledger import ObjectLogStore
 from pulsar_nack.ledger.faults import FaultyObjects
 from tests.tiers import sample
@@ -90,3 +91,36 @@ def test_taken_over_at_every_request() -> None:
         asyncio.run(race.first())
         assert race.has_taken_over
         asyncio.run(race.check())
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["failed", "lost"])
+@pytest.mark.parametrize("is_taken", [False, True], ids=["alone", "taken over"])
+async def test_a_request_in_doubt(is_done: bool, is_taken: bool) -> None:
+    """A request of a rollover fails, or its answer is lost: later ones go on in a new log, or the cursor is fenced."""
+    for at in range(30):
+        objects = FaultyObjects(MemoryStore())
+        async with await ObjectLogStore.open(objects, threads=1, attempts=1, backoff=Fixed(0)) as store:
+            cursor = await Cursor.open(store, LEDGERS, ROLLING)
+            objects.fail(errno.EIO, "create", skip=at, is_done=is_done)
+            for entry in range(1, 9, 2):
+                await cursor.acknowledge([Position(1, entry)])
+                with suppress(LogStorageError):
+                    await cursor.flush()
+            has_failed = objects._count(frozenset(["create"])) > at
+            objects.heal()
+            if is_taken:
+                async with await Cursor.open(store, LEDGERS, ROLLING) as other:
+                    await other.acknowledge([Position(2, 5)])
+                await cursor.acknowledge([Position(1, 9)])
+                with pytest.raises(LogFencedError):
+                    await cursor.flush()
+            else:
+                await cursor.acknowledge([Position(1, 9)])
+                await cursor.flush()
+            await cursor.aclose()
+            async with await Cursor.open(store, LEDGERS, CALM) as cursor:
+                expected = [(1, entry) for entry in (1, 3, 5, 7)] + [(2, 5) if is_taken else (1, 9)]
+                assert await acked(cursor) == expected
+        if not has_failed:
+            break
+    assert at > 10
