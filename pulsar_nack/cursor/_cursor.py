@@ -24,14 +24,13 @@ from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error
 from ._cache import LedgerCache, Range
-from ._generations import log_names
 from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
 from ._operations import CursorOperations
 from ._properties import MAX_TEXT
 from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
-from .format import BatchSet, LedgersNotLoaded
+from .format import BatchSet, LedgersNotLoaded, log_names
 
 _T = TypeVar("_T")
 

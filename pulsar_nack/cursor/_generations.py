@@ -1,4 +1,4 @@
-"""The generations of a cursor's log: their names, snapshots beside them, and deleting those that are obsolete.
+"""The generations of a cursor's log: snapshots beside them, and deleting those that are obsolete.
 
 For a cursor NAME::
 
@@ -23,14 +23,12 @@ Obsolete logs
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ..errors import (
     CursorFormatError,
-    InvalidArgumentError,
     LedgerError,
     LogCorruptedError,
     LogExistsError,
@@ -39,53 +37,13 @@ from ..errors import (
     LogVersionError,
 )
 from ..ledger import Log, LogDamage, LogStore, SalvagingStore
-from .format import MarkerHead, decode_snapshot
+from .format import LogNames, MarkerHead, decode_snapshot
 from .format._chain import encode_snapshot
 
 MAX_SNAPSHOTS: Final = 1_000
 """With this many snapshots beside its log, a cursor continues in the next generation."""
-_SNAPSHOT: Final = "-snapshot"
-_NAME: Final = re.compile(r"[A-Za-z0-9_#][A-Za-z0-9_.#-]{0,170}")
 _DESCRIBED: Final = 3
 _log = logging.getLogger("pulsar_nack.cursor")
-
-
-class LogNames(NamedTuple):
-    """The names of one cursor's logs; made by :func:`log_names`."""
-
-    cursor: str
-
-    def log(self, generation: int) -> str:
-        """Return the name of the log of a generation."""
-        return f"{self.cursor}-{generation:010}"
-
-    def snapshot(self, generation: int) -> str:
-        """Return the name of the log of snapshots of a generation."""
-        return self.log(generation) + _SNAPSHOT
-
-    def generations(self, names: Iterable[str]) -> list[int]:
-        """Return the generations that have a log, from the lowest."""
-        return self._matches(names, "")
-
-    def snapshots(self, names: Iterable[str]) -> list[int]:
-        """Return the generations that have snapshots, from the lowest."""
-        return self._matches(names, _SNAPSHOT)
-
-    def _matches(self, names: Iterable[str], suffix: str) -> list[int]:
-        pattern = re.compile(rf"{re.escape(self.cursor)}-(\d{{10}}){suffix}")
-        return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
-
-
-def log_names(cursor: object) -> LogNames:
-    """Return the names of a cursor's logs.
-
-    :raises InvalidArgumentError: this cannot be a cursor's name
-    """
-    if not isinstance(cursor, str) or not _NAME.fullmatch(cursor):
-        raise InvalidArgumentError(
-            "name", cursor, "1 to 171 letters, digits, or any of _ - . #, not beginning with - or ."
-        )
-    return LogNames(cursor)
 
 
 class OpenedLog(NamedTuple):

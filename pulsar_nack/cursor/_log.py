@@ -44,10 +44,11 @@ from ..errors import (
     LogSealedError,
 )
 from ..ledger import Log
+from ..ledger.format import body_size, group_records
 from ..ledger.ownership import OwnedStore
-from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, PositionSnapshots
+from ._generations import MAX_SNAPSHOTS, ObsoleteLog, PositionSnapshots
 from ._recovery import RecoveredLog
-from .format import MarkerContents, MarkerHead
+from .format import LogNames, MarkerContents, MarkerHead
 from .format._chain import changed_properties, encode_delta_marker, encode_full_marker, estimated_marker_size
 from .format._records import (
     APPEND,
@@ -55,9 +56,7 @@ from .format._records import (
     append_all,
     assign_numbers,
     copy_states,
-    group_by_size,
     read_numbers,
-    stored_size,
 )
 
 EPOCH: Final = 32
@@ -154,7 +153,7 @@ class CursorLog:
                     waiting, size = {}, 0
                 if records:
                     waiting[ledger] = records
-                    size += stored_size(records)
+                    size += body_size(records)
                 elif ledger in self.index:
                     dropped.append(ledger)
         final = contents()  # nothing else has run since the last state was taken
@@ -168,14 +167,14 @@ class CursorLog:
         marker = self._marker(changes, dropped, final, is_full=full)
         numbers = await self._append([*last, *marker])
         self._check_numbers(numbers[: len(last)], predicted)
-        self._link(numbers[-1], stored_size(marker), is_full=full)
+        self._link(numbers[-1], body_size(marker), is_full=full)
         self._update(changes, dropped)
         await self._note_commit(final, is_legacy=False)
 
     async def _append_states(self, states: Mapping[int, Sequence[bytes]]) -> dict[int, StoredRecords]:
         """Append ledgers' states without a marker; return where they lie."""
         numbers: list[int] = []
-        for group in group_by_size(record for parts in states.values() for record in parts):
+        for group in group_records((record for parts in states.values() for record in parts), APPEND):
             numbers += await self._append(group)
         return assign_numbers(states, numbers)
 
@@ -226,7 +225,7 @@ class CursorLog:
         except LogSealedError:
             self._must_roll = True
             raise
-        self.bytes_written += stored_size(records)
+        self.bytes_written += body_size(records)
         return numbers
 
     def _marker(
@@ -349,7 +348,7 @@ class CursorLog:
         copied = await copy_states(self._log, self.index, new)
         marker = encode_full_marker(self.next_head(self._committed), copied.stored, limit=self._config.max_entry_bytes)
         numbers = await append_all(new, marker)
-        self.bytes_written += copied.size + stored_size(marker)
+        self.bytes_written += copied.size + body_size(marker)
         return copied.stored, numbers[-1]
 
     async def _clean(self) -> None:

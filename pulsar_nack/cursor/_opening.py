@@ -15,13 +15,12 @@ from ..index import varint_bytes
 from ..ledger import LogStore
 from ..ledger.ownership import close_on_error, take_ownership
 from ._acks import AckState
-from ._generations import LogNames
 from ._ledgers import Ledgers, as_ledgers
 from ._log import CursorLog
 from ._properties import Properties
 from ._recovery import RecoveredAcks, RecoveredLog, recover
 from ._requests import check_position
-from .format import LedgerAcks, ledger_size
+from .format import LedgerAcks, LogNames, ledger_size
 from .format._chain import properties_room
 from .format._protobuf import messages
 

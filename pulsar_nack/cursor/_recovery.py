@@ -25,9 +25,18 @@ from typing import Final, NamedTuple
 from ..errors import CursorFormatError, LogCorruptedError, LogExistsError, LogLockedError, LogNotFoundError
 from ..ids import Position
 from ..ledger import Log, LogStore
-from ._generations import LogNames, ObsoleteLog, PositionSnapshots, newest_snapshot, open_or_salvage
+from ._generations import ObsoleteLog, PositionSnapshots, newest_snapshot, open_or_salvage
 from ._ledgers import Ledgers
-from .format import LedgerAcks, LedgerSummary, MarkerContents, check_version, decode_legacy, decode_state, read_marker
+from .format import (
+    LedgerAcks,
+    LedgerSummary,
+    LogNames,
+    MarkerContents,
+    check_version,
+    decode_legacy,
+    decode_state,
+    read_marker,
+)
 from .format._protobuf import RecordKind, kind_of
 from .format._records import StoredRecords, read_ledgers
 

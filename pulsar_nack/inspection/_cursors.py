@@ -5,11 +5,11 @@ The rules are those of the cursor's own recovery, applied to records that were r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Coroutine, Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ..cursor.format import (
+    CURSOR_LOG_NAME,
     LedgerAcks,
     MarkerContents,
     check_version,
@@ -30,7 +30,6 @@ from ._store import InspectedStore
 
 _T = TypeVar("_T")
 _Numbered = Mapping[int, bytes]
-_NAME: Final = re.compile(r"(.+)-(\d{10})(-snapshot)?")
 
 
 class _Stored(NamedTuple):
@@ -56,7 +55,7 @@ def find_cursors(store: InspectedStore) -> Iterator[FoundCursor]:
     """Iterate over the cursors of a store, with their whole state."""
     cursors: dict[str, dict[str, InspectedLog]] = {}
     for log in store.unclaimed():
-        match = _NAME.fullmatch(log.name)
+        match = CURSOR_LOG_NAME.fullmatch(log.name)
         if match:
             cursors.setdefault(match[1], {})[log.name] = log
     for name, logs in sorted(cursors.items()):

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Final
 
 from ..delayed.format import (
+    SNAPSHOT_LOG_NAME,
     BulkPositionSet,
     CursorState,
     Footer,
@@ -26,7 +27,6 @@ from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
 from ._scan import InspectedLog
 from ._store import InspectedStore
 
-_SNAPSHOT: Final = re.compile(r"snapshot-[0-9a-f]{32}-(\d{1,19})")
 _CURSOR: Final = re.compile(r"(.+)-(\d{1,18})")
 
 
@@ -133,10 +133,10 @@ def _read(store: InspectedStore, log: InspectedLog) -> tuple[CursorState, NextGe
 
 def _snapshots(store: InspectedStore) -> Iterator[tuple[int, InspectedLog]]:
     for log in store.unclaimed():
-        match = _SNAPSHOT.fullmatch(log.name)
+        match = SNAPSHOT_LOG_NAME.fullmatch(log.name)
         if match:
             log.kind = "snapshot"
-            yield int(match[1]), log
+            yield int(match[2]), log
 
 
 def _named(

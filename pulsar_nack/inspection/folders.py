@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import unquote
 
 from .._check import as_folder
+from ..cursor.format import cursors_in, subscription_of
 from ..errors import InvalidArgumentError
 from ..ledger.format import LOG, log_of
 from ._cursors import FoundCursor, find_cursors
@@ -27,7 +27,6 @@ _ATTEMPTS: Final = 8
 _PAUSE_S: Final = 0.1
 _DEEPEST: Final = 8
 _LEDGER: Final = re.compile(r"ledger-(\d{20})")
-_CURSOR: Final = re.compile(r"subscription\.([A-Za-z0-9_.#-]+)-\d{10}(?:-snapshot)?")
 
 
 class CursorFolder(NamedTuple):
@@ -157,19 +156,20 @@ def _inspect_topic(store: InspectedStore, cursors: Sequence[CursorReport]) -> To
         ledgers.append(TopicLedger(ledger, log.length, log.size, log.is_sealed))
         if ledgers[0].ledger < ledger and ledger - 1 not in found:
             store.note(log.name, "", "missing", "the ledger before it is missing")
-    quoted = {match[1] for name in store.logs if (match := _CURSOR.fullmatch(name))}
     for log in store.unclaimed():  # of a subscription whose cursor has no records yet
-        if _CURSOR.fullmatch(log.name):
+        if any(map(subscription_of, cursors_in([log.name]))):
             log.kind = "cursor"
     by_name = {cursor.name: cursor for cursor in cursors}
-    subscriptions = [_subscription(each, by_name.get(f"subscription.{each}"), ledgers) for each in sorted(quoted)]
+    named = ((subscription_of(each), each) for each in sorted(cursors_in(store.logs)))
+    subscriptions = [_subscription(name, each, by_name.get(each), ledgers) for name, each in named if name]
     return TopicReport(tuple(ledgers), tuple(subscriptions))
 
 
-def _subscription(quoted: str, cursor: CursorReport | None, ledgers: Sequence[TopicLedger]) -> SubscriptionReport:
-    name = unquote(quoted.replace("#", "%"))
+def _subscription(
+    name: str, cursor_name: str, cursor: CursorReport | None, ledgers: Sequence[TopicLedger]
+) -> SubscriptionReport:
     if cursor is None:
-        return SubscriptionReport(name, f"subscription.{quoted}", None, None)
+        return SubscriptionReport(name, cursor_name, None, None)
     at_ledger, at_entry = cursor.mark_delete
     acked = {each.ledger: each.acked for each in cursor.ledgers}
     backlog = 0
@@ -177,4 +177,4 @@ def _subscription(quoted: str, cursor: CursorReport | None, ledgers: Sequence[To
         if each.ledger >= at_ledger:
             passed = at_entry + 1 if each.ledger == at_ledger else 0
             backlog += each.entries - passed - acked.get(each.ledger, 0)
-    return SubscriptionReport(name, cursor.name, cursor.mark_delete, backlog)
+    return SubscriptionReport(name, cursor_name, cursor.mark_delete, backlog)

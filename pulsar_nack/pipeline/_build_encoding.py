@@ -30,12 +30,11 @@ from ..delayed.format import (
     SegmentRow,
     encode_cursor_change,
     encode_metadata,
-    group_records,
     snapshot_log_name,
     split_entries,
 )
 from ..index import portable_bitmap
-from ..ledger.format import LOG, encode_frame, encode_segment_header, seed_of, segment_name
+from ..ledger.format import LOG, encode_frame, encode_segment_header, group_records, seed_of, segment_name
 from ._build_rows import Longs, Rows
 
 _APPEND: Final = 1 << 18

@@ -9,16 +9,15 @@ copies that keep the times of files can be compared.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
+from ..cursor.format import subscription_of
 from ..errors import InvalidArgumentError, PulsarNackError
 from ..inspection.folders import CursorFolder, FoundCursor, inspect_cursor_folder, stores_in
 from ..ledger.format import LOG
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 _MAX_SLICES: Final = 1_000
 _BATCH: Final = 10_000
 _SUFFIXES: Final = {".json", ".jsonl"}
-_SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
 _REFUSED: Final = StructType([StructField("path", StringType()), StructField("reason", StringType())])
 """A folder or file that could not be read, and the reason."""
 
@@ -147,8 +145,7 @@ def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
 
 def _cursor_rows(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
     report = cursor.report
-    named = _SUBSCRIPTION.fullmatch(report.name)
-    subscription = unquote(named[1].replace("#", "%")) if named else report.name
+    subscription = subscription_of(report.name) or report.name
     topic, at_ms = store.folder.name, _written_ms(store.folder / (report.log + LOG))
     at = cursor.mark_delete
     marker = report.size_bytes - sum(each.bytes for each in report.ledgers)

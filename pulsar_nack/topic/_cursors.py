@@ -1,28 +1,24 @@
 """The cursors of a topic's subscriptions, in the topic's own store, and deleting ledgers that none of them needs.
 
-A subscription exists if there are logs of its cursor. Their name is ``subscription.`` and the subscription's name with
-%-escapes, in which % is written as #.
+A subscription exists if there are logs of its cursor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import quote, unquote
 
 from ..config import CursorConfig
 from ..cursor import Cursor
+from ..cursor.format import CURSOR_LOG_NAME, cursors_in, subscription_cursor, subscription_of
 from ..errors import ClosedError, LedgerError
 from ..ids import Position
 from ..ledger import LogStore
 from ..ledger.ownership import close_on_error
 from ._ledgers import TopicLedgers
 
-_PREFIX: Final = "subscription."
-_LOG: Final = re.compile(r"subscription\.([A-Za-z0-9_.#-]+)-\d{10}(-snapshot)?")
 _log: Final = logging.getLogger("pulsar_nack.topic")
 
 
@@ -45,13 +41,12 @@ class Cursors:
 
         :raises LedgerError: one cannot be read; nothing is open then
         """
-        found = {match[1] for each in await self._store.names() if (match := _LOG.fullmatch(each))}
         opened: list[Cursor] = []
         async with close_on_error(opened):
-            for quoted in sorted(found):
-                name = unquote(quoted.replace("#", "%"))
-                self._open[name] = await self._open_one(name, None)
-                opened.append(self._open[name])
+            for cursor in sorted(cursors_in(await self._store.names())):
+                if (name := subscription_of(cursor)) is not None:
+                    self._open[name] = await self._open_one(name, None)
+                    opened.append(self._open[name])
 
     @property
     def highest_lost(self) -> int | None:
@@ -76,14 +71,13 @@ class Cursors:
 
     async def delete(self, name: str) -> None:
         """Delete a cursor that was closed."""
-        pattern = re.compile(re.escape(_cursor_name(name)) + r"-\d{10}(-snapshot)?")
         for each in await self._store.names():
-            if pattern.fullmatch(each):
+            if (match := CURSOR_LOG_NAME.fullmatch(each)) and match[1] == subscription_cursor(name):
                 await self._store.delete(each)
         self._open.pop(name, None)
 
     async def _open_one(self, name: str, start: Position | None) -> Cursor:
-        return await Cursor.open(self._store, self._ledgers, self._config, name=_cursor_name(name), start=start)
+        return await Cursor.open(self._store, self._ledgers, self._config, name=subscription_cursor(name), start=start)
 
 
 class LedgerTrimmer:
@@ -128,7 +122,3 @@ class LedgerTrimmer:
         self._is_ended = True
         if self._task is not None:
             await asyncio.wait([self._task])
-
-
-def _cursor_name(subscription: str) -> str:
-    return _PREFIX + quote(subscription, safe="").replace("~", "%7E").replace("%", "#")

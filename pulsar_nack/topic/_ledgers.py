@@ -21,6 +21,7 @@ from typing import Final, Self
 
 from ..clock import Clock
 from ..config import TopicConfig
+from ..cursor.format import cursors_in
 from ..errors import (
     ClosedError,
     InvalidArgumentError,
@@ -41,7 +42,6 @@ _NAME: Final = re.compile(r"ledger-(\d{20})")
 _FIRST: Final = 1
 _IN_USE: Final = "this topic is open already, here or in another process; one process at a time has it open"
 _DURABLE: Final = re.compile(r"nacks-(owner|\d{10}(-base)?)")
-_CURSOR: Final = re.compile(r".+-\d{10}(-snapshot)?")
 _SHOWN: Final = 3
 _log = logging.getLogger("pulsar_nack.topic")
 
@@ -314,7 +314,7 @@ def _other_logs(names: Sequence[str]) -> tuple[list[str], str]:
     """Return the names of logs that are not a topic's, and what was expected, for an error."""
     if any(map(_DURABLE.fullmatch, names)):
         whose = "there is the durable state of a consumer"
-    elif any(map(_CURSOR.fullmatch, names)):
+    elif cursors_in(names):
         whose = "there are logs of a cursor"
     else:
         whose = "there are other logs"

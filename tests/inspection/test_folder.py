@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from pulsar_nack import BucketDelayedDeliveryTracker, Cursor, CursorConfig, InvalidArgumentError, LocalTopic
+from pulsar_nack.delayed.format import SNAPSHOT_LOG_NAME
 from pulsar_nack.errors import LedgerError, LogStorageError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
-from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import ManualClock
@@ -409,10 +409,10 @@ async def test_missing_snapshot(tmp_path: Path) -> None:
     shutil.rmtree(gone)
     report = inspect_folder(tmp_path)
     (damage,) = report.damage
-    match = _SNAPSHOT.fullmatch(gone.stem)
+    match = SNAPSHOT_LOG_NAME.fullmatch(gone.stem)
     assert match is not None
     assert (damage.log, damage.kind) == ("cursor-1", "missing")
-    assert match[1] in damage.reason
+    assert match[2] in damage.reason
     (delayed,) = only(report).delayed
     assert [bucket.log for bucket in delayed.buckets].count(None) == 1
 

@@ -19,24 +19,31 @@ from ._chain import (
 from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
 from ._ledger_record import decode_state, ledger_size
 from ._legacy import MAX_RANGES, LegacyRecord, decode_legacy
+from ._names import CURSOR_LOG_NAME, LogNames, cursors_in, log_names, subscription_cursor, subscription_of
 
 __all__ = [
+    "CURSOR_LOG_NAME",
     "MAX_RANGES",
     "BatchSet",
     "LedgerAcks",
     "LedgerSummary",
     "LedgersNotLoaded",
     "LegacyRecord",
+    "LogNames",
     "MarkerContents",
     "MarkerHead",
     "check_version",
+    "cursors_in",
     "decode_legacy",
     "decode_snapshot",
     "decode_state",
     "is_legacy",
     "is_marker",
     "ledger_size",
+    "log_names",
     "marker_size",
     "needs_marker",
     "read_marker",
+    "subscription_cursor",
+    "subscription_of",
 ]

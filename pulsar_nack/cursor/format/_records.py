@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ...ledger import Log
+from ...ledger.format import body_size, group_records
 
 APPEND: Final = 1 << 22
 """Bytes that are appended or read at a time; one record may have more."""
-RECORD_OVERHEAD: Final = 4
 _FIRST_READ: Final = 8
 _MAX_READ: Final = 256
 
@@ -21,29 +21,10 @@ class StoredRecords(NamedTuple):
     size: int
 
 
-def group_by_size(records: Iterable[bytes], limit: int = APPEND) -> Iterator[list[bytes]]:
-    """Yield records in groups of about this many bytes, in order; no group is empty."""
-    group: list[bytes] = []
-    size = 0
-    for record in records:
-        if group and size + len(record) + RECORD_OVERHEAD > limit:
-            yield group
-            group, size = [], 0
-        group.append(record)
-        size += len(record) + RECORD_OVERHEAD
-    if group:
-        yield group
-
-
-def stored_size(records: Iterable[bytes]) -> int:
-    """Return how many bytes these records take in a log."""
-    return sum(len(record) + RECORD_OVERHEAD for record in records)
-
-
 async def append_all(log: Log, records: Iterable[bytes]) -> list[int]:
     """Append records, a bounded part at a time; return their numbers."""
     numbers: list[int] = []
-    for group in group_by_size(records, 2 * APPEND):
+    for group in group_records(records, 2 * APPEND):
         first = await log.append_many(group)
         numbers += range(first, first + len(group))
     return numbers
@@ -110,7 +91,7 @@ async def copy_states(old: Log, index: Mapping[int, StoredRecords], new: Log) ->
     size = total = 0
     async for ledger, records in read_ledgers(old, {ledger: index[ledger].numbers for ledger in sorted(index)}):
         pending[ledger] = records
-        size += stored_size(records)
+        size += body_size(records)
         if size >= APPEND:
             copied |= await _append(new, pending)
             total += size

@@ -41,6 +41,7 @@ from ...errors import (
 )
 from ...ids import Position
 from ...ledger import Log, LogStore
+from ...ledger.format import group_records
 from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
 from ..format import (
     CURSOR_LOG_HEAD,
@@ -53,7 +54,6 @@ from ..format import (
     check_cursor_log_head,
     decode_cursor_change,
     encode_cursor_change,
-    group_records,
 )
 
 CURSOR: Final = "cursor"

@@ -32,11 +32,11 @@ from ...errors import (
     SnapshotNotFoundError,
 )
 from ...ledger import LogStore
+from ...ledger.format import group_records
 from ...ledger.ownership import storage_timeout
 from ..format import (
     SNAPSHOT_LOG_NAME,
     Footer,
-    group_records,
     snapshot_log_name,
     split_entries,
     subscription_digest,

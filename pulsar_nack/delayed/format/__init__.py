@@ -33,7 +33,7 @@ from ._snapshot import (
     read_metadata,
     snapshot_protobuf,
 )
-from ._snapshot_log import Footer, decode_footer, group_records, split_entries
+from ._snapshot_log import Footer, decode_footer, split_entries
 
 __all__ = [
     "CURSOR_LOG_HEAD",
@@ -61,7 +61,6 @@ __all__ = [
     "encode_indexes",
     "encode_metadata",
     "free_key",
-    "group_records",
     "named_snapshots",
     "read_metadata",
     "snapshot_log_name",

@@ -9,7 +9,7 @@ crash left behind, or a truncated file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from ...errors import LogVersionError
@@ -77,17 +77,3 @@ def split_entries(entries: Iterable[bytes], max_bytes: int) -> tuple[list[bytes]
         records += pieces
         parts[number] = len(pieces)
     return records, parts
-
-
-def group_records(records: Iterable[bytes], max_bytes: int) -> Iterator[list[bytes]]:
-    """Group records into appends of about ``max_bytes`` each, at least one record."""
-    group: list[bytes] = []
-    size = 0
-    for record in records:
-        if group and size + len(record) + 4 > max_bytes:
-            yield group
-            group, size = [], 0
-        group.append(record)
-        size += len(record) + 4
-    if group:
-        yield group

@@ -28,6 +28,7 @@ from ._record import (
     encode_segment_header,
     find_seed,
     frame_size,
+    group_records,
     has_later_frame,
     seed_of,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "encode_segment_header",
     "find_seed",
     "frame_size",
+    "group_records",
     "has_later_frame",
     "is_log_file",
     "log_of",

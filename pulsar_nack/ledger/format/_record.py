@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -125,6 +125,20 @@ def frame_size(records: Sequence[bytes]) -> int:
 def body_size(records: Sequence[bytes]) -> int:
     """Return how many bytes these records take in a frame's body; :data:`MAX_BODY` is the limit."""
     return 4 * len(records) + sum(map(len, records))
+
+
+def group_records(records: Iterable[bytes], max_bytes: int) -> Iterator[list[bytes]]:
+    """Group records into appends of about ``max_bytes`` each, at least one record."""
+    group: list[bytes] = []
+    size = 0
+    for record in records:
+        if group and size + len(record) + 4 > max_bytes:
+            yield group
+            group, size = [], 0
+        group.append(record)
+        size += len(record) + 4
+    if group:
+        yield group
 
 
 def encode_frame(first: int, records: Sequence[bytes], seed: int) -> bytes:

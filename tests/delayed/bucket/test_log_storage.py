@@ -14,7 +14,7 @@ import pytest
 
 from pulsar_nack import BucketSnapshotStorage, ClosedError, InvalidArgumentError
 from pulsar_nack.delayed import LogSnapshotStorage, SupportsSnapshotListing
-from pulsar_nack.delayed.format import Footer, decode_footer, group_records, split_entries
+from pulsar_nack.delayed.format import Footer, decode_footer, split_entries
 from pulsar_nack.errors import (
     LogForeignFilesError,
     LogStorageError,
@@ -23,6 +23,7 @@ from pulsar_nack.errors import (
     SnapshotNotFoundError,
 )
 from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger.format import group_records
 from pulsar_nack.testing import FaultyFiles, ManualClock, MemoryFiles, OsFiles
 
 ENTRIES = (b"metadata", [b"one", b"", b"three" * 100])
