@@ -105,6 +105,7 @@ class CursorLog:
         self._obsolete = found.obsolete
         self._is_damaged = found.is_damaged
         self._kept = found.kept
+        self._has_snapshots = found.has_snapshots
         self._owes_commit = False
         self._snapshots = PositionSnapshots(store, names.snapshot(found.generation))
         self._chain: DeltaChain | None = None
@@ -178,6 +179,20 @@ class CursorLog:
             numbers += await self._append(group)
         return assign_numbers(states, numbers)
 
+    async def write(self, contents: MarkerContents) -> None:
+        """Write a marker with these contents, and leave the ledgers' states as they are.
+
+        :raises LedgerError: it could not be written; the last marker counts
+        """
+
+        async def no_states() -> AsyncGenerator[LedgerRecords]:
+            for each in nothing:
+                yield each
+
+        nothing: tuple[LedgerRecords, ...] = ()
+        await self.prepare(contents)
+        await self.commit(no_states(), lambda: contents)
+
     async def commit_legacy(self, record: bytes, contents: MarkerContents) -> None:
         """Write the whole state in the legacy format: one record, which counts when this returns.
 
@@ -210,11 +225,14 @@ class CursorLog:
     async def aclose(self) -> None:
         """Write a snapshot and close the log, without another commit. Idempotent."""
         if self._committed is not None and self.commits:
-            with suppress(LedgerError):
-                await self._snapshots.advance(self.next_head(self._committed))
+            await self._advance_snapshots(self._committed)
         if not self._owes_commit:
-            await self._clean()
+            await self.clean()
         await self._store.aclose()
+
+    def close_soon(self) -> None:
+        """Begin to close the log, which continues without a caller."""
+        self._store.close_soon()
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -277,11 +295,15 @@ class CursorLog:
         self._committed, self._is_legacy = contents, is_legacy
         self.commits += 1
         if self.commits % _SNAPSHOT_EVERY == 1:
-            with suppress(LedgerError):
-                await self._snapshots.advance(self.next_head(contents))
+            await self._advance_snapshots(contents)
         if self._owes_commit or self.commits == 1:
             self._owes_commit = False
-            await self._clean()
+            await self.clean()
+
+    async def _advance_snapshots(self, contents: MarkerContents) -> None:
+        if self._has_snapshots:
+            with suppress(LedgerError):
+                await self._snapshots.advance(self.next_head(contents))
 
     # --- continuing in a new log -------------------------------------------------------------------------------------
 
@@ -344,14 +366,15 @@ class CursorLog:
         """Copy the records that count to a new log; return where they lie there, and the number of the marker."""
         if self._committed is None or self._is_legacy:
             return {}, None  # the pending commit is complete
-        await snapshots.write(self.next_head(self._committed))
+        if self._has_snapshots:
+            await snapshots.write(self.next_head(self._committed))
         copied = await copy_states(self._log, self.index, new)
         marker = encode_full_marker(self.next_head(self._committed), copied.stored, limit=self._config.max_entry_bytes)
         numbers = await append_all(new, marker)
         self.bytes_written += copied.size + body_size(marker)
         return copied.stored, numbers[-1]
 
-    async def _clean(self) -> None:
+    async def clean(self) -> None:
         """Delete obsolete logs; those that cannot be deleted are left to the next opening."""
         while self._obsolete:
             await self._obsolete.pop().delete()

@@ -94,7 +94,8 @@ class RecoveredLog:
     ``contents`` and ``index`` are what the last usable marker says; without one, contents is None. ``is_legacy``: the
     marker is a record in the legacy format. ``must_roll``: nothing can be appended to the log. ``is_damaged``: the log
     is kept when the cursor continues in a new one. ``snapshot``: what the last snapshot says, if there is no marker.
-    ``obsolete``: generations to be deleted after the next commit. ``kept``: open damaged logs.
+    ``obsolete``: generations to be deleted after the next commit. ``kept``: open damaged logs. ``has_snapshots``:
+    whether to write snapshots beside the log.
     """
 
     log: Log
@@ -109,17 +110,18 @@ class RecoveredLog:
     snapshot: MarkerContents | None = None
     obsolete: list[ObsoleteLog] = field(default_factory=list)
     kept: list[Log] = field(default_factory=list)
+    has_snapshots: bool = True
 
 
 async def recover(
-    store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None
+    store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool = True
 ) -> tuple[RecoveredLog, RecoveredAcks]:
     """Find the last usable marker and open its log for writing, or create the first log.
 
-    A warning reports damaged logs; they are left where they are.
-
     :param cache_bytes: how much to keep in memory; None: everything
     :param ledgers: the topic's ledgers, if known; acknowledgements beyond the end of a ledger are dropped
+    :param salvage: whether an older state, or a snapshot, is to be used in place of a damaged one, with a warning
+    :raises LogCorruptedError: a log is damaged, without ``salvage``; nothing was changed
     :raises LogLockedError: another process, or another cursor here, has it open
     :raises LogFencedError: another process took it over meanwhile, on object storage
     :raises LogVersionError: a later release wrote it
@@ -127,19 +129,24 @@ async def recover(
     """
     for _ in range(_TRIES):
         try:
-            return await _Search(store, names, cache_bytes, ledgers).run()
+            found, acks = await _Search(store, names, cache_bytes, ledgers, salvage=salvage).run()
         except (LogNotFoundError, LogExistsError):
             continue  # its owner continues in a new log at this moment
         except LogLockedError as error:
             raise error.because(_IN_USE) from error
+        found.has_snapshots = salvage
+        return found, acks
     raise LogLockedError(names.cursor, _IN_USE)
 
 
 class _Search:
     """One search through all logs of a cursor."""
 
-    def __init__(self, store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None) -> None:
+    def __init__(
+        self, store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool
+    ) -> None:
         self._store = store
+        self._salvages = salvage
         self._names = names
         self._cache_bytes = cache_bytes
         self._ledgers = ledgers
@@ -184,8 +191,10 @@ class _Search:
         name = self._names.log(generation)
         try:
             log = self._opened[generation] = await self._open(generation)
-            usable, has_lost = await last_usable(log, self._cache_bytes, self._ledgers)
+            usable, has_lost = await last_usable(log, self._cache_bytes, self._ledgers, salvage=self._salvages)
         except LogCorruptedError as error:
+            if not self._salvages:
+                raise
             _log.warning("the log %s of a cursor is damaged and is not used: %s", name, error)
             self._damaged.add(generation)
             return None
@@ -199,6 +208,8 @@ class _Search:
         :raises LogCorruptedError: the log is damaged, and the store cannot open such logs
         """
         name = self._names.log(generation)
+        if not self._salvages:
+            return await self._store.open_log(name)
         log, problem = await open_or_salvage(self._store, name)
         if problem is not None:
             self._damaged.add(generation)
@@ -262,11 +273,14 @@ class _Search:
                 await log.aclose()
 
 
-async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None) -> tuple[UsableMarker | None, bool]:
+async def last_usable(
+    log: Log, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool
+) -> tuple[UsableMarker | None, bool]:
     """Return the last usable marker of a log, and whether unusable records came after it.
 
     Ledgers' states without a marker are what a crash leaves, and do not count as unusable.
 
+    :raises LogCorruptedError: a record after it is unusable, without ``salvage``
     :raises LogStorageError: the store refused
     :raises LogVersionError: a later release wrote the log
     """
@@ -278,6 +292,8 @@ async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None
         try:
             return await _use(log, number, record, cache_bytes, ledgers), has_lost
         except (CursorFormatError, LogCorruptedError) as error:
+            if not salvage:
+                raise LogCorruptedError(log.name, f"record {number}", 0, str(error)) from error
             if not has_lost:
                 _log.warning(
                     "record %d of %s cannot be used: %s; searching for an older state", number, log.name, error

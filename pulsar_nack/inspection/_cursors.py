@@ -16,6 +16,7 @@ from ..cursor.format import (
     decode_legacy,
     decode_snapshot,
     decode_state,
+    delayed_cursor_of,
     is_legacy,
     is_marker,
     needs_marker,
@@ -71,7 +72,7 @@ def _find(store: InspectedStore, name: str, logs: dict[str, InspectedLog]) -> Fo
         if not any(is_marker(record) or is_legacy(record) for some in records.values() for record in some.values()):
             return None
         for log in logs.values():
-            log.kind = "cursor"
+            log.kind = "cursor" if delayed_cursor_of(name) is None else "delayed cursor"
         return _newest(store, name, logs, records)
     except MissingExtraError as error:
         store.note_missing_package(error)

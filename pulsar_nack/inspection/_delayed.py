@@ -1,59 +1,42 @@
-"""Bucket trackers: the log of their cursor, and the snapshots that its properties name."""
+"""Bucket trackers: their cursors, and the snapshots that the properties of cursors name."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final
 
+from ..cursor.format import CURSOR_LOG_NAME, delayed_cursor_of
 from ..delayed.format import (
     SNAPSHOT_LOG_NAME,
     BulkPositionSet,
-    CursorState,
     Footer,
     NamedSnapshot,
-    NextGeneration,
     SegmentRow,
-    check_cursor_log_head,
-    decode_cursor_change,
     decode_footer,
     decode_metadata,
     named_snapshots,
 )
-from ..errors import LogCorruptedError, LogVersionError, MissingExtraError, SnapshotFormatError
-from ..ids import Position
+from ..errors import LogVersionError, MissingExtraError, SnapshotFormatError
 from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
 from ._scan import InspectedLog
 from ._store import InspectedStore
 
-_CURSOR: Final = re.compile(r"(.+)-(\d{1,18})")
 
-
-def inspect_delayed(store: InspectedStore, others: Sequence[CursorReport]) -> tuple[DelayedReport, ...]:
+def inspect_delayed(store: InspectedStore, cursors: Sequence[CursorReport]) -> tuple[DelayedReport, ...]:
     """Return the trackers of a store; snapshots that no cursor here names come last.
 
-    :param others: cursors of acknowledgements, whose properties may name snapshots too
+    :param cursors: those of trackers, and those of acknowledgements, whose properties may name snapshots too
     """
     snapshots = dict(_snapshots(store))
-    cursors = _cursors(store)
-    reports = []
-    for name, generations in sorted(cursors.items()):
-        log, state = _follow(store, name, generations)
-        named = named_snapshots(state.properties)
-        reports.append(
-            DelayedReport(
-                name,
-                log,
-                _pair(state.mark_delete_position),
-                dict(state.properties),
-                _named(store, log, named, snapshots),
+    reports = list(_new_cursors(store))
+    for cursor in sorted(cursors, key=lambda each: delayed_cursor_of(each.name) is None):
+        named = named_snapshots(cursor.properties)
+        name = delayed_cursor_of(cursor.name)
+        if named or name is not None:
+            buckets = _named(store, cursor.log, named, snapshots)
+            reports.append(
+                DelayedReport(name or cursor.name, cursor.log, cursor.mark_delete, cursor.properties, buckets)
             )
-        )
-    for other in others:
-        if named := named_snapshots(other.properties):
-            buckets = _named(store, other.log, named, snapshots)
-            reports.append(DelayedReport(other.name, other.log, other.mark_delete, other.properties, buckets))
     if snapshots:
         rest = tuple(_bucket(store, number, None, log) for number, log in sorted(snapshots.items()))
         reports = _with_rest(reports, rest)
@@ -68,64 +51,14 @@ def _with_rest(reports: list[DelayedReport], rest: tuple[BucketReport, ...]) -> 
     return [DelayedReport(one.cursor, one.log, one.mark_delete, one.properties, one.buckets + rest)]
 
 
-# --- the cursor -----------------------------------------------------------------------------------------------------
-
-
-def _cursors(store: InspectedStore) -> dict[str, dict[int, InspectedLog]]:
-    found: dict[str, dict[int, InspectedLog]] = {}
+def _new_cursors(store: InspectedStore) -> Iterator[DelayedReport]:
+    """Yield the trackers whose cursor has no record yet."""
     for log in store.unclaimed():
-        match = _CURSOR.fullmatch(log.name)
-        if match and _is_cursor(log):
+        match = CURSOR_LOG_NAME.fullmatch(log.name)
+        name = None if match is None else delayed_cursor_of(match[1])
+        if name is not None and not log.length:
             log.kind = "delayed cursor"
-            found.setdefault(match[1], {})[int(match[2])] = log
-    return found
-
-
-def _is_cursor(log: InspectedLog) -> bool:
-    try:
-        check_cursor_log_head(log.first, log.name)
-    except LogVersionError:
-        return True
-    except LogCorruptedError:
-        return False
-    return True
-
-
-def _follow(store: InspectedStore, name: str, generations: dict[int, InspectedLog]) -> tuple[str, CursorState]:
-    """Read the lowest generation, and those that it leads to."""
-    generation = min(generations)
-    while True:
-        log = generations[generation]
-        state, following = _read(store, log)
-        if following is None:
-            return log.name, state
-        if following.generation not in generations or following.generation <= generation:
-            store.note(log.name, "", "missing", f"it continues in {name}-{following.generation}, which is missing")
-            return log.name, state
-        generation = following.generation
-
-
-def _pair(position: Position) -> tuple[int, int]:
-    return position.ledger, position.entry
-
-
-def _read(store: InspectedStore, log: InspectedLog) -> tuple[CursorState, NextGeneration | None]:
-    state, following = CursorState(), None
-    try:
-        check_cursor_log_head(log.first, log.name)
-        for number, data in enumerate(log.records()):
-            if not number:
-                continue
-            change = decode_cursor_change(data, log.name, number)
-            if isinstance(change, NextGeneration):
-                following = change
-            else:
-                state.apply(change)
-    except LogVersionError as error:
-        store.note(log.name, error.file, "newer", f"version {error.version} of the format")
-    except LogCorruptedError as error:
-        store.note(log.name, error.file, "inconsistent", error.reason)
-    return state, following
+            yield DelayedReport(name, log.name, (0, -1), {}, ())
 
 
 # --- snapshots ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from .._check import as_folder
-from ..cursor.format import cursors_in, subscription_of
+from ..cursor.format import cursors_in, delayed_cursor_of, subscription_of
 from ..errors import InvalidArgumentError
 from ..ledger.format import LOG, log_of
 from ._cursors import FoundCursor, find_cursors
@@ -101,9 +101,10 @@ def _until_stable(folder: Path, inspect: Callable[[InspectedStore], _T], only: s
 
 def _report(store: InspectedStore) -> StoreReport:
     nacks = inspect_nacks(store)
-    cursors = tuple(found.report for found in find_cursors(store))
+    found = [each.report for each in find_cursors(store)]
+    cursors = tuple(each for each in found if delayed_cursor_of(each.name) is None)
     topic = _inspect_topic(store, cursors)
-    delayed = inspect_delayed(store, cursors)
+    delayed = inspect_delayed(store, found)
     return StoreReport(
         path=str(store.folder),
         logs=tuple(log.report() for log in store.logs.values()),
@@ -121,7 +122,7 @@ def _report(store: InspectedStore) -> StoreReport:
 
 def _cursor_folder(store: InspectedStore) -> CursorFolder:
     inspect_nacks(store)
-    cursors = list(find_cursors(store))
+    cursors = [each for each in find_cursors(store) if delayed_cursor_of(each.report.name) is None]
     topic = _inspect_topic(store, [each.report for each in cursors])
     return CursorFolder(store.folder, cursors, topic, store.damage, store.notes)
 

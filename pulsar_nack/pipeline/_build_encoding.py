@@ -22,17 +22,16 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from ..config import BucketConfig
+from ..config import BucketConfig, CursorConfig
+from ..cursor.format import MarkerContents, MarkerHead, delayed_cursor, encode_full_marker, log_names
 from ..delayed.format import (
-    CURSOR_LOG_HEAD,
     Footer,
-    PutProperty,
     SegmentRow,
-    encode_cursor_change,
     encode_metadata,
     snapshot_log_name,
     split_entries,
 )
+from ..ids import Position
 from ..index import portable_bitmap
 from ..ledger.format import LOG, encode_frame, encode_segment_header, group_records, seed_of, segment_name
 from ._build_rows import Longs, Rows
@@ -40,7 +39,7 @@ from ._build_rows import Longs, Rows
 _APPEND: Final = 1 << 18
 """Bytes that the tracker writes, and later reads, together in a folder."""
 SEGMENT_FILE: Final = segment_name(0)
-CURSOR: Final = "cursor-1" + LOG
+CURSOR: Final = log_names(delayed_cursor("cursor")).log(1) + LOG
 
 _INDEX: Final = 0x0A
 """Field 1 of a segment, a message with a length."""
@@ -163,8 +162,9 @@ def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
 
 def cursor_log(named: Iterable[tuple[str, int]]) -> bytes:
     """Return the only segment file of the cursor's log: it names these snapshots, and nothing is acknowledged."""
-    changes = (PutProperty(key, str(snapshot_id)) for key, snapshot_id in named)
-    records = [CURSOR_LOG_HEAD, *map(encode_cursor_change, changes)]
+    properties = {key: str(snapshot_id) for key, snapshot_id in named}
+    head = MarkerHead(1, MarkerContents(Position(0, -1), {}, properties))
+    records = encode_full_marker(head, {}, limit=CursorConfig().max_entry_bytes)
     salt = int.from_bytes(sha256(b"".join(records)).digest()[:4])
     return b"".join(_frames(CURSOR, records, salt, is_sealed=False))
 

@@ -34,7 +34,7 @@ ATTEMPTS: Final = "attempts"
 _OWNER: Final = "owner"
 _OLD: Final = "old"
 _BUILDING: Final = ".building"
-_INDEX_LOG: Final = re.compile(r"cursor-\d+|snapshot-[0-9a-f]{32}-\d+")
+_INDEX_LOG: Final = re.compile(r"delayed\.cursor-\d{10}|snapshot-[0-9a-f]{32}-\d+")
 _SUFFIXES: Final = (LOG, LOCK, LOG + NEW, LOG + GONE)
 _files: Final = OsFiles()
 
@@ -54,7 +54,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     if names is None or not _is_index(names):
         raise InvalidArgumentError("path", str(target), "the folder of an index; this holds something else")
     for name in names:
-        if name.startswith("cursor-") and name.endswith(LOCK):
+        if name.startswith("delayed.cursor-") and name.endswith(LOCK):
             _check_unlocked(target / name)
 
 

@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from ..clock import Clock
 from ..config import TopicConfig
-from ..cursor.format import cursors_in
+from ..cursor.format import cursors_in, delayed_cursor_of
 from ..errors import (
     ClosedError,
     InvalidArgumentError,
@@ -314,7 +314,7 @@ def _other_logs(names: Sequence[str]) -> tuple[list[str], str]:
     """Return the names of logs that are not a topic's, and what was expected, for an error."""
     if any(map(_DURABLE.fullmatch, names)):
         whose = "there is the durable state of a consumer"
-    elif cursors_in(names):
+    elif any(delayed_cursor_of(each) is None for each in cursors_in(names)):
         whose = "there are logs of a cursor"
     else:
         whose = "there are other logs"

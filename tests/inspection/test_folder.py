@@ -17,10 +17,12 @@ import pytest
 from pulsar_nack import BucketDelayedDeliveryTracker, Cursor, CursorConfig, InvalidArgumentError, LocalTopic
 from pulsar_nack.delayed.format import SNAPSHOT_LOG_NAME
 from pulsar_nack.errors import LedgerError, LogStorageError
-from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
+from pulsar_nack.inspection import DelayedReport, FolderReport, StoreReport, inspect_folder
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import ManualClock
+from tests.cursor.test_codec_markers import strings
+from tests.cursor.wire_bytes import marker_record, number
 from tests.patience import patience
 
 from .folders import BUCKETS, everything, segments, write_buckets, write_nacks, write_plain
@@ -411,7 +413,7 @@ async def test_missing_snapshot(tmp_path: Path) -> None:
     (damage,) = report.damage
     match = SNAPSHOT_LOG_NAME.fullmatch(gone.stem)
     assert match is not None
-    assert (damage.log, damage.kind) == ("cursor-1", "missing")
+    assert (damage.log, damage.kind) == ("delayed.cursor-0000000001", "missing")
     assert match[2] in damage.reason
     (delayed,) = only(report).delayed
     assert [bucket.log for bucket in delayed.buckets].count(None) == 1
@@ -420,7 +422,7 @@ async def test_missing_snapshot(tmp_path: Path) -> None:
 async def test_snapshots_that_nothing_names(tmp_path: Path) -> None:
     """Without the cursor's log, or its words, snapshots are shown as named by nothing; that is no damage."""
     await write_buckets(tmp_path)
-    shutil.rmtree(tmp_path / "cursor-1.log")
+    shutil.rmtree(tmp_path / "delayed.cursor-0000000001.log")
     report = inspect_folder(tmp_path)
     (delayed,) = only(report).delayed
     assert (delayed.cursor, delayed.mark_delete) == (None, None)
@@ -440,15 +442,30 @@ async def test_snapshot_that_was_cut(tmp_path: Path) -> None:
 
 
 async def test_cursor_that_leads_nowhere(tmp_path: Path) -> None:
-    """A cursor's log that goes on in another one, which is missing, and one with a record that is no change."""
-    for record, kind in ((b'{"next": 5}', "missing"), (b'{"next": true}', "missing"), (b"[]", "inconsistent")):
+    """A tracker's cursor whose last record lacks its base, is newer, or is none: the one before counts."""
+    state = marker_record(5, 3, 4, strings(("a", "1")))
+    for record, kind in (
+        (marker_record(6, 3, 5, number(1, 7), number(6, 1)), "inconsistent"),
+        (marker_record(6, 3, 5, number(1, 1), number(6, 1)), "inconsistent"),
+        (marker_record(6, 3, 5, said=number(5, 2)), "newer"),
+        (b"[]", "inconsistent"),
+    ):
         async with await LocalLogStore.open(tmp_path) as store:
-            log = await store.create("cursor-1")
-            await log.append_many([b'{"format": 1}', b'{"mark": [3, 4]}', record])
+            log = await store.create("delayed.cursor-0000000001")
+            await log.append_many([state, record])
             report = inspect_folder(tmp_path)
             assert kinds(report) == [kind]
-            assert only(report).delayed[0].mark_delete == (3, 4)
+            assert only(report).delayed == (DelayedReport("cursor", log.name, (3, 4), {"a": "1"}, ()),)
+            assert only(report).cursors == ()
             await log.delete()
+
+
+async def test_a_tracker_that_has_written_nothing(tmp_path: Path) -> None:
+    """The cursor of a tracker that has stored nothing yet is shown as what it is."""
+    await (await BucketDelayedDeliveryTracker.open_local(tmp_path)).aclose()
+    store = only(inspect_folder(tmp_path))
+    assert [log.kind for log in store.logs] == ["delayed cursor"]
+    assert store.delayed == (DelayedReport("cursor", "delayed.cursor-0000000001", (0, -1), {}, ()),)
 
 
 async def test_nacks_with_a_missing_log(tmp_path: Path) -> None:

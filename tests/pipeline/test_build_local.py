@@ -148,7 +148,9 @@ def test_folder_that_exists_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-@pytest.mark.parametrize("names", [["cursor-1.log"], ["nacks-1.log", "snapshot-1.log"], ["a.txt", "manifest.json"]])
+@pytest.mark.parametrize(
+    "names", [["delayed.cursor-0000000001.log"], ["nacks-1.log", "snapshot-1.log"], ["a.txt", "manifest.json"]]
+)
 def test_folder_of_something_else_is_not_replaced(tmp_path: Path, names: list[str]) -> None:
     """Another store of logs is no index, and not replaced by one; an empty folder is."""
     index = tmp_path / "index"

@@ -12,7 +12,11 @@ import pytest
 
 from pulsar_nack import Cursor, CursorConfig, LocalTopic, Position, pipeline
 from pulsar_nack.cursor import BatchSet
+from pulsar_nack.delayed import LogDelayedCursor
 from pulsar_nack.errors import InvalidArgumentError
+from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.pipeline._hole_figures import HoleRow
+from pulsar_nack.pipeline._hole_readers import read_cursor_folder
 
 from .rows import check_rows, of_topics
 from .test_cli import run
@@ -180,6 +184,20 @@ async def test_local_topic_and_its_growth(spark: SparkSession, tmp_path: Path) -
     assert [(row.ranges, row.holes, row.backlog) for row in found] == [(1, 1, 19), (5, 5, 15)]
     assert found[1].ranges_per_s == 4 / 60
     assert found[1].bytes_per_s == (found[1].bytes - found[0].bytes) / 60 > 0
+
+
+async def test_only_subscriptions_of_a_topic(tmp_path: Path) -> None:
+    """In a topic's folder, the cursor that names a shared delayed index is not taken for a subscription's."""
+    async with await LocalTopic.open(tmp_path) as topic:
+        await topic.create_subscription("work/1")
+    async with (
+        await LocalLogStore.open(tmp_path) as store,
+        await LogDelayedCursor.open(store, "delayed-index") as index,
+    ):
+        await index.put_property("key", "1")
+    rows = read_cursor_folder(str(tmp_path))
+    assert [row.subscription for row in rows if isinstance(row, HoleRow) and row.kind == "cursor"] == ["work/1"]
+    assert all(isinstance(row, HoleRow) for row in rows)
 
 
 async def test_damaged_folder(spark: SparkSession, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ async def test_from_buckets_to_memory_and_back() -> None:
         assert payloads(await until_quiet(port)) == [b"last"]
         names = await topic._subscriptions._trackers._store.names()
         assert {re.sub(r"[-.].*", "", name) for name in names} == {"ledger", "subscription", "delayed"}
-        assert {name for name in names if name.startswith("delayed")} == {"delayed-index-1"}
+        assert {name for name in names if name.startswith("delayed")} == {"delayed.delayed-index-0000000001"}
 
 
 @virtual_time

@@ -8,8 +8,10 @@ from ._batch_set import BatchSet
 from ._chain import (
     MarkerContents,
     MarkerHead,
+    change_properties,
     check_version,
     decode_snapshot,
+    encode_full_marker,
     is_legacy,
     is_marker,
     marker_size,
@@ -19,7 +21,16 @@ from ._chain import (
 from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
 from ._ledger_record import decode_state, ledger_size
 from ._legacy import MAX_RANGES, LegacyRecord, decode_legacy
-from ._names import CURSOR_LOG_NAME, LogNames, cursors_in, log_names, subscription_cursor, subscription_of
+from ._names import (
+    CURSOR_LOG_NAME,
+    LogNames,
+    cursors_in,
+    delayed_cursor,
+    delayed_cursor_of,
+    log_names,
+    subscription_cursor,
+    subscription_of,
+)
 
 __all__ = [
     "CURSOR_LOG_NAME",
@@ -32,11 +43,15 @@ __all__ = [
     "LogNames",
     "MarkerContents",
     "MarkerHead",
+    "change_properties",
     "check_version",
     "cursors_in",
     "decode_legacy",
     "decode_snapshot",
     "decode_state",
+    "delayed_cursor",
+    "delayed_cursor_of",
+    "encode_full_marker",
     "is_legacy",
     "is_marker",
     "ledger_size",

@@ -1,4 +1,4 @@
-"""The names of a cursor's logs, and of the cursors of a local topic's subscriptions."""
+"""The names of a cursor's logs, and of the cursors of bucket trackers and of a local topic's subscriptions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _CURSOR: Final = r"[A-Za-z0-9_#][A-Za-z0-9_.#-]{0,170}"
 CURSOR_LOG_NAME: Final = re.compile(rf"({_CURSOR})-(\d{{10}})(-snapshot)?")
 """Matches the name of a cursor's log, or of its snapshots; the groups are the cursor, the generation, the suffix."""
 _SUBSCRIPTION: Final = "subscription."
+_DELAYED: Final = "delayed."
 
 
 class LogNames(NamedTuple):
@@ -56,6 +57,17 @@ def log_names(cursor: object) -> LogNames:
 def cursors_in(names: Iterable[str]) -> set[str]:
     """Return the cursors that have logs with these names."""
     return {match[1] for name in names if (match := CURSOR_LOG_NAME.fullmatch(name))}
+
+
+def delayed_cursor(name: str) -> str:
+    """Return the name in the store of a bucket tracker's cursor, which no cursor of acknowledgements has."""
+    return _DELAYED + name
+
+
+def delayed_cursor_of(cursor: str) -> str | None:
+    """Return the name that the bucket tracker's cursor was opened with, None if this is another kind of cursor."""
+    name = cursor.removeprefix(_DELAYED)
+    return None if name == cursor else name
 
 
 def subscription_cursor(subscription: str) -> str:

@@ -9,7 +9,7 @@ from typing import Final, Self
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
 from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
-from ._log_cursor import CURSOR, LogDelayedCursor, check_name_is_free
+from ._log_cursor import CURSOR, LogDelayedCursor, names_of
 from ._log_storage import MAX_APPEND, LogSnapshotStorage
 
 _MAX_LOCAL_APPEND: Final = 1 << 18
@@ -39,8 +39,7 @@ class TrackerLogs:
     @classmethod
     async def open_store(cls, store: LogStore, config: BucketConfig) -> Self:
         """Open the logs in a store, which its owner closes afterwards."""
-        await check_name_is_free(store, CURSOR)
-        part = await take_ownership(store, CURSOR)
+        part = await take_ownership(store, (await names_of(store, CURSOR)).cursor)
         async with close_on_error([part]):
             return await cls._open(part, part, config)
 
@@ -49,8 +48,8 @@ class TrackerLogs:
         """Open the logs in a folder, which is created if it is missing."""
         store = await LocalLogStore.open(path)
         async with close_on_error([store]):
-            await check_name_is_free(store, CURSOR)
-            return await cls._open(await take_ownership(store, CURSOR), store, config)
+            names = await names_of(store, CURSOR)
+            return await cls._open(await take_ownership(store, names.cursor), store, config)
 
     @classmethod
     async def _open(cls, part: OwnedStore, place: OwnedStore | LocalLogStore, config: BucketConfig) -> Self:

@@ -120,8 +120,9 @@ class Run:
             self._note()
 
     async def live(self) -> None:
-        """Live, over a restart."""
+        """Live, over restarts; the last two lives are short."""
         await self.play(2, 14)
+        await self.play(2, 1)
 
     async def live_on(self) -> None:
         """Live on for a while."""
@@ -183,7 +184,7 @@ class Run:
         async with await self.home.open() as store:
             names = await store.names()
         assert {int(name.rpartition("-")[2]) for name in names if name.startswith("snapshot-")} == ids
-        cursors = [name for name in names if name.startswith("cursor-")]
+        cursors = [name for name in names if name.startswith("delayed.cursor-")]
         assert len(cursors) == 1
         assert len(names) == len(ids) + 1
 

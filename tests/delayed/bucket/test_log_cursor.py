@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import ClosedError, InvalidArgumentError, Position
+from pulsar_nack import ClosedError, Cursor, InvalidArgumentError, Position
+from pulsar_nack.cursor.format import MarkerContents, MarkerHead, encode_full_marker
 from pulsar_nack.delayed import DelayedCursor, LogDelayedCursor
 from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
+from tests.cursor.test_codec_markers import strings
+from tests.cursor.wire_bytes import block, marker_record, number, packed, position
 
 FOLDER = Path("/some/cursors")
 
@@ -75,6 +78,15 @@ async def test_mark_delete_does_not_go_back(store: LocalLogStore, files: FaultyF
     assert files.history.count("write") == written
     await asyncio.gather(cursor.mark_delete(Position(9, 9)), cursor.mark_delete(Position(7, 7)))
     assert cursor.mark_delete_position == (await reopened(cursor, store)).mark_delete_position == Position(9, 9)
+
+
+async def test_mark_delete_at_the_begin_of_a_ledger(store: LocalLogStore) -> None:
+    """A position before the first entry of a ledger moves forward as any other, and not back at the same time."""
+    cursor = await LogDelayedCursor.open(store)
+    await asyncio.gather(
+        cursor.mark_delete(Position(5, -1)), cursor.mark_delete(Position(7, 3)), cursor.mark_delete(Position(7, -1))
+    )
+    assert cursor.mark_delete_position == (await reopened(cursor, store)).mark_delete_position == Position(7, 3)
 
 
 async def test_many_at_a_time_share_a_write(store: LocalLogStore, files: FaultyFiles) -> None:
@@ -147,7 +159,7 @@ async def test_writes_its_log_anew(store: LocalLogStore) -> None:
         await cursor.mark_delete(Position(i, 0))
     await cursor.aclose()
     (name,) = await store.names()
-    assert int(name.removeprefix("cursor-")) > 5
+    assert int(name.removeprefix("delayed.cursor-")) > 5
     log = await store.open_log(name, read_only=True)
     assert log.size < 3_000
     cursor = await LogDelayedCursor.open(store)
@@ -162,7 +174,7 @@ async def test_a_large_state_is_not_written_anew_all_the_time(store: LocalLogSto
         await cursor.put_property(str(i), "x" * 100)
     await cursor.aclose()
     (name,) = await store.names()
-    assert int(name.removeprefix("cursor-")) < 4
+    assert int(name.removeprefix("delayed.cursor-")) < 4
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "make_folder", "sync_folder"])
@@ -207,7 +219,8 @@ async def test_disk_full(store: LocalLogStore, files: FaultyFiles) -> None:
     assert (cursor.mark_delete_position, cursor.properties()) == (Position(0, -1), {"a": "1"})
     files.heal()
     await cursor.put_property("b", "2")
-    assert (await reopened(cursor, store)).properties() == {"a": "1", "b": "2"}
+    cursor = await reopened(cursor, store)
+    assert (cursor.mark_delete_position, cursor.properties()) == (Position(0, -1), {"a": "1", "b": "2"})
 
 
 async def test_one_owner(store: LocalLogStore) -> None:
@@ -223,66 +236,105 @@ async def test_one_owner(store: LocalLogStore) -> None:
         assert cursor.properties() == {"k": "39"}
 
 
-async def write(store: LocalLogStore, name: str, *records: object) -> None:
+OLD, NEW = "delayed.cursor-0000000003", "delayed.cursor-0000000004"
+
+
+def marker(sequence: int, position: Position, properties: dict[str, str]) -> list[bytes]:
+    """Return the records of a state."""
+    return encode_full_marker(MarkerHead(sequence, MarkerContents(position, {}, properties)), {}, limit=1_000)
+
+
+def record(sequence: int, *body: bytes, said: bytes = b"") -> bytes:
+    """Return a state as a record that was made by hand."""
+    return marker_record(sequence, 1, 1, *body, said=said)
+
+
+async def write(store: LocalLogStore, name: str, *records: bytes) -> None:
     """Make a log by hand."""
     async with await store.create(name) as log:
-        await log.append_many([each if isinstance(each, bytes) else json.dumps(each).encode() for each in records])
+        await log.append_many(records)
 
 
-HEAD = {"format": 1}
+STATE = record(5, strings(("a", "1")))
 
 
 @pytest.mark.parametrize(
     "records",
     [
         (b"something else",),
-        ({"name": "a"},),
-        ([1],),
-        ({"format": 0},),
-        (HEAD, {"put": ["a"]}),
-        (HEAD, {"mark": [1]}),
-        (HEAD, {"mark": [-1, 3]}),
-        (HEAD, {"unknown": 1}),
-        (HEAD, b"\xff"),
-        (HEAD, {"next": 9}),
-        (HEAD, {"next": 1}),
-        (HEAD, {"next": 2}, {"mark": [1, 1]}),
+        (b'{"format": 1}', b'{"put": ["a", "1"]}'),
+        (b"",),
+        (b"\xff",),
+        (STATE, b"something else"),
+        (STATE, position(-2, 3)),
+        (STATE, record(6, block(7, block(1, b"a")))),
+        (STATE, record(6, block(7, block(1, b"\xff"), block(2, b"")))),
+        (STATE, record(6, packed(2, 1), packed(4, 0))),
+        (STATE, record(6, number(1, 9), number(6, 1))),
+        (STATE, record(6, number(1, 1), number(6, 1))),
+        (record(6, number(1, 0), number(6, 1)),),
+        (STATE, record(6, said=number(2, 1) + number(3, 2))),
     ],
 )
-async def test_what_is_no_cursor(store: LocalLogStore, records: tuple[object, ...]) -> None:
+async def test_what_is_no_cursor(store: LocalLogStore, records: tuple[bytes, ...]) -> None:
     """A log that something else wrote, or that lacks its end, is refused with an error, left as it is, and closed."""
-    await write(store, "cursor-1", *records)
+    await write(store, OLD, *records)
     for _ in range(2):
-        with pytest.raises(LogCorruptedError, match="cursor-1"):
+        with pytest.raises(LogCorruptedError, match=re.escape(OLD)):
             await LogDelayedCursor.open(store)
-    assert await store.names() == ["cursor-1"]
+    assert await store.names() == [OLD]
+    async with await store.open_log(OLD) as log:
+        assert [each.data async for each in log.records()] == list(records)
 
 
 async def test_a_later_release(store: LocalLogStore) -> None:
     """A cursor that a later release wrote is refused with its version, and left as it is."""
-    await write(store, "cursor-1", {"format": 2}, {"put": ["a", "1"]})
+    await write(store, OLD, STATE, record(6, said=number(5, 2)))
     with pytest.raises(LogVersionError, match="version 2"):
         await LogDelayedCursor.open(store)
-    assert await store.names() == ["cursor-1"]
+    assert await store.names() == [OLD]
+
+
+async def test_acknowledgements_are_left_alone(store: LocalLogStore) -> None:
+    """A Cursor with acknowledgements is not taken for a tracker's, even if it has the name of one."""
+    async with await Cursor.open(store, {1: 9}, name="delayed.cursor") as cursor:
+        await cursor.acknowledge([(1, 3)])
+    with pytest.raises(InvalidArgumentError, match="no Cursor with acknowledgements"):
+        await LogDelayedCursor.open(store)
+    async with await Cursor.open(store, {1: 9}, name="delayed.cursor") as cursor:
+        assert await cursor.is_acked((1, 3))
+
+
+async def test_a_log_that_lost_everything(store: LocalLogStore) -> None:
+    """Where only a snapshot says that there was a state, the cursor is refused, not begun again."""
+    await write(store, f"{OLD}-snapshot", STATE)
+    for _ in range(2):
+        with pytest.raises(LogCorruptedError, match="there is a snapshot"):
+            await LogDelayedCursor.open(store)
 
 
 async def test_follows_a_log_that_ended(store: LocalLogStore) -> None:
-    """After a crash between the record that names the new log and the removal of the old one, the new one counts."""
-    await write(store, "cursor-3", HEAD, {"put": ["a", "old"]}, {"next": 4})
-    await write(store, "cursor-4", HEAD, {"mark": [2, 2]}, {"put": ["a", "new"]})
+    """After a crash between the seal of the old log and its removal, the new one counts."""
+    await write(store, OLD, *marker(5, Position(1, 1), {"a": "old"}))
+    await write(store, NEW, *marker(6, Position(2, 2), {"a": "new"}))
+    async with await store.open_log(OLD) as log:
+        await log.seal()
     async with await LogDelayedCursor.open(store) as cursor:
         assert cursor.properties() == {"a": "new"}
         assert cursor.mark_delete_position == Position(2, 2)
-        assert await store.names() == ["cursor-4"]
+        assert await store.names() == [NEW]
 
 
-async def test_a_log_that_nothing_leads_to_is_rubbish(store: LocalLogStore) -> None:
-    """After a crash before that record the old log counts, and the new one goes."""
-    await write(store, "cursor-3", HEAD, {"put": ["a", "old"]})
-    await write(store, "cursor-4", HEAD, {"put": ["a", "new"]})
+@pytest.mark.parametrize(
+    "begun", [[], marker(6, Position(2, 2), {"a": "x" * 5_000})[:-1], marker(4, Position(0, 0), {})]
+)
+async def test_a_log_that_nothing_leads_to_is_rubbish(store: LocalLogStore, begun: list[bytes]) -> None:
+    """After a crash before its first state is whole, or when the old one was written after it, the old log counts."""
+    await write(store, OLD, *marker(5, Position(1, 1), {"a": "old"}))
+    await write(store, NEW, *begun)
     async with await LogDelayedCursor.open(store) as cursor:
         assert cursor.properties() == {"a": "old"}
-        assert await store.names() == ["cursor-3"]
+        assert await store.names() == [OLD]
 
 
 async def test_forgets_under_protection(store: LocalLogStore, files: FaultyFiles) -> None:

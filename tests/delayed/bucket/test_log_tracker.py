@@ -79,7 +79,7 @@ async def test_a_second_opener(tmp_path: Path) -> None:
     """A second tracker on the folder is refused with an error that says so, and the first one is not disturbed."""
     async with await open_local(tmp_path) as tracker:
         for _ in range(2):
-            with pytest.raises(LogLockedError, match="another writer has it open"):
+            with pytest.raises(LogLockedError, match="one owner at a time"):
                 await open_local(tmp_path)
         for i in range(1, 12):
             assert tracker.add_message(i, i, 10 * i)
@@ -267,7 +267,7 @@ async def test_snapshots_of_a_later_release(tmp_path: Path) -> None:
 async def test_damaged_cursor(tmp_path: Path, how: str) -> None:
     """A cursor that is damaged is refused with file and offset, and nothing in the folder is changed or dropped."""
     await filled(tmp_path)
-    (file,) = tmp_path.glob("cursor-*.log/*.segment")
+    (file,) = tmp_path.glob("delayed.cursor-*.log/*.segment")
     data = bytearray(file.read_bytes())
     if how == "newer":
         data[4:6] = b"\x00\x02"
@@ -277,7 +277,9 @@ async def test_damaged_cursor(tmp_path: Path, how: str) -> None:
         data[60] ^= 1
     file.write_bytes(b"something else entirely, and long enough" if how == "foreign" else bytes(data))
     before = everything(tmp_path)
-    with pytest.raises(LogCorruptedError if how != "newer" else LogVersionError, match=r"cursor-1.*\.segment"):
+    with pytest.raises(
+        LogCorruptedError if how != "newer" else LogVersionError, match=r"delayed\.cursor-0000000001.*\.segment"
+    ):
         await open_local(tmp_path)
     assert everything(tmp_path) == before
     assert not list(tmp_path.glob("*.new"))
@@ -293,7 +295,7 @@ async def test_foreign_files(tmp_path: Path) -> None:
         await tracker.clear()
         await tracker.wait_until_idle()
     names = {each.name for each in tmp_path.iterdir() if each.suffix != ".lock"}
-    assert names == {"notes.txt", "snapshots", "cursor-1.txt", "cursor-1.log"}
+    assert names == {"notes.txt", "snapshots", "cursor-1.txt", "delayed.cursor-0000000001.log"}
 
 
 async def test_wakes_and_reads_the_wall_clock(tmp_path: Path) -> None:
