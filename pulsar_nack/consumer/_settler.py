@@ -90,7 +90,8 @@ class Settler:
                 self._recent.pop(record.id)
         if self._limiter.waiters:
             self._limiter.changed()
-        self.state.check_idle()
+        if self.state.on_idle is not None:  # check_idle, without its call for each message
+            self.state.on_idle()
 
     def on_ack_failed(self, record: MessageState, error: BaseException, *, was_due: bool) -> None:
         """Note a message whose acknowledgement failed, and whether its time came meanwhile."""
