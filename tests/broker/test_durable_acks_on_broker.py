@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("transport")
 
 async def unload(admin: Admin, topic: str) -> None:
     """Have the broker drop all connections of a topic; the client reconnects, and gets what is unacknowledged."""
-    await asyncio.sleep(1.5)  # the client sends acknowledgements within 100 ms, the broker keeps them within a second
+    await asyncio.sleep(patience(0.4))  # the client sends them within 100 ms, the broker keeps them within 1 s
     await asyncio.to_thread(admin.unload, topic)
 
 
