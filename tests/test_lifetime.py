@@ -373,6 +373,7 @@ KINDS: dict[str, Open] = {
 
 FREE: dict[str, str] = {
     "BasicAuthentication": "waits for nothing",
+    "CursorLog": "driven by a cursor, which checks",
     "NoAuthentication": "waits for nothing",
     "TlsAuthentication": "waits for nothing",
     "TokenAuthentication": "keeps nothing between calls",

@@ -16,6 +16,8 @@ from tests.patience import patience
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.xdist_group("heavy")]
 
 COUNT = 400
+LIMIT_MS = patience(0.025) * 1000
+"""100 ms on a quiet machine."""
 SHORTEST, LONGEST = 0.02, 3.0
 
 
@@ -59,7 +61,7 @@ async def errors_ms(config: NackConfig, clock: Clock | None) -> tuple[list[tuple
         assert (statistics.pending, statistics.sent) == (0, COUNT)
         assert statistics.wakeups - statistics.early_wakeups <= COUNT
         machine_ms = sorted(plain_late)[int(COUNT * 0.99)]
-        assert statistics.lateness.p99_ms < 100 + machine_ms
+        assert statistics.lateness.p99_ms < LIMIT_MS + machine_ms
     assert came.keys() == asked.keys()
     late = [(delay * 1000, (came[message_id] - at - delay) * 1000) for message_id, (at, delay) in asked.items()]
     return late, machine_ms
@@ -79,4 +81,4 @@ def test_four_hundred_deadlines(
         widest = min(2**bits, max(delay / 8, 1))
         assert late > -(widest + 2)  # a ms for each of the two roundings to whole ms
     late_ms = sorted(late for _, late in results)
-    assert late_ms[int(COUNT * 0.99)] < 100 + machine_ms
+    assert late_ms[int(COUNT * 0.99)] < LIMIT_MS + machine_ms

@@ -195,7 +195,7 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
         if self._cleaner is not None:
             await self._cleaner.idle()
 
-    async def stop_cleaning(self, topic_name: str, cursor_name: str) -> None:
+    async def _stop_cleaning(self, topic_name: str, cursor_name: str) -> None:
         """Keep what is left of a cursor's snapshots: a tracker of another configuration is about to use the cursor."""
         if self._cleaner is not None:
             await self._cleaner.stop(topic_name, cursor_name)

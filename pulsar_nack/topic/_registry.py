@@ -255,7 +255,7 @@ class Trackers:
         factory = await self._factory(config)
         for other in self._factories.values():
             if other is not factory:
-                await other.stop_cleaning(self._topic, name)
+                await other._stop_cleaning(self._topic, name)
         if _is_shared(config) and self._topic_cursor is None:
             self._topic_cursor = await LogDelayedCursor.open(self._store, name="delayed-index")
         return await factory.new_tracker(
