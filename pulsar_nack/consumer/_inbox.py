@@ -32,7 +32,7 @@ class SetAside(Protocol[Item]):
         ...
 
     def note_origin(self, message_id: MessageId, /) -> None:
-        """Note that it may have changed whether a message comes from memory: it has come in a new session."""
+        """Note that a message has come in a new session: its retry may come from memory again."""
         ...
 
 

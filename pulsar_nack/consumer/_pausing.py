@@ -135,7 +135,7 @@ class Pausing:
         return len(given)
 
     def _on_kept(self, message: Message) -> None:
-        """Give a message that no call waits for back after a moment: a consumer without a queue, or one that drains."""
+        """Give back a message that no call takes in time, if the consumer has no queue or drains."""
         if self._unwanted_after_s is not None:
             asyncio.get_running_loop().call_later(self._unwanted_after_s, self._give_back_if_ready, message)
         self._state.check_idle()  # a call may have taken it back

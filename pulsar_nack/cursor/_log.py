@@ -158,14 +158,16 @@ class CursorLog:
                 elif ledger in self.index:
                     dropped.append(ledger)
         final = contents()  # nothing else has run since the last state was taken
-        full = self._wants_full(len(changes) + len(waiting) + len(dropped), final)
+        before = {} if self._committed is None else self._committed.cursor_properties
+        changed = changed_properties(before, final.cursor_properties)
+        full = self._wants_full(len(changes) + len(waiting) + len(dropped), final, changed)
         if size > 2 * APPEND:
             changes.update(await self._append_states(waiting))
             waiting = {}
         last = [record for parts in waiting.values() for record in parts]
         predicted = range(self._log.length, self._log.length + len(last))
         changes.update(assign_numbers(waiting, predicted))
-        marker = self._marker(changes, dropped, final, is_full=full)
+        marker = self._marker(changes, dropped, final, None if full else changed)
         numbers = await self._append([*last, *marker])
         self._check_numbers(numbers[: len(last)], predicted)
         self._link(numbers[-1], body_size(marker), is_full=full)
@@ -247,23 +249,26 @@ class CursorLog:
         return numbers
 
     def _marker(
-        self, changes: Mapping[int, StoredRecords], dropped: Collection[int], contents: MarkerContents, *, is_full: bool
+        self,
+        changes: Mapping[int, StoredRecords],
+        dropped: Collection[int],
+        contents: MarkerContents,
+        changed: Mapping[str, str | None] | None,
     ) -> list[bytes]:
+        """Return the records of a marker: a delta with these changed properties, or a full one if they are None."""
         head = self.next_head(contents)
         limit = self._config.max_entry_bytes
-        before = self._committed
-        if not is_full and self._chain is not None and before is not None:
-            return encode_delta_marker(head, changes, dropped, base=self._chain.last, before=before, limit=limit)
+        if changed is not None and self._chain is not None:
+            return encode_delta_marker(head, changes, dropped, changed, base=self._chain.last, limit=limit)
         index = {**self.index, **changes}
         for ledger in dropped:
             index.pop(ledger, None)
         return encode_full_marker(head, index, limit=limit)
 
-    def _wants_full(self, changes: int, contents: MarkerContents) -> bool:
-        chain, before = self._chain, self._committed
-        if chain is None or before is None or chain.length >= _MAX_DELTAS:
+    def _wants_full(self, changes: int, contents: MarkerContents, changed: Mapping[str, str | None]) -> bool:
+        chain = self._chain
+        if chain is None or self._committed is None or chain.length >= _MAX_DELTAS:
             return True
-        changed = changed_properties(before.cursor_properties, contents.cursor_properties)
         full = estimated_marker_size(len(self.index), contents.cursor_properties)
         empty, delta = estimated_marker_size(0, {}), estimated_marker_size(changes, changed)
         return chain.size >= full or 2 * (delta - empty) >= full - empty

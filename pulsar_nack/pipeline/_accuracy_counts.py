@@ -199,7 +199,7 @@ class _Counter:
         self._note(source=source[ended], last_ended=moment, **done)
 
     def _note(self, **columns: Any) -> None:
-        """Note facts: columns of numbers."""
+        """Note facts: columns of 64-bit integers."""
         pa = self._pa
         size = len(columns["source"])
         if not size:

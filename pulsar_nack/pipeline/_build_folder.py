@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from ..cursor.format import delayed_cursor
 from ..errors import InvalidArgumentError, LogLockedError
 from ..inspection.folders import MANIFEST
 from ..ledger.files import PRIVATE_FOLDER, OsFiles, storage_errors, write_all
@@ -34,7 +35,9 @@ ATTEMPTS: Final = "attempts"
 _OWNER: Final = "owner"
 _OLD: Final = "old"
 _BUILDING: Final = ".building"
-_INDEX_LOG: Final = re.compile(r"delayed\.cursor-\d{10}|snapshot-[0-9a-f]{32}-\d+")
+_CURSOR: Final = delayed_cursor("cursor") + "-"
+"""What the names of the cursor's logs begin with."""
+_INDEX_LOG: Final = re.compile(re.escape(_CURSOR) + r"\d{10}|snapshot-[0-9a-f]{32}-\d+")
 _SUFFIXES: Final = (LOG, LOCK, LOG + NEW, LOG + GONE)
 _files: Final = OsFiles()
 
@@ -54,7 +57,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     if names is None or not _is_index(names):
         raise InvalidArgumentError("path", str(target), "the folder of an index; this holds something else")
     for name in names:
-        if name.startswith("delayed.cursor-") and name.endswith(LOCK):
+        if name.startswith(_CURSOR) and name.endswith(LOCK):
             _check_unlocked(target / name)
 
 

@@ -55,14 +55,16 @@ def encode_delta_marker(
     head: MarkerHead,
     changes: Mapping[int, StoredRecords],
     dropped: Iterable[int],
+    changed: Mapping[str, str | None],
     *,
     base: int,
-    before: MarkerContents,
     limit: int,
 ) -> list[bytes]:
-    """Return the records of a marker that says what is different from the one at ``base``, which says ``before``."""
-    sequence, (mark_delete, properties, strings) = head
-    changed = changed_properties(before.cursor_properties, strings)
+    """Return the records of a marker that says what is different from the one at ``base``.
+
+    :param changed: the :func:`changed_properties`
+    """
+    sequence, (mark_delete, properties, _) = head
     marker = Marker(sequence, mark_delete, _references(changes), properties, None, base, tuple(dropped), changed)
     return encode_marker(marker, limit=limit)
 

@@ -323,7 +323,7 @@ class Reader(ClosesWhenDropped):
         await gather_or_cancel(self._seek(each, place) for each in moved)
 
     async def _seek(self, consumer: TopicConsumer, place: MessageId | int) -> None:
-        """Move one topic, whose old messages are dropped at once: until its turn they are read, and count as read."""
+        """Move one topic, and drop what is kept of it; until this begins, its old messages may still be read."""
         topic = consumer.topic
         read, kept = self._read.pop(topic, None), self._kept.pop(topic, None)
         try:
