@@ -76,6 +76,23 @@ async def test_cumulative_acks_in_a_batch(
         assert await asyncio.to_thread(its_admin.backlog, own_topic, SUBSCRIPTION) == 0
 
 
+async def test_a_cumulative_ack_in_the_first_batch_of_a_ledger(service_url: str, admin: Admin, topic: str) -> None:
+    """Without batch index acknowledgement it acknowledges the ledgers before that one."""
+    arrived, again = Arrived(), Arrived()
+    async with wire(service_url, topic) as made:
+        consumer = await made.open(arrived, type="exclusive", batch_index_ack=False)
+        await publish(service_url, topic, numbered(2))
+        assert len(await arrived.take(2)) == 2
+        await asyncio.to_thread(admin.unload, topic)  # what is published next goes into a new ledger
+        await publish_batch(service_url, topic, numbered(10))
+        ids = [delivery.id for delivery in await arrived.take(12)][2:]
+        assert {each.entry for each in ids} == {0}
+        await consumer.acknowledge_cumulative(ids[6])
+        await consumer.aclose()
+        consumer = await made.open(again, type="exclusive", batch_index_ack=False)
+        assert [delivery.id for delivery in await again.take(10)] == ids
+
+
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
 async def test_a_rewind_brings_each_once(service_url: str, topic: str, kind: Any) -> None:
     """Under load a rewind brings all that is unacknowledged once, in order, also over the next connection."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from pulsar_nack.wire._consumer._commands import position_of
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.frames import batch_payload, message_rest, read_message
 
@@ -109,11 +110,11 @@ class FakeSubscription:
     def acknowledge(self, ids: Sequence[pb.MessageIdData], *, is_cumulative: bool) -> None:
         """Acknowledge entries; of an id with an ack set the indexes in it stay unacknowledged."""
         for each in ids:
-            place = (each.ledgerId, each.entryId)
+            place = position_of(each)
             whole = [entry.place for entry in self.topic.entries if entry.place < place] if is_cumulative else []
             if each.ack_set:
                 self._acknowledge_part(place, list(each.ack_set))
-            else:
+            elif place.entry >= 0:
                 whole.append(place)
             self._settle(whole)
         if self.max_unacked is not None:
@@ -271,7 +272,9 @@ class FakeTopic:
 
     def append(self, rest: bytes, *, messages: int = 1, key: str = "") -> FakeEntry:
         """Store an entry and dispatch it."""
-        entry = FakeEntry(self.ledger, len(self.entries), rest, messages, key)
+        last = self.entries[-1] if self.entries else None
+        number = last.entry + 1 if last is not None and last.ledger == self.ledger else 0
+        entry = FakeEntry(self.ledger, number, rest, messages, key)
         self.entries.append(entry)
         for subscription in list(self.subscriptions.values()):
             subscription.dispatch()

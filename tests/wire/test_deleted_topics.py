@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 
-from pulsar_nack.errors import RequestTimeoutError, TopicNotFoundError
+from pulsar_nack.errors import ClosedError, RequestTimeoutError, TopicNotFoundError
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, ClientOptions
 from tests.for_each import for_each
@@ -116,6 +117,38 @@ async def test_others_go_on_without_a_topic_that_is_deleted(selected: Any, caplo
         broker.delete(BASE + names[1])
         with pytest.raises(TimeoutError if is_pattern else TopicNotFoundError):
             await consumer.receive(timeout=20)
+
+
+@pytest.mark.parametrize("selected", [["one", "two"], "parted"])
+@virtual_time
+async def test_what_is_asked_of_all_topics_leaves_out_a_deleted_one(selected: Any) -> None:
+    """The last ids, whether there is a message, a seek by time, and unsubscribing; if all are deleted, as before."""
+    names = ["one", "two"] if selected != "parted" else ["parted-partition-0", "parted-partition-1"]
+    for deleted in (1, 2):
+        broker = forbidding(*names)
+        broker.partitions[f"{BASE}parted"] = 2
+        left = broker.topic(BASE + names[1])
+        async with subscribed(broker, selected) as consumer:
+            left.publish(b"left")
+            await (await consumer.receive(timeout=5)).ack()
+            for name in names[:deleted]:
+                broker.delete(BASE + name)
+            await asyncio.sleep(5)
+            calls = (consumer.last_message_ids, consumer.has_message_available, partial(consumer.seek, 0))
+            if deleted == 2:
+                for call in calls:
+                    with pytest.raises(TopicNotFoundError):
+                        await call()
+            else:
+                assert [each.topic for each in await consumer.last_message_ids()] == [left.name]
+                assert not await consumer.has_message_available()
+                await consumer.seek(0)
+                assert await consumer.has_message_available()
+                assert (await consumer.receive(timeout=5)).data == b"left"
+            await consumer.unsubscribe()
+            with pytest.raises(ClosedError):
+                await consumer.receive()
+            assert [topic.subscriptions for topic in broker.topics.values()] == [{}] * (2 - deleted)
 
 
 @virtual_time

@@ -329,6 +329,22 @@ async def test_cumulative_acks_without_index_acks() -> None:
 
 
 @virtual_time
+async def test_a_cumulative_ack_in_the_first_batch_of_a_ledger() -> None:
+    """Without batch index acknowledgement it acknowledges the ledgers before that one."""
+    async with consuming() as made:
+        first = made.topic.publish(b"a")
+        made.topic.ledger += 1
+        batch = made.topic.publish_batch([b"b", b"c"])
+        assert batch.entry == 0
+        consumer = await made.open(type="exclusive", batch_index_ack=False)
+        ids = [delivery.id for delivery in await made.arrived.take(3)]
+        await consumer.acknowledge_cumulative(ids[1])
+        assert made.subscription.acked == {first.place}
+        await consumer.acknowledge_cumulative(ids[2])
+        assert made.subscription.acked == {first.place, batch.place}
+
+
+@virtual_time
 async def test_cumulative_acks_are_not_for_shared() -> None:
     """A subscription of several consumers has no order, so there nothing is acknowledged cumulatively."""
     async with consuming() as made:

@@ -132,10 +132,7 @@ class Acknowledger:
         remaining = self.sets.acked_through(message_id)
         place = (message_id.ledger, message_id.entry)
         if remaining and not self._options.batch_index_ack:
-            if not message_id.entry:
-                self._loop.call_soon(done, None)
-                return
-            place, remaining = (message_id.ledger, message_id.entry - 1), 0
+            place, remaining = (message_id.ledger, message_id.entry - 1), 0  # entry -1: all ledgers before this one
         position = self.position
 
         def answered(error: Exception | None) -> None:

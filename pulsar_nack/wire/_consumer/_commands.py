@@ -73,7 +73,7 @@ def acknowledge(consumer_id: int, group: AckGroup, request_id: int | None) -> by
         if remaining:
             add(ledgerId=ledger, entryId=entry, ack_set=words_of(remaining))
         else:
-            add(ledgerId=ledger, entryId=entry)
+            add(ledgerId=ledger, entryId=entry & _LARGEST)
     if request_id is not None:
         ack.request_id = request_id
     return encode_command(command)

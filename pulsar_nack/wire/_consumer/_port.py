@@ -20,6 +20,7 @@ from ._subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
     from .._producer._producer import WirePublisher
+    from ._topic_consumer import TopicConsumer
 
 T = TypeVar("T")
 MAX_IDS: Final = 1_000
@@ -256,19 +257,26 @@ class WirePort:
         """
         self._check_open()
         consumers: list[AnyTopicConsumer]
-        consumers = [self._consumers.of(position)] if _is_message_id(position) else list(self._consumers)
+        consumers = [self._consumers.of(position)] if _is_message_id(position) else [*self.existing]
         await gather_or_cancel(consumer.seek(position) for consumer in consumers)
 
     # --- asking the broker --------------------------------------------------------------------------------------------
 
+    @property
+    def existing(self) -> list[TopicConsumer]:
+        """Return the consumers whose topics were not deleted, or all if every topic was."""
+        return [each for each in self._consumers if each.missing is None] or list(self._consumers)
+
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition, with its topic; entry -1 for an empty one.
+
+        Topics that were deleted and may not be created are left out, unless all were.
 
         :raises BrokerError: the broker refused, or did not answer
         :raises ClosedError: it, or its client, is closed
         """
         self._check_open()
-        return await gather_or_cancel(consumer.last_message_id() for consumer in self._consumers)
+        return await gather_or_cancel(consumer.last_message_id() for consumer in self.existing)
 
     async def held_back(self) -> str | None:
         """Return why the broker sends no more messages though there are more; None: no reason is known.

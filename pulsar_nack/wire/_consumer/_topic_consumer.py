@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -132,6 +133,8 @@ class TopicConsumer:
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, and close; if it is closed already, do nothing.
 
+        A topic that was deleted has no subscription any more.
+
         :param force: also while others are subscribed; brokers before 3.1 take no notice of it
         :raises BrokerRefusedError: others are subscribed
         :raises BrokerError: no answer
@@ -139,7 +142,8 @@ class TopicConsumer:
         if self.sessions.is_closed and self.sessions.fault is None:
             return
         await self._settle_acks()
-        await self.sessions.request(partial(commands.unsubscribe, force=force))
+        with suppress(TopicNotFoundError):
+            await self.sessions.request(partial(commands.unsubscribe, force=force))
         await self.aclose()
 
     # --- redelivery, pausing ------------------------------------------------------------------------------------------

@@ -296,11 +296,6 @@ class Reader(ClosesWhenDropped):
             if (last := self._position_of(consumer)) is not None and last not in {EARLIEST, LATEST}
         ]
 
-    @property
-    def _there(self) -> list[TopicConsumer]:
-        """Return the consumers whose topics were not deleted, or all if every topic was."""
-        return [each for each in self._consumers if each.missing is None] or list(self._consumers)
-
     def _position_of(self, consumer: TopicConsumer) -> MessageId | None:
         return self._read.get(consumer.topic) or consumer.starts_after
 
@@ -319,7 +314,7 @@ class Reader(ClosesWhenDropped):
         self._check()
         self._port.check_seek(place)
         only = self._consumers.of(place) if _is_message_id(place) else None
-        moved = [each for each in self._consumers if each is only] or self._there
+        moved = [each for each in self._consumers if each is only] or self._port.existing
         await gather_or_cancel(self._seek(each, place) for each in moved)
 
     async def _seek(self, consumer: TopicConsumer, place: MessageId | int) -> None:
@@ -336,7 +331,7 @@ class Reader(ClosesWhenDropped):
 
     async def _ends(self, only: Mapping[str, MessageId] | None = None) -> dict[str, MessageId]:
         """Return the last message of each topic with unread ones, by name; ``only`` of these, up to these messages."""
-        consumers = [each for each in self._there if only is None or each.topic in only]
+        consumers = [each for each in self._port.existing if only is None or each.topic in only]
         answers = await gather_or_cancel(each.end() for each in consumers)
         ends: dict[str, MessageId] = {}
         for consumer, (last, mark) in zip(consumers, answers, strict=True):
