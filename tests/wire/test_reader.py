@@ -696,6 +696,20 @@ async def test_a_seek_that_fails_loses_nothing(answer: Any) -> None:
 
 
 @virtual_time
+async def test_what_was_read_is_not_acknowledged_during_a_seek() -> None:
+    """An acknowledgement of the old position that the broker gets after the seek would skip messages of the new one."""
+    async with cluster() as (broker, topic, client):
+        publish(topic, range(6))
+        async with client.reader("t", receiver_queue_size=1) as reader:
+            for _ in range(4):
+                await reader.read()
+            broker.next("SEEK", later(2))
+            broker.next("ACK", silence)
+            await reader.seek("earliest")
+            assert await texts(reader) == numbered(*range(6))
+
+
+@virtual_time
 async def test_a_seek_in_one_partition() -> None:
     """The others go on where they were, with what was found there."""
     async with cluster() as (broker, _, client):
@@ -710,6 +724,33 @@ async def test_a_seek_in_one_partition() -> None:
             assert sorted(await texts(reader)) == sorted(
                 [*numbered(10, 11, 12), *({"0", "1", "2"} - {each.data.decode() for each in found})]
             )
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+@virtual_time
+async def test_all_comes_of_a_partition_that_has_moved_when_the_seek_ends_early(*, is_refused: bool) -> None:
+    """A partition that is moved comes from there, though the call is cancelled, or another partition is refused."""
+    async with cluster() as (broker, _, client):
+        broker.partitions[TOPIC] = 2
+        first, second = (f"{TOPIC}-partition-{number}" for number in range(2))
+        publish(broker.topic(first), range(8))
+        async with client.reader("t") as reader:
+            assert await texts(reader) == numbered(*range(8))
+            publish(broker.topic(first), range(8, 11))
+            assert await reader.has_message_available()
+            refused = refuse("MetadataError") if is_refused else as_usual
+            broker.always("SEEK", lambda call: (later(1, refused) if _is_of(call, second) else as_usual)(call))
+            broker.always("SUBSCRIBE", later(3))
+            with pytest.raises((TimeoutError, BrokerError)):
+                await asyncio.wait_for(reader.seek("earliest"), 2)
+            broker.normally("SUBSCRIBE")
+            assert await texts(reader) == numbered(*range(11))
+            assert reader.duplicates == 0
+
+
+def _is_of(call: Call, topic: str) -> bool:
+    subscribed = [each.body for each in call.broker.calls if each.kind == "SUBSCRIBE" and each.link is call.link]
+    return any((each.consumer_id, each.topic) == (call.body.consumer_id, topic) for each in subscribed)
 
 
 @virtual_time

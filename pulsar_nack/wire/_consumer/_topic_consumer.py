@@ -182,9 +182,10 @@ class TopicConsumer:
 
     # --- seeking ------------------------------------------------------------------------------------------------------
 
-    async def seek(self, position: MessageId | int) -> None:
+    async def seek(self, position: MessageId | int, on_moved: Callable[[], None] = lambda: None) -> None:
         """Move the subscription, so that this message, or the first one published at or after an epoch ms, is next.
 
+        :param on_moved: called once it is moved; it stays so if the call is cancelled later
         :raises BrokerRefusedError: the broker refused; nothing moved
         :raises BrokerError: no answer
         :raises InvalidArgumentError: a time below 0
@@ -202,6 +203,7 @@ class TopicConsumer:
                 await self._settle_acks()
                 await self.sessions.request(partial(commands.seek, position=position), is_seek=True)
                 self.sessions.begin_at(position)
+                on_moved()
             finally:
                 self.queue.is_seeking = False
                 self.sessions.reconnect()

@@ -251,6 +251,8 @@ class Reader(ClosesWhenDropped):
         for topic, message_id in list(self._read.items()):
             is_acked = self._acked.get(topic) is message_id
             consumer = self._consumers.by_topic.get(topic)
+            if consumer is not None and consumer.queue.is_seeking:
+                continue  # it would move the new position on if it reached the broker after the seek
             if consumer is None:  # the topic was deleted
                 for of_topics in (self._read, self._acked, self._incomplete):
                     of_topics.pop(topic, None)
@@ -318,16 +320,15 @@ class Reader(ClosesWhenDropped):
         await gather_or_cancel(self._seek(each, place) for each in moved)
 
     async def _seek(self, consumer: TopicConsumer, place: MessageId | int) -> None:
-        """Move one topic, and drop what is kept of it; until this begins, its old messages may still be read."""
+        """Move one topic, and drop what is kept of it; until then its old messages may still be read."""
         topic = consumer.topic
-        read, kept = self._read.pop(topic, None), self._kept.pop(topic, None)
-        try:
-            await consumer.seek(place)
-        except BaseException:
-            self._read |= {topic: read} if read else {}
-            self._kept |= {topic: kept} if kept else {}
-            raise
-        self._resume(topic)
+
+        def forget() -> None:
+            self._read.pop(topic, None)
+            self._kept.pop(topic, None)
+            self._resume(topic)
+
+        await consumer.seek(place, forget)
 
     async def _ends(self, only: Mapping[str, MessageId] | None = None) -> dict[str, MessageId]:
         """Return the last message of each topic with unread ones, by name; ``only`` of these, up to these messages."""
