@@ -97,6 +97,24 @@ async def test_receive_raises_while_the_topic_of_a_consumer_is_deleted() -> None
         assert (await consumer.receive(timeout=1)).data == b"again"
 
 
+@virtual_time
+async def test_calls_that_wait_for_a_topic_end_when_it_turns_out_to_be_deleted() -> None:
+    """O9: they raise as soon as the broker says so, and not when the time of a request is over."""
+    broker = forbidding("one")
+    async with subscribed(broker, "one") as consumer:
+        (member,) = consumer.port._consumers
+        broker.delete(f"{BASE}one")
+        await asyncio.sleep(0.01)
+        assert member.missing is None
+        calls = [asyncio.create_task(call) for call in (member.seek(0), member.last_message_id())]
+        marking = asyncio.create_task(member.mark_delete_position())
+        async with asyncio.timeout(2):
+            for call in calls:
+                with pytest.raises(TopicNotFoundError):
+                    await call
+            assert await marking is None
+
+
 @pytest.mark.parametrize("selected", [["one", "two"], re.compile("one|two"), "parted"])
 @virtual_time
 async def test_others_go_on_without_a_topic_that_is_deleted(selected: Any, caplog: pytest.LogCaptureFixture) -> None:

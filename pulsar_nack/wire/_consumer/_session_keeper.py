@@ -303,6 +303,8 @@ class SessionKeeper:
             self._acks.fail(None)
             was_missing, self.missing = self.missing, error
             if was_missing is None:
+                self._is_subscribed.set()  # waiting calls check again
+                self._is_subscribed.clear()
                 self._on_missing()
         elif isinstance(error, BrokerRefusedError) and not is_busy(error) and not is_transient(error):
             self._acks.fail(error)
