@@ -170,6 +170,21 @@ async def test_what_is_asked_of_all_topics_leaves_out_a_deleted_one(selected: An
 
 
 @virtual_time
+async def test_new_partitions_are_found_while_another_topic_is_deleted() -> None:
+    """O9: of a list; the deleted topic is consumed again once it is created again."""
+    broker = forbidding("one", "parted-partition-0")
+    broker.partitions[f"{BASE}parted"] = 1
+    async with subscribed(broker, ["one", "parted"], discovery_interval=5) as consumer:
+        broker.delete(f"{BASE}one")
+        await asyncio.sleep(20)
+        broker.partitions[f"{BASE}parted"] = 2
+        for number, name in enumerate(("parted-partition-1", "one")):
+            broker.topic(BASE + name).ledger = 20 + number
+            broker.topic(BASE + name).publish(name.encode())
+            assert (await consumer.receive(timeout=60)).data == name.encode()
+
+
+@virtual_time
 async def test_a_topic_that_is_not_there_is_refused_at_once() -> None:
     """O9: the error when subscribing is of the same class, and has the broker's words."""
     broker = forbidding()

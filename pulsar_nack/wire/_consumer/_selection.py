@@ -31,6 +31,8 @@ class TopicListSelection:
         if not self.topics:
             raise InvalidArgumentError("topic", topics, "at least one topic")
         self.label = ", ".join(self.topics)
+        self._found: dict[str, Mapping[str, int]] = {}
+        """The last answer for each topic."""
 
     @property
     def only(self) -> str | None:
@@ -38,11 +40,22 @@ class TopicListSelection:
         return self.topics[0] if len(self.topics) == 1 else None
 
     async def members(self, lookup: Lookup) -> dict[str, int]:
-        """Return the full names of all topics, or of their partitions with the numbers; -1: no partition."""
+        """Return the full names of all topics, or of their partitions with the numbers; -1: no partition.
+
+        A topic that was deleted since the last call has the same ones as before: it may be created again.
+        """
         found: dict[str, int] = {}
-        for members in await gather_or_cancel(_members_of(lookup, topic) for topic in self._all):
+        for members in await gather_or_cancel(self._members_of(lookup, topic) for topic in self._all):
             found.update(members)
         return found
+
+    async def _members_of(self, lookup: Lookup, topic: str) -> Mapping[str, int]:
+        try:
+            self._found[topic] = await _members_of(lookup, topic)
+        except TopicNotFoundError:
+            if topic not in self._found:
+                raise
+        return self._found[topic]
 
     def may_grow(self, members: Iterable[str]) -> bool:
         """Return whether a topic is partitioned, and may get more partitions."""
