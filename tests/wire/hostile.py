@@ -60,6 +60,12 @@ def swollen(size: int) -> bytes:
     return message_rest(about(compression=pb.ZLIB, uncompressed_size=size), payload + packing.flush())
 
 
+def shattered(blocks: int) -> bytes:
+    """Return a message of one byte, behind empty blocks of three bytes each in a frame of zstd."""
+    payload = b"\x28\xb5\x2f\xfd\x00\x58" + bytes(3 * blocks) + b"\x09\x00\x00x"
+    return message_rest(about(compression=pb.ZSTD, uncompressed_size=1), payload)
+
+
 def with_properties(count: int) -> bytes:
     """Return a message with ``count`` properties."""
     return with_metadata(about().SerializeToString() + b"\x22\x06\x0a\x01a\x12\x01b" * count)

@@ -91,6 +91,17 @@ async def test_a_message_that_swells() -> None:
     turns.check()
 
 
+async def test_a_message_of_many_empty_blocks() -> None:
+    """O32: one byte in 4.5 MB of zstd is decompressed in a thread too, since its blocks are counted one by one."""
+    broker = FakeBroker(latency=0)
+    broker.topic(TOPIC).append(hostile.shattered(1_500_000))
+    async with client_of(broker) as client:
+        with blocked() as turns:
+            async with client.subscribe("orders", "s", initial_position="earliest") as consumer:
+                assert (await consumer.receive(timeout=10)).data == b"x"
+    turns.check()
+
+
 @for_each("rest", [hostile.with_properties(500_000), hostile.with_empty_properties(500_000)])
 def test_properties_without_end(rest: bytes) -> None:
     """O34: refused by ``max_metadata_bytes`` before they are read; the next message comes, and no permit is lost."""

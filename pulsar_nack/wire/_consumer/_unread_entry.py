@@ -29,7 +29,7 @@ READ_AT_ONCE: Final = 100
 _MAX_PROPERTIES: Final = 2_000
 """Reading stops early once the messages together have this many properties."""
 _LARGE: Final = 1 << 20
-"""A payload of more bytes is decompressed in a thread."""
+"""A payload of more bytes, compressed or not, is decompressed in a thread."""
 
 
 class UnreadEntry:
@@ -113,7 +113,8 @@ class UnreadEntry:
     def is_decompressing(self, then: Callable[[], None]) -> bool:
         """Return whether a thread is decompressing the entry; start it if needed, and call ``then`` when it is done."""
         entry = self._entry
-        if self._members is not None or not entry.metadata.compression or self._size <= _LARGE:
+        is_large = max(self._size, len(entry.payload)) > _LARGE
+        if self._members is not None or not entry.metadata.compression or not is_large:
             return False
         if self._decompressing is None:
             loop = asyncio.get_running_loop()
