@@ -256,6 +256,24 @@ async def test_topics_without_end(caplog: pytest.LogCaptureFixture) -> None:
     assert warning.startswith(f"2 topics of namespace public/default, such as {TOPIC}\\x1b[31m, have names")
 
 
+def test_messages_that_are_complete_leave_nothing_behind_one_that_is_not() -> None:
+    """O33: while a message waits for its last chunk, 2 000 others come and go in bounded memory."""
+    there = ChunkAssembler(10, 1 << 20, 60_000)
+    there.add(Chunk("waits", 0, 2, 4, Position(1, 0), b"xx"), 0)
+    tracemalloc.start()
+    try:
+        for number in range(2_000):
+            for index in range(2):
+                whole = there.add(Chunk(f"{number}", index, 2, 4, Position(2, 2 * number + index), b"xx"), 0)
+            assert whole is not None
+        left = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert left < 100_000
+    assert there.next_at() == 60_000
+    assert [each.uuid for each in there.take_abandoned(60_000)] == ["waits"]
+
+
 def test_uuids_without_end() -> None:
     """O33: parts of messages that are never completed take bounded memory, whatever their uuids are."""
     there, back = ChunkAssembler(10, 1 << 20, 60_000), 0

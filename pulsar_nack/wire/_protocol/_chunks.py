@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from ..._foreign import MAX_SHOWN
@@ -34,6 +34,11 @@ _MIN_CHUNKS: Final = 5_000
 """This many chunks are allowed, however small ``max_bytes`` is."""
 _MAX_ABANDONED: Final = 10_000
 """If more chunks than this were abandoned, they are redelivered at once, without the pause."""
+_SPARE: Final = 64
+"""This many expiries of messages that are complete may be kept."""
+
+_Expiry = tuple[int, int, str]
+"""When a message is abandoned, in ms; a number that no other has; and the message's uuid."""
 
 
 def short_uuid(uuid: str) -> str:
@@ -79,7 +84,7 @@ class AssembledMessage:
 class _PartialMessage:
     count: int
     total_bytes: int
-    expires_at_ms: int
+    expiry: _Expiry
     is_kept: bool
     chunks: dict[int, tuple[Position, bytes]] = field(default_factory=dict)
     superseded: set[Position] = field(default_factory=set)
@@ -116,7 +121,7 @@ class ChunkAssembler:
         self._max_chunks = max(max_bytes // _OVERHEAD_BYTES, _MIN_CHUNKS)
         self._timeout_ms = timeout_ms
         self._partial: dict[str, _PartialMessage] = {}
-        self._expiries: list[tuple[int, int, str]] = []
+        self._expiries: list[_Expiry] = []
         self._started = 0
         self._abandoned: list[AbandonedMessage] = []
         self._abandoned_chunks = 0
@@ -162,12 +167,14 @@ class ChunkAssembler:
 
     def _next_expiry(self) -> int | None:
         while self._expiries:
-            expires_at_ms, _, uuid = self._expiries[0]
-            message = self._partial.get(uuid)
-            if message is not None and message.expires_at_ms == expires_at_ms:
-                return expires_at_ms
+            if self._is_pending(self._expiries[0]):
+                return self._expiries[0][0]
             heappop(self._expiries)
         return None
+
+    def _is_pending(self, expiry: _Expiry) -> bool:
+        message = self._partial.get(expiry[2])
+        return message is not None and message.expiry is expiry
 
     def positions(self) -> list[Position]:
         """Return the positions of all chunks here, also of those that are to be redelivered."""
@@ -188,10 +195,13 @@ class ChunkAssembler:
             self._abandon_oldest(now_ms)
         is_kept = chunk.total_bytes <= self._max_bytes
         timeout_ms = self._timeout_ms << min(self._times_abandoned.get(chunk.uuid, 0), _MAX_DOUBLINGS)
-        message = _PartialMessage(chunk.count, chunk.total_bytes, now_ms + timeout_ms, is_kept)
-        self._partial[chunk.uuid] = message
         self._started += 1
-        heappush(self._expiries, (message.expires_at_ms, self._started, chunk.uuid))
+        expiry = (now_ms + timeout_ms, self._started, chunk.uuid)
+        self._partial[chunk.uuid] = message = _PartialMessage(chunk.count, chunk.total_bytes, expiry, is_kept)
+        heappush(self._expiries, expiry)
+        if len(self._expiries) > 2 * len(self._partial) + _SPARE:
+            self._expiries = list(filter(self._is_pending, self._expiries))
+            heapify(self._expiries)
         return message
 
     def _put(self, message: _PartialMessage, chunk: Chunk) -> None:
