@@ -184,6 +184,41 @@ async def test_new_partitions_are_found_while_another_topic_is_deleted() -> None
             assert (await consumer.receive(timeout=60)).data == name.encode()
 
 
+@pytest.mark.parametrize("selected", [["one", "two"], re.compile("one|two"), "parted"])
+@pytest.mark.parametrize("is_told", [False, True])
+@virtual_time
+async def test_what_is_asked_while_a_topic_is_deleted_is_asked_of_the_others(selected: Any, *, is_told: bool) -> None:
+    """O9: the calls wait for a topic that turns out to be deleted, or is forgotten meanwhile, and go on without it."""
+    names = ["one", "two"] if selected != "parted" else ["parted-partition-0", "parted-partition-1"]
+    for way in range(5):
+        broker = forbidding(*names)
+        broker.tells_of_topics = is_told
+        broker.partitions[f"{BASE}parted"] = 2
+        left = broker.topic(BASE + names[1])
+        left.publish(b"left")
+        async with (
+            Client(broker.url, dial=broker.dial) as client,
+            client.subscribe(selected, "s", initial_position="earliest", discovery_interval=5) as consumer,
+            client.reader(selected, discovery_interval=5) as reader,
+        ):
+            assert (await reader.read()).data == (await consumer.receive()).data == b"left"
+            broker.delete(BASE + names[0])
+            await asyncio.sleep(0.01)
+            async with asyncio.timeout(10):
+                if way == 0:
+                    assert [each.topic for each in await consumer.last_message_ids()] == [left.name]
+                elif way == 1:
+                    await consumer.seek(0)
+                    assert (await consumer.receive()).data == b"left"
+                elif way == 2:
+                    assert not await reader.has_message_available()
+                elif way == 3:
+                    assert [message async for message in reader.read_to_end()] == []
+                else:
+                    await reader.seek("earliest")
+                    assert (await reader.read()).data == b"left"
+
+
 @virtual_time
 async def test_a_topic_that_is_not_there_is_refused_at_once() -> None:
     """O9: the error when subscribing is of the same class, and has the broker's words."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
-from ...errors import ClosedError, InvalidArgumentError, PulsarNackError
+from ...errors import ClosedError, InvalidArgumentError, PulsarNackError, TopicNotFoundError
 from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
 from .._connection._retry import gather_or_cancel, gather_settled
 from .._protocol._topics import normalize
-from ._multi_topic_consumer import AnyTopicConsumer, MultiTopicConsumer
+from ._multi_topic_consumer import MultiTopicConsumer
 from ._selection import Selection
 from ._subscribe_options import SubscribeOptions
 
@@ -256,16 +256,29 @@ class WirePort:
         :raises BrokerError: the broker refused, or the message is of another topic
         """
         self._check_open()
-        consumers: list[AnyTopicConsumer]
-        consumers = [self._consumers.of(position)] if _is_message_id(position) else [*self.existing]
-        await gather_or_cancel(consumer.seek(position) for consumer in consumers)
+        if _is_message_id(position):
+            await self._consumers.of(position).seek(position)
+        else:
+            await self.ask(lambda consumer: consumer.seek(position))
 
     # --- asking the broker --------------------------------------------------------------------------------------------
 
-    @property
-    def existing(self) -> list[TopicConsumer]:
-        """Return the consumers whose topics were not deleted, or all if every topic was."""
-        return [each for each in self._consumers if each.missing is None] or list(self._consumers)
+    async def ask(
+        self, call: Callable[[TopicConsumer], Awaitable[T]], topics: Container[str] | None = None
+    ) -> dict[TopicConsumer, T]:
+        """Return what a call returns for each topic or partition, or for some; the first error is raised.
+
+        Topics that were deleted are left out, unless all were; if one is deleted meanwhile, the others are asked again.
+        """
+        while True:
+            existing = [each for each in self._consumers if each.missing is None] or list(self._consumers)
+            asked = [each for each in existing if topics is None or each.topic in topics]
+            try:
+                return dict(zip(asked, await gather_or_cancel(map(call, asked)), strict=True))
+            except (TopicNotFoundError, ClosedError):
+                left = {each for each in self._consumers if each.missing is None}
+                if not left or left >= set(asked):
+                    raise
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition, with its topic; entry -1 for an empty one.
@@ -276,7 +289,7 @@ class WirePort:
         :raises ClosedError: it, or its client, is closed
         """
         self._check_open()
-        return await gather_or_cancel(consumer.last_message_id() for consumer in self.existing)
+        return list((await self.ask(lambda consumer: consumer.last_message_id())).values())
 
     async def held_back(self) -> str | None:
         """Return why the broker sends no more messages though there are more; None: no reason is known.

@@ -315,9 +315,11 @@ class Reader(ClosesWhenDropped):
         place = place_of(position)
         self._check()
         self._port.check_seek(place)
-        only = self._consumers.of(place) if _is_message_id(place) else None
-        moved = [each for each in self._consumers if each is only] or self._port.existing
-        await gather_or_cancel(self._seek(each, place) for each in moved)
+        if _is_message_id(place):
+            only = self._consumers.of(place)
+            await gather_or_cancel(self._seek(each, place) for each in self._consumers if each is only)
+        else:
+            await self._port.ask(lambda each: self._seek(each, place))
 
     async def _seek(self, consumer: TopicConsumer, place: MessageId | int) -> None:
         """Move one topic, and drop what is kept of it; until then its old messages may still be read."""
@@ -332,10 +334,8 @@ class Reader(ClosesWhenDropped):
 
     async def _ends(self, only: Mapping[str, MessageId] | None = None) -> dict[str, MessageId]:
         """Return the last message of each topic with unread ones, by name; ``only`` of these, up to these messages."""
-        consumers = [each for each in self._port.existing if only is None or each.topic in only]
-        answers = await gather_or_cancel(each.end() for each in consumers)
         ends: dict[str, MessageId] = {}
-        for consumer, (last, mark) in zip(consumers, answers, strict=True):
+        for consumer, (last, mark) in (await self._port.ask(lambda each: each.end(), only)).items():
             end = last if only is None or is_after(only[consumer.topic], last) else only[consumer.topic]
             passed = None if only is None and self._is_compacted else mark  # compacted messages may lie before it
             if end.entry >= 0 and not self._has_read(consumer, end, passed):
