@@ -695,6 +695,24 @@ async def test_a_seek_that_fails_loses_nothing(answer: Any) -> None:
             assert await texts(reader) == numbered(1, 2, 3, 4, 5)
 
 
+@pytest.mark.parametrize("answer", [refuse("MetadataError"), silence])
+@virtual_time
+async def test_a_seek_that_fails_loses_no_chunk(answer: Any) -> None:
+    """A message whose first chunk came before messages that are read comes when the other one does."""
+    async with cluster() as (broker, topic, client):
+        chunk_of(topic, "u", 0, b"half")
+        publish(topic, range(2))
+        async with client.reader("t") as reader:
+            assert await texts(reader) == numbered(0, 1)
+            broker.next("SEEK", answer)
+            with pytest.raises((BrokerError, TimeoutError)):
+                await asyncio.wait_for(reader.seek("earliest"), 2)
+            await asyncio.sleep(2)
+            chunk_of(topic, "u", 1, b"full")
+            publish(topic, range(2, 3))
+            assert await texts(reader) == ["halffull", "2"]
+
+
 @virtual_time
 async def test_what_was_read_is_not_acknowledged_during_a_seek() -> None:
     """An acknowledgement of the old position that the broker gets after the seek would skip messages of the new one."""

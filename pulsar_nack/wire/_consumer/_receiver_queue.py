@@ -107,8 +107,6 @@ class ReceiverQueue:
         self._session = None
         self._requests.clear()
         self._paused.forget()
-        if self._position is not None:
-            self._position.expect(self._chunks.positions())
         self.drop()
 
     def drop(self) -> None:
@@ -116,9 +114,10 @@ class ReceiverQueue:
         self.epoch += 1
         self._memory.bytes -= self.bytes
         self.messages = self.bytes = 0
-        self._chunks.clear()
         if self._position is not None:
+            self._position.expect(self._chunks.positions())
             self._position.last_arrived = None
+        self._chunks.clear()
 
     def drop_and_permit(self) -> None:
         """Drop what arrived and was not taken, within a session: the broker sends it again, to us or to others."""
