@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pulsar_nack import BrokerError, InvalidArgumentError
 from pulsar_nack.wire._consumer._selection import PatternSelection, name_of, selection_of
 from tests.for_each import for_each
+from tests.wire.hostile import blocked
 from tests.wire.using import BASE
 
 
@@ -131,6 +133,15 @@ async def test_patterns_mean_what_they_say(pattern: Any, found: list[str]) -> No
     assert list(await selection.members(ORDERS)) == [BASE + name for name in found]
     assert isinstance(selection, PatternSelection)
     assert [selection.matches(BASE + name) for name in found] == [True] * len(found)
+
+
+async def test_a_pattern_for_many_topics() -> None:
+    """Others run between while 40 000 names are looked at."""
+    many = lookup_of(**{f"other-{number}": 0 for number in range(40_000)}, orders=2)
+    with blocked() as turns:
+        members = await asyncio.create_task(selection_of(re.compile("orders")).members(many))
+    assert list(members) == [f"{BASE}orders-partition-{number}" for number in range(2)]
+    turns.check()
 
 
 async def test_the_namespace_of_a_pattern() -> None:

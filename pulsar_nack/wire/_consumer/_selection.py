@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -16,6 +17,8 @@ from .._protocol._topics import TopicName, normalize, partition_name, split_part
 
 _SYSTEM_PREFIX: Final = "__"
 _DEFAULT_NAMESPACE: Final = "public/default"
+_SLICE: Final = 1_000
+"""Topics that are looked at before other tasks run."""
 
 
 class TopicListSelection:
@@ -83,7 +86,9 @@ class PatternSelection:
         """Return the full names of the topics that exist now, or of their partitions with the numbers."""
         found: dict[str, int] = {}
         parts: dict[str, dict[str, int]] = {}
-        for name in await lookup.topics(self.namespace):
+        for at, name in enumerate(await lookup.topics(self.namespace)):
+            if not at % _SLICE:
+                await asyncio.sleep(0)
             if not self.matches(name):
                 continue
             topic, number = split_partition(name)
