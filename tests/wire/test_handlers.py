@@ -130,13 +130,12 @@ async def test_closed_by_the_broker(url: str, where: str) -> None:
 
 @virtual_time
 async def test_topics_that_migrate() -> None:
-    """A topic that migrates to another cluster is reported to its consumer; its producer is closed."""
+    """A topic that migrates to another cluster is reported to its consumer and its producer, and they are closed."""
     stage = await open_stage()
     for kind in (pb.CommandTopicMigrated.Consumer, pb.CommandTopicMigrated.Producer):
         for number in (1, 2):
             await stage.send("TOPIC_MIGRATED", resource_id=number, resource_type=kind, brokerServiceUrl="pulsar://far")
-    assert stage.consumer.calls == [("migrated", "pulsar://far")]
-    assert stage.producer.calls == [("closed", "pulsar://far")]
+    assert stage.consumer.calls == stage.producer.calls == [("migrated", "pulsar://far"), ("closed", None)]
     await stage.connection.aclose()
 
 

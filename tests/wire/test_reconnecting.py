@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from pulsar_nack.errors import ProtocolError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, ClientOptions
 from pulsar_nack.wire._connection._authentication import TokenAuthentication
-from tests.wire.fake_broker import FakeBroker, found_at, refuse
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from tests.wire.fake_broker import Call, FakeBroker, as_usual, found_at, refuse
+from tests.wire.frames import command
 
 TOPIC = "persistent://public/default/t"
 OPTIONS: dict[str, Any] = {"backoff_maximum": 1.0, "request_timeout": 5.0}
@@ -202,3 +204,57 @@ async def test_a_client_that_is_closed_under_its_users_ends_them() -> None:
         with pytest.raises(ClosedError):
             await call
     await client.aclose()
+
+
+def migrating(call: Call) -> None:
+    """Tell a consumer or producer that its topic has moved to another cluster; do not answer its request."""
+    moved = command("TOPIC_MIGRATED")
+    is_consumer = call.kind == "SUBSCRIBE"
+    kind = pb.CommandTopicMigrated.Consumer if is_consumer else pb.CommandTopicMigrated.Producer
+    moved.topicMigrated.resource_type = kind
+    moved.topicMigrated.resource_id = call.body.consumer_id if is_consumer else call.body.producer_id
+    moved.topicMigrated.brokerServiceUrl = "pulsar://gone,new"
+    call.link.send(moved)
+
+
+@pytest.mark.parametrize("kind", ["SUBSCRIBE", "PRODUCER"])
+@pytest.mark.parametrize("is_open", [True, False])
+@virtual_time
+async def test_a_topic_that_migrates_is_looked_up_in_the_other_cluster(kind: str, is_open: bool) -> None:
+    """From then on, by its service URL, also when it tells so while it opens, and once the first cluster is gone."""
+    broker = FakeBroker()
+    service, owner = broker.node("pulsar://new:6650"), broker.node("pulsar://newer:6650")
+    broker.node("pulsar://gone:6650").kill()
+    first = broker.node(broker.url)
+    broker.always("LOOKUP", lambda call: found_at(first.url if call.link.node is first else owner.url)(call))
+    topic = broker.topic(TOPIC)
+    async with Client(broker.url, ClientOptions(**OPTIONS), dial=broker.dial) as client:
+
+        async def opened() -> Callable[[], Awaitable[object]]:
+            if kind == "PRODUCER":
+                producer = await client.producer("t")
+                return lambda: producer.send(b"x")
+            consumer = await client.subscribe("t", "s", initial_position="earliest")
+
+            async def receive() -> None:
+                topic.publish(b"x")
+                await (await consumer.receive(timeout=10)).ack()
+
+            return receive
+
+        if is_open:
+            use = await opened()
+            await use()
+        answers = {first: migrating, service: refuse("ServiceNotReady"), owner: as_usual}
+        broker.always(kind, lambda call: answers[call.link.node](call))
+        topic.owner = owner.url
+        if is_open:
+            migrating(next(call for call in broker.calls if call.kind == kind))
+            broker.unload(TOPIC)
+        else:
+            use = await opened()
+        await use()
+        first.kill()
+        broker.cut()
+        await use()
+        assert broker.dialled[-1] == owner.url

@@ -14,10 +14,8 @@ from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._authentication import TokenAuthentication
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
-from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.consuming import TOPIC, Arrived, Consuming, consuming
 from tests.wire.fake_broker import URL, carried_out_then_cut, cut, half, in_turn, later, refuse, silence
-from tests.wire.frames import command
 from tests.wire.using import now
 
 OTHER = "pulsar://other:6650"
@@ -155,30 +153,6 @@ async def test_a_topic_moves() -> None:
         assert [delivery.data for delivery in seen] == [b"%d" % number for number in range(6)]
         await consumer.acknowledge([delivery.id for delivery in seen])
         assert OTHER in made.broker.dialled
-
-
-@virtual_time
-async def test_a_topic_migrates_to_another_cluster() -> None:
-    """The consumer goes to the address that the broker named, and looks the topic up the next time."""
-    async with consuming() as made:
-        made.topic.publish(b"a")
-        await made.open()
-        await made.arrived.take()
-        link = made.broker.links[0]
-        (consumer_id,) = link.consumers
-        made.topic.owner = made.broker.node(OTHER).url
-        moved = command("TOPIC_MIGRATED")
-        moved.topicMigrated.resource_id = consumer_id
-        moved.topicMigrated.resource_type = pb.CommandTopicMigrated.Consumer
-        moved.topicMigrated.brokerServiceUrl = OTHER
-        link.send(moved)
-        await asyncio.sleep(0.1)
-        lookups = len(made.broker.commands("LOOKUP"))
-        link.drop_consumer(consumer_id)
-        link.transport.cut()
-        await made.arrived.take()
-        assert len(made.broker.commands("LOOKUP")) == lookups
-        assert made.broker.dialled[-1] == OTHER
 
 
 @pytest.mark.parametrize("code", ["ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"])

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ...clock import Clock
+from ...errors import BrokerError
 from .._consumer._flow import MemoryLimitController
 
 if TYPE_CHECKING:
-    from ._connection import Connection
     from ._lookup import Lookup
     from ._options import ClientOptions
     from ._pool import Pool
 
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 _THREADS: Final = 4
 
 
@@ -48,9 +50,18 @@ class ClientContext:
         self.threads.shutdown(wait=False)
         await self.pool.aclose()
 
-    async def connection(self, topic: str, url: str | None) -> Connection:
-        """Return a connection to the broker of a topic: the one at ``url`` if given, otherwise by lookup."""
-        return await (self.lookup.broker(topic) if url is None else self.pool.get(url))
+    def checked_cluster(self, topic: str, url: str | None) -> str | None:
+        """Return the service URL that a broker names for the cluster of a topic; None, and a log line, if it is wrong.
+
+        A topic's consumers move once they have no backlog, its producers before them; so each of them notes it.
+        """
+        try:
+            if url is not None:
+                _LOG.info("%s has moved to the cluster at %s", topic, ", ".join(map(str, self.pool.parsed(url))))
+        except BrokerError as error:
+            _LOG.warning("%s has moved to another cluster, but is still looked up in this one: %s", topic, error)
+            return None
+        return url
 
     def deadline(self) -> float:
         """Return the loop time at which a call that begins now has used up ``request_timeout``."""

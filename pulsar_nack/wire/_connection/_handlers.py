@@ -26,7 +26,7 @@ class Handler:
     on_send_error: Callable[[pb.CommandSendError], None]
     """Handles that the broker refused a producer's message."""
     on_topic_migrated: Callable[[str | None], None]
-    """Handles that the consumer's topic has moved to another cluster, at this URL."""
+    """Handles that the topic has moved to another cluster, with this service URL; its end follows."""
     on_topics_changed: Callable[[Iterable[str]], None]
     """Handles that topics of a watched namespace were created or deleted."""
 
@@ -117,14 +117,11 @@ class HandlerRegistry:
     def _migrated(self, command: pb.BaseCommand) -> None:
         moved = command.topicMigrated
         url = (moved.brokerServiceUrlTls if self._is_secure else moved.brokerServiceUrl) or None
-        if moved.resource_type == _OF_CONSUMERS:
-            consumer = self.consumers.get(moved.resource_id)
-            if consumer is not None:
-                consumer.on_topic_migrated(url)
-            return
-        producer = self.producers.pop(moved.resource_id, None)
-        if producer is not None:
-            producer.on_closed_by_broker(url)
+        handlers = self.consumers if moved.resource_type == _OF_CONSUMERS else self.producers
+        handler = handlers.pop(moved.resource_id, None)
+        if handler is not None:
+            handler.on_topic_migrated(url)
+            handler.on_closed_by_broker(None)
 
 
 _DISPATCH: Final[dict[int, Callable[[HandlerRegistry, pb.BaseCommand], None]]] = {

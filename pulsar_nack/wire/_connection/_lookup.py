@@ -30,13 +30,14 @@ class Lookup:
         self._invalid = 0
         """How many topics with invalid names the last answer had; logged when it changes."""
 
-    async def broker(self, topic: str) -> Connection:
+    async def broker(self, topic: str, service_url: str | None = None) -> Connection:
         """Return a connection to the broker of ``topic``, the full name of a topic or partition.
 
+        :param service_url: that of the cluster; None: the client's
         :raises BrokerRefusedError: a broker refused
         :raises BrokerError: a broker could not be reached, or there are too many redirects
         """
-        connection = await self._pool.service()
+        connection = await self._pool.service(service_url)
         authoritative = False
         for _ in range(self._options.max_redirects + 1):
             answer = await self._lookup(connection, topic, authoritative=authoritative)

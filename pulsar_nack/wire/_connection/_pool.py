@@ -97,45 +97,52 @@ class Pool:
         :raises BrokerError: what :meth:`Connection.open` raises; or the URL is invalid or has another scheme than the
             service URL
         """
-        broker = self._parsed(logical)
-        return await self._connection_to(_Endpoint(broker, broker if physical is None else self._parsed(physical)))
+        (broker,) = self.parsed(logical, is_service=False)
+        (dialled,) = (broker,) if physical is None else self.parsed(physical, is_service=False)
+        return await self._connection_to(_Endpoint(broker, dialled))
 
-    def _parsed(self, url: str) -> Address:
-        """Parse an address from a broker; refuse it if it differs from the service URL in TLS."""
+    def parsed(self, url: str, *, is_service: bool = True) -> tuple[Address, ...]:
+        """Parse a URL from a broker; refuse it if it differs from the service URL in TLS.
+
+        :param is_service: it may have several addresses
+        :raises BrokerError: it is invalid, or differs
+        """
         try:
-            address = Address.parse(url)
+            addresses = parse_service_url(url) if is_service else (Address.parse(url),)
         except InvalidArgumentError as error:
             raise BrokerError(f"{self}: a broker named an invalid address: {error}") from error
-        if address.is_secure != self.is_secure:
+        if addresses[0].is_secure != self.is_secure:
             what = "without TLS" if self.is_secure else "with TLS"
-            raise BrokerError(f"{self}: a broker named {address}, which is {what}; the service URL differs")
-        return address
+            raise BrokerError(f"{self}: a broker named {addresses[0]}, which is {what}; the service URL differs")
+        return addresses
 
-    async def service(self) -> Connection:
-        """Return an open connection to one of the service's addresses.
+    async def service(self, url: str | None = None) -> Connection:
+        """Return an open connection to one of the service's addresses, or of those of another cluster.
 
         The same address is used until it cannot be reached, then the next one.
 
+        :param url: the service URL of the other cluster
         :raises ClosedError: the pool is closed
         :raises BrokerError: none could be reached; the error of the last one
         """
+        addresses = self._addresses if url is None else self.parsed(url)
         last: BrokerError | None = None
-        for _ in self._addresses:
+        for _ in addresses:
             turn = self._turn
-            address = self._addresses[turn]
+            address = addresses[turn % len(addresses)]
             try:
                 return await self._connection_to(_Endpoint(address, address))
             except BrokerError as error:
                 last = error
                 if self._turn == turn:  # no concurrent call has moved on
-                    self._turn = (turn + 1) % len(self._addresses)
+                    self._turn += 1
         assert last is not None
         raise last
 
     def avoid(self, connection: Connection) -> None:
         """Use the next service address from now on if this connection is the current one: it does not work well."""
-        if self._addresses[self._turn] == connection.address:
-            self._turn = (self._turn + 1) % len(self._addresses)
+        if self._addresses[self._turn % len(self._addresses)] == connection.address:
+            self._turn += 1
 
     async def _connection_to(self, endpoint: _Endpoint) -> Connection:
         if self.is_closed:

@@ -82,7 +82,8 @@ class SessionKeeper:
         self._subscribed_at = 0.0
         self._short_sessions = 0
         self._next_first: MessageId | None = None
-        self._moved_to: str | None = None
+        self._cluster_url: str | None = None
+        """The service URL of the cluster that the topic has moved to; None: the client's."""
         self._is_subscribed = asyncio.Event()
         self._may_subscribe = asyncio.Event()
         self._may_subscribe.set()
@@ -164,8 +165,7 @@ class SessionKeeper:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     async def _subscribe(self) -> None:
-        moved_to, self._moved_to = self._moved_to, None
-        connection = await self._context.connection(self._topic, moved_to)
+        connection = await self._context.lookup.broker(self._topic, self._cluster_url)
         position = self._position
         start = None if position is None else position.begin()
         session = ConsumerSession(
@@ -336,8 +336,8 @@ class SessionKeeper:
             self._on_event(SessionEvent.INACTIVE)
 
     def _on_topic_migrated(self, url: str | None) -> None:
-        """Look for the topic in another cluster next time; the broker ends the session."""
-        self._moved_to = url
+        """Look for the topic in another cluster from now on; the session ends."""
+        self._cluster_url = self._context.checked_cluster(self._topic, url) or self._cluster_url
 
     # --- requests that outlive a session ------------------------------------------------------------------------------
 

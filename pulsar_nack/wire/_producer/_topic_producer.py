@@ -69,6 +69,9 @@ class TopicProducer:
         """When the session began, and the last confirmed sequence id then."""
         self._short_sessions = 0
         self._moved_to: str | None = None
+        """The broker to which the topic has moved, by the one before."""
+        self._cluster_url: str | None = None
+        """The service URL of the cluster that the topic has moved to; None: the client's."""
         self._reconnecting: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -148,7 +151,10 @@ class TopicProducer:
 
     async def _connect(self) -> None:
         moved_to, self._moved_to = self._moved_to, None
-        connection = await self._context.connection(self.topic, moved_to)
+        if moved_to is None:
+            connection = await self._context.lookup.broker(self.topic, self._cluster_url)
+        else:
+            connection = await self._context.pool.get(moved_to)
         session = Session(
             connection,
             connection.producers,
@@ -157,6 +163,7 @@ class TopicProducer:
             close=_close_command,
             on_closed=self._on_session_closed,
         )
+        session.on_topic_migrated = self._on_topic_migrated
         session.on_receipt = self.queue.on_receipt
         session.on_send_error = partial(self._on_send_error, session)
         answer = (await session.register(self._producer_command)).producer_success
@@ -199,6 +206,10 @@ class TopicProducer:
         self._short_sessions = 0 if has_lasted else self._short_sessions + 1
         self.queue.stop(error)
         self._start_reconnecting()
+
+    def _on_topic_migrated(self, url: str | None) -> None:
+        """Look for the topic in another cluster from now on; the session ends."""
+        self._cluster_url = self._context.checked_cluster(self.topic, url) or self._cluster_url
 
     def _restart(self, error: Exception) -> None:
         """End the session and begin another one."""
