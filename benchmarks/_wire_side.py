@@ -204,7 +204,7 @@ async def sustained(side: str, url: str, topic: str, subscription: str, seconds:
         while True:
             message = await consumer.receive(timeout=30)
             now = time.monotonic()
-            if now > ends_at:
+            if now > ends_at and errors:  # on a busy machine the first come back later
                 break
             if message.attempt > 1:
                 errors.append(1e3 * (now - due_at[message.data]))

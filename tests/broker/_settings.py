@@ -29,7 +29,9 @@ JVM = [
 ]
 
 # BookKeeper takes the port that it is given only with allowEphemeralPorts, and listens on all addresses unless told of
-# an interface. A retention keeps acknowledged messages, for tests that move a subscription back.
+# an interface. A retention keeps acknowledged messages, for tests that move a subscription back. The broker stores what
+# is acknowledged at most once a second; the rest follows with the next acknowledgement, or a flush, by default each
+# minute.
 SETTINGS = {
     "bindAddress": HOST,
     "advertisedAddress": HOST,
@@ -37,6 +39,7 @@ SETTINGS = {
     "managedLedgerDefaultEnsembleSize": "1",
     "managedLedgerDefaultWriteQuorum": "1",
     "managedLedgerDefaultAckQuorum": "1",
+    "managedLedgerCursorPositionFlushSeconds": "1",
     "acknowledgmentAtBatchIndexLevelEnabled": "true",
     "allowAutoTopicCreation": "true",
     "allowAutoTopicCreationType": "non-partitioned",

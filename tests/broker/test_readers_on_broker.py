@@ -232,7 +232,9 @@ async def test_what_was_read_leaves_no_backlog(client: Client, admin: Admin, top
         async with asyncio.timeout(patience(10)):
             while await asyncio.to_thread(admin.backlog, topic, "mine") != 4:
                 await asyncio.sleep(0.1)
-    assert (await asyncio.to_thread(admin.stats, topic))["subscriptions"] == {}
+    async with asyncio.timeout(patience(10)):
+        while (await asyncio.to_thread(admin.stats, topic))["subscriptions"] != {}:
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.both_lines

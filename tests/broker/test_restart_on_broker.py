@@ -24,7 +24,7 @@ async def test_a_broker_restart_loses_nothing(own_broker: Standalone, own_topic:
         messages = sorted(await take(consumer, 9), key=lambda message: message.data)
         for message in messages[:3]:
             await message.ack()
-        await asyncio.sleep(patience(0.5))  # the broker keeps acknowledgements once a second
+        await asyncio.sleep(patience(0.5))  # the broker writes acknowledgements each second
         receiving = asyncio.create_task(consumer.receive(timeout=120))
         await asyncio.to_thread(own_broker.kill)
         under_way = messages[8:] if is_over_wire() else []  # of the official client an acknowledgement may get lost
