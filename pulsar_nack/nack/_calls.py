@@ -82,11 +82,13 @@ class RedeliveryCall:
         return True
 
     def failed(self, error: BaseException | None) -> Sequence[MessageId]:
-        """Return the ids that the callback failed for: all, or those that the error names."""
+        """Return the ids that the callback failed for: all, or those that the error names, as far as it names ids."""
         if error is None:
             return ()
         if isinstance(error, RedeliveryError) and error.failed is not None:
-            return [message_id for message_id in dict.fromkeys(error.failed) if message_id in self]
+            named = frozenset(error.failed)
+            if all(isinstance(each, MessageId) for each in named):
+                return [message_id for message_id in self.ids if message_id in named]
         return self.ids
 
     def wanted(self, ids: Sequence[MessageId], buckets: TimeBuckets) -> Sequence[MessageId]:

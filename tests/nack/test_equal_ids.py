@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pulsar_nack import MessageId, NackConfig, NackSchedule, NegativeAcksTracker, Position
+from pulsar_nack import MessageId, NackConfig, NackSchedule, NegativeAcksTracker, Position, RedeliveryError
 from pulsar_nack.testing import virtual_time
 from tests.for_each import for_each
 from tests.nack._harness import Recorder
@@ -118,6 +118,16 @@ def test_an_id_that_waits_for_its_next_try(delay: float) -> None:
             assert [said(message_id) for message_id in recorder.ids[1:]] == [expected(first, second)]
 
     main()
+
+
+@virtual_time
+async def test_an_id_that_the_callback_failed_for() -> None:
+    """O28: the callback names what it failed for by a plain id: the retry names all parts and the topic."""
+    recorder = Recorder(outcomes=[RedeliveryError("no", failed=[PLAIN])])
+    async with NegativeAcksTracker(recorder, SHORT) as tracker:
+        tracker.nack_nowait(NAMED_CHUNKED)
+        await asyncio.sleep(3)
+    assert [said(message_id) for message_id in recorder.ids] == 2 * [expected(NAMED_CHUNKED)]
 
 
 @pytest.mark.parametrize("outcome", ["fails", "closed"])

@@ -22,7 +22,8 @@ from pulsar_nack.nack import (
     Redelivered,
     RedeliveryFailed,
 )
-from pulsar_nack.testing import ManualClock, VirtualClockEventLoop, virtual_time
+from pulsar_nack.testing import ManualClock, VirtualClockEventLoop, run, virtual_time
+from tests.for_each import for_each
 from tests.nack._harness import Recorder, RecordingClock, loop_ms, mid, settle
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
@@ -101,6 +102,21 @@ async def test_failed_ids_are_tried_again_in_commands_of_their_own() -> None:
         (1100, [mid(1), mid(3)], 2),
         (1100, [mid(7)], 1),
     ]
+
+
+@for_each("failed", [[(3, 1, -1, -1)], ["3:1:-1"], [mid(1), "3:2:-1"]])
+def test_all_ids_are_tried_again_if_the_error_names_something_else(failed: list[object]) -> None:
+    """N16: ids of another client, or text, are no ids: nothing counts as sent, and the tracker goes on."""
+
+    async def main() -> None:
+        recorder = Recorder(outcomes=[RedeliveryError("the broker is away", failed=failed)])
+        async with NegativeAcksTracker(recorder, EXACT, random=full) as tracker:
+            tracker.nack_many([mid(1), mid(2)], 1.0)
+            await asyncio.sleep(2)
+            assert tracker.statistics().sent == 2
+        assert recorder.commands == [(1000, [mid(1), mid(2)]), (1100, [mid(1), mid(2)])]
+
+    run(main())
 
 
 @virtual_time
