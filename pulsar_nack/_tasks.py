@@ -109,8 +109,12 @@ def set_error(done: asyncio.Future[Any], error: BaseException) -> None:
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """Return an error for one of several callers."""
-    return copy(error) if isinstance(error, PulsarNackError) else error
+    """Return an error for one of several callers, with its cause."""
+    if not isinstance(error, PulsarNackError):
+        return error
+    copied = copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def retrieve_error(task: asyncio.Task[Any]) -> None:

@@ -336,8 +336,9 @@ async def test_failed_property() -> None:
     async with home.cursor(TWENTY) as cursor:
         await cursor.put_property("a", "1")
         files.fail(errno.ENOSPC, "write")
-        with pytest.raises(LogStorageError):
+        with pytest.raises(LogStorageError) as caught:
             await cursor.put_property("a", "2")
+        assert isinstance(caught.value.__cause__, OSError)
         assert cursor.properties() == {"a": "1"}
         await cursor.put_property("b", "3")
         await cursor.remove_property("a")

@@ -13,7 +13,7 @@ import pytest
 
 from pulsar_nack import MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
-from pulsar_nack.errors import LedgerError
+from pulsar_nack.errors import LedgerError, LogStorageError
 from pulsar_nack.testing import LocalBroker, virtual_time
 from tests.tiers import sample, seeds
 from tests.topic.test_delayed import IN_BUCKETS
@@ -106,3 +106,17 @@ async def test_nothing_can_be_written() -> None:
         broker.files.heal()
         ids = await topic.publish([b"%d" % number for number in range(10)])
         assert [(await port.receive()).id for _ in range(10)] == ids
+
+
+@virtual_time
+async def test_each_caller_learns_the_reason() -> None:
+    """Calls that share a failed write raise an error each, whose cause is the error of the system."""
+    async with LocalBroker(CONFIG) as broker:
+        topic = await broker.topic()
+        broker.files.fail(errno.ENOSPC, "write", "create", "make_folder", times=math.inf)
+        errors = await asyncio.gather(topic.publish(b"lost"), topic.publish(b"lost"), return_exceptions=True)
+        assert errors[0] is not errors[1]
+        for error in errors:
+            assert isinstance(error, LogStorageError)
+            assert isinstance(error.__cause__, OSError)
+            assert error.__cause__.errno == errno.ENOSPC
