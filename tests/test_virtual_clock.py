@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -17,6 +19,7 @@ from pulsar_nack import InvalidArgumentError
 from pulsar_nack.clock import AlarmClock
 from pulsar_nack.errors import VirtualDeadlockError
 from pulsar_nack.testing import ManualClock, VirtualClockEventLoop, hold_time, run, virtual_time
+from tests.for_each import for_each
 from tests.processes import run_python
 
 
@@ -95,6 +98,20 @@ def test_an_endless_wait_is_an_error_that_names_the_task() -> None:
     with pytest.raises(VirtualDeadlockError, match=r"virtual second 2: nothing is scheduled(.|\n)*main") as caught:
         run(main())
     assert len(caught.value.waiting) == 1
+
+
+@pytest.mark.timeout(10)
+@for_each("endless", [anyio.sleep_forever, lambda: asyncio.wait_for(asyncio.Event().wait(), math.inf)])
+def test_a_sleep_without_an_end_is_endless_too(endless: Callable[[], Awaitable[object]]) -> None:
+    """Other timers fire first; then nothing would ever wake the task."""
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(3600))
+            await endless()
+
+    with pytest.raises(VirtualDeadlockError, match="virtual second 3600: nothing is scheduled"):
+        run(main())
 
 
 @virtual_time

@@ -6,7 +6,7 @@ In each turn the loop distinguishes four cases, in this order:
 2. Work runs outside of the loop (an executor, ``anyio.to_thread``, or a block of :func:`hold_time`): the loop waits in
    real time until it reports; virtual time stands still. An executor's job that ends within a real second counts as if
    it took a few turns of the loop: their number is drawn, and is the same in each run.
-3. A timer is set: time jumps to it, exactly.
+3. A timer is set: time jumps to it, exactly. A timer without an end, as of ``anyio.sleep_forever``, does not count.
 4. Nothing at all: with open sockets the loop waits in real time, else it raises
    :class:`~pulsar_nack.errors.VirtualDeadlockError`.
 
@@ -142,7 +142,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         return self._holds > 0 or any(_works_for(thread, self) for thread in threading.enumerate())
 
     def _jump(self) -> bool:
-        if not self._scheduled:
+        if not self._scheduled or self._scheduled[0].when() == math.inf:
             return False
         self._set_now(self._scheduled[0].when())
         return True
