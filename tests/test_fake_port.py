@@ -576,6 +576,27 @@ async def test_seek() -> None:
 
 
 @virtual_time
+async def test_a_seek_moves_the_partition_of_its_message() -> None:
+    """U32: in another partition nothing is acknowledged by it, and nothing acknowledged comes again."""
+    topic = FakeTopic(partitions=2)
+    port = FakePort(topic)
+    ids = [topic.publish(b"%d" % number, partition=number % 2) for number in range(4)]
+    await take(port, 4)
+    await port.redeliver([ids[1]])
+    await take(port, 1)
+    await port.seek(ids[2])
+    assert [port.subscription.is_acked(each) for each in ids] == [True, False, False, False]
+    assert [(each.id, each.redelivery_count) for each in await take(port, 3)] == [(ids[1], 1), (ids[2], 0), (ids[3], 0)]
+    await port.acknowledge(ids)
+    await port.seek(ids[0])
+    assert [each.id for each in await take(port, 2)] == [ids[0], ids[2]]
+    assert port.subscription.is_acked(ids[1])
+    port.check_seek(MessageId(-1, -1))
+    await port.seek(MessageId(-1, -1))
+    assert [each.id for each in await take(port, 4)] == ids
+
+
+@virtual_time
 async def test_offers_what_consumers_may_use() -> None:
     """The port supports the optional calls of ports, and says how much it prefetches."""
     port = FakePort(receiver_queue_size=7)

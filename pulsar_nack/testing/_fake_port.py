@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from .._check import check_flag, check_integer
 from ..consumer import Delivery, PortTraits
 from ..errors import BrokerError, InvalidArgumentError
-from ..ids import MessageId
+from ..ids import MessageId, _is_message_id
 from ._call_faults import CallName, PortWithFaults, seconds, text
 from ._fake_delivery import FakeEntry, FakeInbox
 from ._fake_topic import SHARED, FakeSubscription, FakeTopic, OutgoingEntry
@@ -185,7 +185,7 @@ class FakePort(PortWithFaults):
 
     def _check_topics(self, ids: Sequence[MessageId]) -> None:
         for message_id in ids if self.topic.partitions else ():
-            if message_id.topic is None:
+            if message_id.topic is None and _is_message_id(message_id):
                 raise BrokerError(f"{message_id!r} names no topic, and this consumer reads several partitions")
 
     def _carry_out_ack(self, ids: Sequence[MessageId]) -> None:

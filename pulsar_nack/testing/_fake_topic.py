@@ -8,7 +8,6 @@ serves both first deliveries and redeliveries, because a redelivered entry is ol
 from __future__ import annotations
 
 import heapq
-import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -217,22 +216,25 @@ class FakeSubscription:
     def reset(self, to: MessageId | None = None) -> None:
         """Move back or forward to a message, as an administrator's reset does; None: to the first message.
 
-        Everything from there on is delivered again, acknowledged or not; everything before counts as acknowledged.
+        Everything from there on is delivered again, acknowledged or not; everything before counts as acknowledged. A
+        message of a partition moves that partition.
         """
         start = to or MessageId(-1, -1)
-        self._reset_to_first(
-            lambda entry: start.partition in {-1, entry.partition} and entry.position >= start.position
-        )
+        moved = [entry for entry in self.topic.entries if start.partition in {-1, entry.partition}]
+        self._move(moved, lambda entry: entry.position < start.position)
 
     def reset_to_time(self, publish_time_ms: int) -> None:
         """Move to the first message that was published at or after a time, as :meth:`reset` does."""
-        self._reset_to_first(lambda entry: entry.published_ms >= publish_time_ms)
+        self._move(self.topic.entries, lambda entry: entry.published_ms < publish_time_ms)
 
-    def _reset_to_first(self, is_wanted: Callable[[FakeEntry], bool]) -> None:
-        first = next((entry.number for entry in self.topic.entries if is_wanted(entry)), sys.maxsize)
-        self._done = {entry for entry in self.topic.entries if entry.number < first}
-        self._done_indexes.clear()
-        self.restart()
+    def _move(self, entries: Iterable[FakeEntry], is_before: Callable[[FakeEntry], bool]) -> None:
+        for entry in entries:
+            self._counts.pop(entry, None)
+            self._done_indexes.pop(entry, None)
+            self._done.discard(entry)
+            if is_before(entry):
+                self._done.add(entry)
+        self._rewind()
 
     def restart(self) -> None:
         """Restart the broker: redelivery counts are forgotten, and unacknowledged messages are sent again."""
