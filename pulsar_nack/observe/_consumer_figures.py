@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+from threading import Lock
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
@@ -220,6 +221,7 @@ class ConsumerFigures:
 
     def __init__(self, keep_closed: float) -> None:
         self._keep_closed = keep_closed
+        self._lock = Lock()
         self._series: dict[tuple[str, str], Series] = {}
         self._sweep_at = _MIN_SWEEP
 
@@ -230,28 +232,31 @@ class ConsumerFigures:
         subscription = names[1] if subscription is None else subscription
         key = topic, subscription
         self._forget_closed()
-        series = self._series.get(key)
-        if series is None:
-            made = {name: Histogram(figure.bounds) for name, figure in HISTOGRAMS.items()}
-            series = self._series[key] = Series(_labels(topic, subscription), made)
-        elif any(each.consumer is consumer._inner for each in series.watched):
-            return None
-        series.ended_at = None
-        series.watched.append(_WatchedConsumer(consumer))
+        with self._lock:
+            series = self._series.get(key)
+            if series is None:
+                made = {name: Histogram(figure.bounds) for name, figure in HISTOGRAMS.items()}
+                series = self._series[key] = Series(_labels(topic, subscription), made)
+            elif any(each.consumer is consumer._inner for each in series.watched):
+                return None
+            series.ended_at = None
+            series.watched.append(_WatchedConsumer(consumer))
         consumer._engine.trace.watch_redeliveries(series.count)
         return series
 
-    def read(self) -> Iterator[Series]:
-        """Read all figures now; series that ended too long ago are forgotten."""
+    def read(self) -> list[Series]:
+        """Read all figures now; series that ended too long ago are forgotten. Several threads may do this at once."""
         now = time.monotonic()
-        for key, series in list(self._series.items()):
-            if series.ended_at is not None and now - series.ended_at >= self._keep_closed:
-                self._series.pop(key, None)
-        some = list(self._series.values())
+        with self._lock:
+            for key, series in list(self._series.items()):
+                if series.ended_at is not None and now - series.ended_at >= self._keep_closed:
+                    del self._series[key]
+            some = list(self._series.values())
         measure_all(each for series in some for each in series.watched)
-        for series in some:
-            series.add_up(now)
-            yield series
+        with self._lock:
+            for series in some:
+                series.add_up(now)
+        return some
 
     def _forget_closed(self) -> None:
         """Drop ended consumers, each time the number of consumers has doubled."""

@@ -88,7 +88,7 @@ class ConsumerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Return the current metrics; called for each scrape."""
-        yield from self._families(list(self._figures.read()))
+        yield from self._families(self._figures.read())
 
     def describe(self) -> Iterator[Metric]:
         """Return the metrics without samples, so that a registry sees that their names are taken."""
@@ -145,7 +145,7 @@ class ConsumerMetrics:
 
         if name in self._given or not self._given:
             self._given.clear()
-            self._series = list(self._figures.read())
+            self._series = self._figures.read()
         self._given.add(name)
         for offset, value in enumerate(figure.parts):
             further = {figure.label: value} if figure.label else {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -226,6 +228,33 @@ async def test_from_another_thread() -> None:
             await (await consumer.receive()).ack()
             found = await loop.run_in_executor(pool, scraped, metrics)
             assert found[f"{JAVA}ack_total"] == 1
+
+
+async def test_added_while_another_thread_scrapes() -> None:
+    """No consumer that is added or closed while two other threads scrape is lost, and each counts once."""
+    metrics, is_over = ConsumerMetrics(), threading.Event()
+
+    def scrape() -> None:
+        while not is_over.is_set():
+            list(metrics.collect())
+
+    switch_interval = sys.getswitchinterval()
+    with ThreadPoolExecutor(2) as pool:
+        scrapes = [pool.submit(scrape) for _ in range(2)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for _ in range(20):
+                port = named(FakePort())
+                port.topic.publish(b"one")
+                async with Consumer(port) as consumer:
+                    metrics.add(consumer)
+                    await (await consumer.receive()).ack()
+                    await asyncio.sleep(0.005)
+        finally:
+            sys.setswitchinterval(switch_interval)
+            is_over.set()
+    assert [each.exception() for each in scrapes] == [None, None]
+    assert scraped(metrics)[f"{JAVA}ack_total"] == 20
 
 
 def test_a_loop_that_is_gone() -> None:
