@@ -142,13 +142,16 @@ class MessageSpans:
 
     def __call__(self, event: ConsumerEvent | NackEvent, /) -> None:
         """Take an event of the consumer, as a hook."""
-        self._is_hook = True
         if isinstance(event, Closed):
+            self._is_hook = False  # handlers that still run end their spans
             for key, left in list(self._open.items()):
                 if left.is_left:
                     self._end(key, left)
+        if not isinstance(event, MessageEvent):
             return
-        if not isinstance(event, MessageEvent) or (outcome := _BY_EVENT.get(type(event))) is None:
+        self._is_hook = True
+        outcome = _BY_EVENT.get(type(event))
+        if outcome is None:
             return
         if isinstance(event, MessageNacked) and event.delay_ms is None:
             return  # it becomes a dead letter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -182,6 +183,24 @@ async def test_under_run() -> None:
     }
     assert failed == {"Retry", "DeadLetter", "KeyError"}
     assert [len(span.links) for span in exported.spans].count(1) == 3
+
+
+@virtual_time
+async def test_a_handler_that_outlives_its_consumer() -> None:
+    """The span of a handler that runs while its consumer is closed ends with the handler, settled or not."""
+    exported, port = Exported(), FakePort()
+    spans = MessageSpans(exported.tracer)
+    for data in (b"settled", b"not settled"):
+        port.topic.publish(data)
+    with ExitStack() as handlers:
+        async with Consumer(port, hooks=[spans]) as consumer:
+            for _ in range(2):
+                message = await consumer.receive()
+                handlers.enter_context(spans.process(message))
+                if message.data == b"settled":
+                    await message.ack()
+        assert exported.spans == []
+    assert sorted(exported.outcomes(), key=str) == [None, "acknowledge"]
 
 
 @virtual_time
