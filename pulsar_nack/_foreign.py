@@ -33,6 +33,14 @@ def quoted(value: object) -> str:
     return text if text.isprintable() else _escaped(text)
 
 
+def error_text(error: BaseException) -> str:
+    """Return the type and the text of an error. Never fails, even for a broken ``__str__``."""
+    text = "an error that cannot be shown"
+    with suppress(Exception):
+        text = str(error)
+    return f"{type(error).__name__}: {text}"
+
+
 def without_credentials(url: str) -> str:
     """Return a URL without possible secrets: user and password, and everything after ``?`` or ``#``."""
     return _CREDENTIALS.sub("***", url)

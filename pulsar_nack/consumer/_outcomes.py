@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from .._delays import Delay, delay_ms
+from .._foreign import error_text
 from ..errors import InvalidArgumentError
 from ._letter_rules import as_reason
 
@@ -151,7 +152,7 @@ async def settle_failed(message: Message, error: Exception, rules: ErrorRules) -
 
     If the verb cannot be carried out, the message is nacked by the backoff and the reason is raised.
     """
-    cause = "" if isinstance(error, Verb) else f"{type(error).__name__}: {error}"
+    cause = "" if isinstance(error, Verb) else error_text(error)
     try:
         verb = rules.verb_for(error, message)
         if message.is_settled:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .._check import check_kind
 from .._connect import connect
 from .._delays import MAX_NUMBER_S, delay_ms
+from .._foreign import error_text
 from ..clock import WallClock
 from ..config import NackConfig
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, MissingExtraError, NotDurableError, NotOpenError
@@ -292,7 +293,7 @@ class NackRetryMiddleware(SmartRetryMiddleware):
         current = _TRY.get()
         if current is not None and not isinstance(exception, NoResultError):
             is_sent_again = current.is_retried and current.retry_delay is None
-            current.reason = "" if is_sent_again else f"{type(exception).__name__}: {exception}"
+            current.reason = "" if is_sent_again else error_text(exception)
 
 
 def _delay_ms(label: object) -> int:
