@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from obstore.store import MemoryStore
 
 from pulsar_nack import BrokerError, ClosedError, ConsumerPort, Delivery, InvalidArgumentError, MessageId
 from pulsar_nack.consumer import SupportsPositions
-from pulsar_nack.testing import FakeMessage, FakePort, FakeTopic, virtual_time
+from pulsar_nack.testing import (
+    FakeMessage,
+    FakePort,
+    FakePublisher,
+    FakeTopic,
+    FaultyFiles,
+    FaultyObjects,
+    MemoryFiles,
+    MemorySnapshotStorage,
+    virtual_time,
+)
 from tests.for_each import for_each
 
 
@@ -659,7 +671,7 @@ def test_publishing_is_checked() -> None:
 
 
 def test_faults_are_checked() -> None:
-    """A fault for a call that cannot fail, or no times, is refused."""
+    """A fault for a call that cannot fail or does not exist, or no times, is refused."""
     port: Any = FakePort()
     wrong: list[Callable[[], object]] = [
         lambda: port.fail_next("close"),
@@ -667,7 +679,28 @@ def test_faults_are_checked() -> None:
         lambda: port.delay_next("receive", -1),
         lambda: port.duplicate_next(0),
         lambda: port.redeliver_acked_next(-1),
+        lambda: FakePublisher().fail_next(0),
+        lambda: FaultyFiles(MemoryFiles()).fail(errno.EIO, "fsync"),
+        lambda: FaultyObjects(MemoryStore()).fail(errno.EIO, "get", "put"),
     ]
     for call in wrong:
         with pytest.raises(InvalidArgumentError):
             call()
+
+
+@virtual_time
+async def test_calls_of_a_storage_are_held_again() -> None:
+    """After held calls went on, the next ones can be held; until then all wait for the same event."""
+    storage = MemorySnapshotStorage()
+
+    def create() -> asyncio.Task[int]:
+        return asyncio.create_task(storage.create_bucket_snapshot(b"m", [], "key", "topic", "cursor"))
+
+    for _ in range(2):
+        gate, held = storage.faults.hold("create"), create()
+        await asyncio.sleep(1)
+        assert not held.done()
+        assert storage.faults.hold("create") is gate
+        gate.set()
+        await held
+    assert len(storage.snapshots) == 2

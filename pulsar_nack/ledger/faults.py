@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from threading import RLock
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from .._check import check_one_of
 from ._object_requests import ObjectStoreClient, as_client
 from .files import Files
 from .memory import MemoryFiles
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 __all__ = ["FaultyFiles", "FaultyObjects", "SimulatedCrash", "Watcher"]
+
+_OPERATIONS: Final = (
+    *("create", "open", "read", "write", "truncate", "sync", "sync_folder", "rename", "remove"),
+    *("make_folder", "remove_folder", "names", "lock", "get", "list", "delete"),
+)
+"""Those of files and of object stores: a test may order the same failures for both."""
 
 Watcher = Callable[[Literal["before", "after"], str], object]
 """Called before each operation, and after each one that succeeded, with the operation's name."""
@@ -65,6 +72,8 @@ class _Faulty:
     def _add_failure(
         self, error_number: int, operations: tuple[str, ...], skip: int, times: float, *, is_carried_out: bool = False
     ) -> None:
+        for name in operations:
+            check_one_of("operation", name, _OPERATIONS)
         chosen = frozenset(operations)
         begin = skip + self._count(chosen)
         self._failures.append(_Failure(chosen, error_number, begin, begin + times, is_carried_out))
@@ -115,6 +124,7 @@ class FaultyFiles(_Faulty):
         :param operations: which ones; without any, all
         :param skip: how many of them succeed first, counted from now
         :param times: how many fail after that; ``math.inf``: all from then on
+        :raises InvalidArgumentError: no operation has this name
         """
         self._add_failure(number, operations, skip, times)
 
@@ -268,6 +278,7 @@ class FaultyObjects(_Faulty):
         :param skip: how many of them succeed first, counted from now
         :param times: how many fail after that; ``math.inf``: all from then on
         :param is_done: they are carried out, and only their answers are lost
+        :raises InvalidArgumentError: no request has this name
         """
         self._add_failure(number, requests, skip, times, is_carried_out=is_done)
 

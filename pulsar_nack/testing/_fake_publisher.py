@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .._check import check_integer
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._call_faults import seconds
@@ -50,7 +51,7 @@ class FakePublisher:
         :param carried_out: the letter is published, and only the answer is lost
         """
         fault = error or BrokerError("publish failed, as the test asked")
-        self._failures.extend([(fault, carried_out)] * times)
+        self._failures.extend([(fault, carried_out)] * check_integer("times", times, 1))
 
     def hold(self) -> None:
         """Let no call return until :meth:`release`."""

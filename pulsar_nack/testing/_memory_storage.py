@@ -32,7 +32,9 @@ class StorageFaults:
 
     def hold(self, name: str) -> asyncio.Event:
         """Let calls of this name wait, before anything is done, until the returned event is set."""
-        return self._gates.setdefault(name, asyncio.Event())
+        if name not in self._gates or self._gates[name].is_set():
+            self._gates[name] = asyncio.Event()
+        return self._gates[name]
 
     def heal(self) -> None:
         """Remove all faults, and let waiting calls continue."""
