@@ -102,10 +102,8 @@ class Flusher:
             self._answer(error)
             raise
         finally:
-            self._task = None
-        if self._is_unwritable:
-            self.is_armed = False
-        elif self._is_dirty() and self.broken is None:
+            self._task, self.is_armed = None, False
+        if self._is_dirty() and self.broken is None and not self._is_unwritable:
             self.arm()
 
     async def _write_once(self) -> None:

@@ -251,6 +251,38 @@ async def test_written_by_itself() -> None:
         assert cursor.statistics().flushes == 1
 
 
+@virtual_time
+async def test_written_by_itself_after_an_ack_again() -> None:
+    """An entry that is acknowledged again while it is written does not keep later ones from being written."""
+    async with memory_home().cursor(TWENTY, CursorConfig(flush_interval=1)) as cursor:
+        await cursor.acknowledge([Position(1, 3)])
+        flushing = asyncio.create_task(cursor.flush())
+        while cursor.statistics().dirty_ledgers:
+            await asyncio.sleep(0)
+        await cursor.acknowledge([Position(1, 3)])
+        await flushing
+        await cursor.acknowledge([Position(1, 5)])
+        await asyncio.sleep(2)
+        assert (cursor.statistics().flushes, cursor.statistics().dirty_ledgers) == (2, 0)
+
+
+@virtual_time
+async def test_written_by_itself_after_a_rollover() -> None:
+    """Acks that a write takes along because it first makes a new log do not keep later ones from being written."""
+    async with memory_home().cursor({1: 9_999}, CursorConfig(flush_interval=1, rollover_bytes=1024)) as cursor:
+        entries = iter(range(1, 9_999, 2))
+        while not cursor.statistics().rollovers:
+            await cursor.acknowledge([Position(1, next(entries))])
+            flushing = asyncio.create_task(cursor.flush())
+            while not flushing.done():
+                if cursor.statistics().dirty_ledgers:
+                    await cursor.acknowledge([Position(1, next(entries))])
+                await asyncio.sleep(0)
+        await cursor.acknowledge([Position(1, next(entries))])
+        await asyncio.sleep(2)
+        assert cursor.statistics().dirty_ledgers == 0
+
+
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
