@@ -157,7 +157,7 @@ class ObjectDirectory:
 
     def _entry_to_delete(self, log: str, reader: CatalogEntry | None) -> CatalogEntry:
         """Return the entry of a log that nobody can write: it is sealed, or taken over here."""
-        with storage_errors(log, "check_quietly for it"):
+        with storage_errors(log, "look for it"):
             now = self._catalog.logs().get(log)
             if now is None or (reader is not None and now.instance != reader.instance):
                 raise LogNotFoundError(log)

@@ -6,7 +6,8 @@ all. So records whose append failed do not count from then on. Until then they m
 log.
 
 *Bounds.* Many small objects are merged into a segment, before the next append and when the log is sealed; a manifest
-names the segment, and the objects that it replaces are deleted. A merge that fails is postponed.
+names the segment, and the objects that it replaces are deleted. A merge that fails is postponed: neither an append nor
+the seal needs it.
 
 The trailing small objects are merged, except those that are more than twice as large as everything behind them. So a
 record is copied at most as often as the logarithm of the number of appends.
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from ..errors import LogSealedError, LogStorageError
+from ..errors import LedgerError, LogSealedError
 from ._object_contents import LogObjects, ObjectReader
 from ._object_format import (
     DATA,
@@ -73,11 +74,13 @@ class ObjectWriter(LogState):
             return self.length
         self._chain.check_not_fenced()
         if not records:
-            self._seal()
+            self._put_manifest(self._merged(2), is_sealed=True)
             return self.length
         slots = self._tail - self._chain.guard.slot
         if self._merger.small(self._objects) >= self._merge_at or slots >= self._limits.max_small_objects:
-            self._try_to_merge()
+            self._put_manifest(self._merged(self._merge_at))
+            most = self._limits.max_small_objects
+            self._merge_at = max(most, self._merger.small(self._objects) + most // 2)
         return self._append(records)
 
     def delete_unnamed(self, names: Iterable[str]) -> None:
@@ -113,21 +116,12 @@ class ObjectWriter(LogState):
             self._chain.check_quietly()
         return first
 
-    def _seal(self) -> None:
-        objects = self._objects
-        with suppress(OSError, LogStorageError):
-            objects = self._merger.merge(objects, 2)
-        self._put_manifest(objects, is_sealed=True)
-
-    def _try_to_merge(self) -> None:
-        """Put a manifest, after merging small objects if there are many; wait for more of them if merging fails."""
+    def _merged(self, least: int) -> Sequence[ObjectRef]:
+        """Return the objects, small ones merged if there are ``least``; as they are if that fails."""
         try:
-            self._put_manifest(self._merger.merge(self._objects, self._merge_at))
-        except (OSError, LogStorageError):
-            if self._chain.is_in_doubt:
-                raise
-        most = self._limits.max_small_objects
-        self._merge_at = max(most, self._merger.small(self._objects) + most // 2)
+            return self._merger.merge(self._objects, least)
+        except (OSError, LedgerError):
+            return self._objects
 
     def _put_manifest(self, objects: Sequence[ObjectRef], *, is_sealed: bool = False) -> None:
         """Put a manifest, the new guard, into the next slot, or behind an earlier put of this writer that was in doubt.
@@ -209,6 +203,7 @@ class Merger:
         """Replace runs of small objects by segments if there are at least ``least``; return all objects.
 
         :raises OSError: reading an object or writing a segment failed; objects in ``made`` may exist
+        :raises LogCorruptedError: an object is damaged; objects in ``made`` may exist
         """
         merged = list(objects)
         if self.small(merged) >= least:

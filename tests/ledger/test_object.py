@@ -385,6 +385,22 @@ async def test_merges_that_fail(memory: MemoryStore) -> None:
         assert await content(await reopened(store, log)) == [b"%d" % number for number in range(60)]
 
 
+async def test_merges_of_a_damaged_object(memory: MemoryStore) -> None:
+    """A damaged object is not merged: the log takes further records and is sealed, and only that record is lost."""
+    async with await open_objects(memory, attempts=1) as store:
+        await (await filled(store, 3)).aclose()
+    key = [key for key in keys(memory) if key.startswith("logs/")][2]
+    memory.put(key, bytes(memory.get(key).bytes())[:-1] + b"?")
+    async with await open_objects(memory, attempts=1) as store:
+        log = await store.open_log("a")
+        for number in range(3, 60):
+            assert await log.append(b"%d" % number) == number
+        await log.seal()
+        assert await log.read(2, 59) == [b"%d" % number for number in range(2, 60)]
+        with pytest.raises(LogCorruptedError, match=key):
+            await log.read(1, 1)
+
+
 async def test_segments_of_merges_that_failed(memory: MemoryStore) -> None:
     """When a segment was written and its manifest was not, the segment goes with the next manifest."""
 
