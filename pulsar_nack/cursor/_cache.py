@@ -183,7 +183,8 @@ class LedgerCache:
     async def _read(self, ledger: int) -> LedgerAcks:
         """Read a ledger's state; if it cannot be decoded, nothing of the ledger counts as acknowledged."""
         try:
-            return await decode_off_loop(ledger, await self._log.read(ledger))
+            records = await self._log.read(ledger)
+            return await decode_off_loop(ledger, records) if records else LedgerAcks()
         except (CursorFormatError, LogCorruptedError) as error:
             _log.warning(
                 "what was acknowledged in ledger %d after the mark-delete position %s cannot be read and will be"

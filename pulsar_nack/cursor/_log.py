@@ -211,15 +211,15 @@ class CursorLog:
         return MarkerHead(self._sequence, contents)
 
     async def read(self, ledger: int) -> list[bytes]:
-        """Read a ledger's records.
+        """Read a ledger's records; none if the mark-delete position has passed it.
 
         :raises LogCorruptedError: one is damaged
         :raises LogStorageError: the store refused
         """
         while True:
-            log = self._log
+            log, stored = self._log, self.index.get(ledger)
             try:
-                return await read_numbers(log, self.index[ledger].numbers)
+                return [] if stored is None else await read_numbers(log, stored.numbers)
             except (ClosedError, LedgerError):
                 if log is self._log:
                     raise  # otherwise the cursor has continued in a new log

@@ -645,6 +645,23 @@ async def test_bad_positions() -> None:
         assert await acked(cursor) == []
 
 
+async def test_deleted_ledgers_are_passed_while_they_are_read() -> None:
+    """Ledgers that are passed, and that the log forgets, before a call has read them have nothing for that call."""
+    ledgers = dict.fromkeys(range(100), 4)
+    async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        await cursor.acknowledge([Position(ledger, entry) for ledger in ledgers for entry in (0, 2)])
+        await cursor.flush()
+        reading = asyncio.create_task(acked(cursor))
+        for _ in range(5):
+            await asyncio.sleep(0)  # it has begun to read the first ones
+        for ledger in range(98):
+            del ledgers[ledger]
+        cursor.settle()
+        await cursor.put_property("written", "without waiting for calls that read")
+        assert not reading.done()
+        assert (await reading)[-3:] == await acked(cursor) == [(98, 2), (99, 0), (99, 2)]
+
+
 async def test_entries_of_one_ledger() -> None:
     """Many entries of a ledger are acknowledged in one call, and what is left can be asked for in ranges."""
     ledgers = {1: 100, 2: 100}
