@@ -126,6 +126,7 @@ class LedgerCache:
         """Call ``attempt`` once all ledgers that it needs are in memory; return its result.
 
         :raises LogStorageError: a ledger could not be read; nothing has changed
+        :raises InvalidStateError: of asyncio, if nobody waits for the result any more; nothing has changed
         """
         try:
             while is_wanted():
@@ -135,7 +136,7 @@ class LedgerCache:
                     self._pinned |= missing.ledgers
                     for ledger in sorted(missing.ledgers):
                         await self._load(ledger)
-            raise asyncio.CancelledError
+            raise asyncio.InvalidStateError  # a CancelledError would cancel the operations behind this one
         finally:
             self._pinned = frozenset()
 

@@ -321,6 +321,22 @@ async def test_cancelled_in_line() -> None:
         assert [entry for ledger, entry in await acked(cursor) if ledger == evicted] == [3, 9]
 
 
+async def test_cancelled_while_its_ledgers_are_loaded() -> None:
+    """A call that is cancelled when some of its ledgers are loaded changes nothing, and does not cancel the others."""
+    ledgers = dict.fromkeys(range(10), 20)
+    async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        await cursor.acknowledge([Position(ledger, 3) for ledger in ledgers])
+        await cursor.flush()
+        begun = asyncio.create_task(cursor.acknowledge([Position(ledger, 5) for ledger in ledgers]))
+        behind = asyncio.create_task(cursor.acknowledge([Position(2, 7)]))
+        while not cursor.statistics().loads:
+            await asyncio.sleep(0)
+        begun.cancel()
+        await asyncio.wait([begun, behind])
+        assert (begun.cancelled(), behind.cancelled()) == (True, False)
+        assert set(await acked(cursor)) == {(2, 7), *((ledger, 3) for ledger in ledgers)}
+
+
 async def test_cancelled_flush() -> None:
     """A cancelled flush stops no write; the next one has nothing more to do than wait for it."""
     home = memory_home()
