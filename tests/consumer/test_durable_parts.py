@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import tracemalloc
 from array import array
@@ -27,6 +28,7 @@ from pulsar_nack.consumer.durable._records import BatchAcks, Change, PendingPage
 from pulsar_nack.consumer.durable._state import DurableState
 from pulsar_nack.errors import LogCorruptedError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger.faults import FaultyFiles
 from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import ManualClock
 from tests.consumer.durable_runs import entries_of
@@ -51,7 +53,7 @@ def ids(**bounds: int) -> st.SearchStrategy[MessageId]:
 
 @asynccontextmanager
 async def opened(
-    files: MemoryFiles, clock: ManualClock | None = None, **options: Any
+    files: MemoryFiles | FaultyFiles, clock: ManualClock | None = None, **options: Any
 ) -> AsyncIterator[tuple[DurableNacks, LocalLogStore]]:
     """Durable state that runs, and its store."""
     options = {"memory_ms": 60_000, "ttl_ms": 7 * 86_400_000, "clock": clock or ManualClock(1_000), **options}
@@ -422,6 +424,20 @@ async def test_logs_that_cannot_be_deleted_do_no_harm() -> None:
             await durable.aclose()
     async with opened(files) as (durable, store):
         assert len(await store.names()) <= 3
+
+
+async def test_a_log_that_the_opening_could_not_delete() -> None:
+    """The next log, which was made before a crash and could not be deleted after it, does not prevent compaction."""
+    files = FaultyFiles(MemoryFiles())
+    async with opened(files) as (_, store):
+        await (await store.create(generations.log_name(2))).aclose()
+    files.fail(errno.EIO, "rename")
+    async with opened(files, compact_bytes=1_000) as (durable, store):
+        assert generations.log_name(2) in await store.names()
+        for turn in range(50):
+            assert await durable.nacked(MessageId(1, turn), 60_000, turn) is None
+        assert durable.journal.compactions > 0
+        assert durable.journal.failures == 0
 
 
 async def test_missing_and_foreign_logs_are_told() -> None:

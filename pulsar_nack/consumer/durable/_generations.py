@@ -60,12 +60,13 @@ def base_name(number: int) -> str:
 
 @dataclass
 class RecoveredLogs:
-    """The log to append to, its number, the sizes of the other logs by name, and the base."""
+    """The log to append to, its number, the sizes of the others, the base, and obsolete logs that are still there."""
 
     log: Log
     number: int
     others: dict[str, int] = field(default_factory=dict)
     base: str | None = None
+    undeleted: list[str] = field(default_factory=list)
 
 
 async def acquire_ownership(store: LogStore) -> Log:
@@ -98,7 +99,7 @@ async def recover(store: LogStore, state: DurableState) -> RecoveredLogs:
     for log in opened:
         await _replay(log, state)
     obsolete = {base_name(number) for number in bases} | {log_name(number) for number in logs}
-    await delete_all(store, sorted(obsolete - {log.name for log in opened}))
+    undeleted = await delete_all(store, sorted(obsolete - {log.name for log in opened}))
     if number == base or opened[-1].is_sealed:
         number += 1
         log = await store.create(log_name(number))
@@ -107,7 +108,7 @@ async def recover(store: LogStore, state: DurableState) -> RecoveredLogs:
     for other in opened:
         await other.aclose()
     others = {other.name: other.size for other in opened}
-    return RecoveredLogs(log, number, others, base_name(base) if base else None)
+    return RecoveredLogs(log, number, others, base_name(base) if base else None, undeleted)
 
 
 async def delete_all(store: LogStore, names: Iterable[str]) -> list[str]:

@@ -99,7 +99,7 @@ class Journal:
         self._base = logs.base
         self._sealed_bytes = sum(size for name, size in logs.others.items() if name != logs.base)
         self._compact_bytes = compact_bytes
-        self._unfinished: set[str] = set()
+        self._unfinished = set(logs.undeleted)
         self._queue: deque[_Waiting] = deque()
         self._writing: list[_Waiting] = []
         self._has_work = asyncio.Event()
@@ -264,7 +264,7 @@ class Journal:
         return base
 
     async def _create(self, name: str) -> Log:
-        """Create a log; replace one that a failed attempt of ours left, but never one of another consumer."""
+        """Create a log; replace one that a failed attempt of this state left, but never one of another consumer."""
         if name in self._unfinished:
             await self._delete([name])
         try:
