@@ -132,8 +132,7 @@ class LogDirectory:
     def close(self, opened: OpenedFiles) -> None:
         """Close a log and unlock it."""
         if opened.writer is not None:
-            with suppress(OSError):
-                opened.writer.close()
+            opened.writer.close()
         if opened.lock is not None:
             self._unlock(opened.name, opened.lock)
 

@@ -109,10 +109,11 @@ class SegmentWriter(LogState):
         return first
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
+        """Close the file; errors are ignored, because what counts was synced. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            self._files.close(descriptor)
+            with suppress(OSError):
+                self._files.close(descriptor)
 
     @property
     def _active(self) -> int:
@@ -137,8 +138,7 @@ class SegmentWriter(LogState):
     def _begin_segment(self) -> None:
         path, salt = self._folder / segment_name(self.length), secrets.randbits(32)
         self._is_abandoned = True
-        with suppress(OSError):
-            self.close()
+        self.close()
         self._descriptor = begin_segment(self._files, path, self.length, salt, self._log)
         self._seed, self._end, self._is_abandoned = seed_of(salt, self._log), SEGMENT_HEADER_SIZE, False
         segment = Segment(self._files, self._log, path, self.length)

@@ -222,6 +222,31 @@ async def test_failed_deletion(store: LocalLogStore, files: SlowFiles, operation
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"a.log", "a.lock"}
 
 
+class UnclosableFiles(MemoryFiles):
+    """Files in memory; one close ends with an error, as on a network file system."""
+
+    fails = False
+
+    def close(self, descriptor: int) -> None:
+        """Close, and raise the error once."""
+        super().close(descriptor)
+        if self.fails:
+            self.fails = False
+            raise OSError(errno.EIO, "Input/output error")
+
+
+async def test_deletion_with_a_failed_close() -> None:
+    """A log is deleted and unlocked although the close of its file, whose content was synced, fails."""
+    files = UnclosableFiles()
+    async with await LocalLogStore.open(Path("/logs"), files=files) as store:
+        log = await store.create("a")
+        await log.append(b"x")
+        files.fails = True
+        await log.delete()
+        assert not files.fails
+        assert (await store.create("a")).length == 0
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_deletion_that_may_not_be_durable(seed: int) -> None:
     """Where it is not known whether the name is gone for good, the files stay: a crash leaves the log whole or gone."""
