@@ -34,12 +34,10 @@ from typing import Final
 
 from ...ids import MessageId
 from .._batches import EntryKey, entry_key, is_member, is_same_topic, is_through
-from ._records import BatchAcks, Change, RangeAcks, RecordKind, batch_bytes
+from ._records import MAX_BATCH, BatchAcks, Change, RangeAcks, RecordKind, batch_bytes
 from ._slices import AckSlices
 
 SLICES: Final = 8
-_MAX_BATCH: Final = 1 << 20
-"""Far more than a broker takes; an id with a larger batch is not from a broker."""
 _MAX_MARKS: Final = 10_000
 
 
@@ -145,7 +143,7 @@ class AckedMessages:
         if not is_member(message_id):
             self._drop_batch(entry_key(message_id))
             self._add_entry(message_id, uptime_ms)
-        elif message_id.batch_index < message_id.batch_size <= _MAX_BATCH and message_id not in self._entries:
+        elif message_id.batch_index < message_id.batch_size <= MAX_BATCH and message_id not in self._entries:
             self._add_member(message_id, uptime_ms)
 
     def _add_entry(self, message_id: MessageId, uptime_ms: int) -> None:
@@ -205,7 +203,7 @@ class AckedMessages:
         key = entry_key(message_id)
         batch = self._drop_batch(key) if key in self._batches else None
         size = message_id.batch_size
-        if self._entries.discard(message_id) and is_member(message_id) and size <= _MAX_BATCH:
+        if self._entries.discard(message_id) and is_member(message_id) and size <= MAX_BATCH:
             batch = _Batch(message_id.topic, size, (1 << size) - 1, self._entries.last_ms)
         if batch is None:
             return

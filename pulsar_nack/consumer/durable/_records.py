@@ -27,6 +27,10 @@ _BATCH: Final = struct.Struct("<BqqqiiI")
 _RANGES: Final = struct.Struct("<BqqiII")
 MAX_RANGES: Final = 1 << 11
 """The maximum of ranges in a record."""
+MAX_BATCH: Final = 1 << 20
+"""Far more messages than a broker takes in a batch."""
+_MAX_ENTRIES: Final = 1 << 32
+"""The maximum of entries in a record that is read: beyond that, its length does not bound memory and time."""
 _RANGE_BYTES: Final = 3
 """About what a range takes: its distance to the range before and its length, as varints."""
 
@@ -235,7 +239,10 @@ def _decode_batch(data: bytes) -> BatchAcks:
     end = _BATCH.size + topic_length
     topic = _topic(data[_BATCH.size : end])
     message_id = MessageId(ledger, entry, partition, batch_size=size, topic=topic)
-    return BatchAcks(message_id, at_ms, int.from_bytes(data[end:], "little"))
+    acked = int.from_bytes(data[end:], "little")
+    if size > MAX_BATCH or acked.bit_length() > size:
+        raise ValueError("a batch that no broker has")
+    return BatchAcks(message_id, at_ms, acked)
 
 
 def _decode_ranges(data: bytes) -> RangeAcks:
@@ -251,6 +258,8 @@ def _decode_ranges(data: bytes) -> RangeAcks:
         end += gap + length + 1
     if at != len(data) or end > 1 << 63:
         raise ValueError("ranges that end elsewhere")
+    if sum(last - first + 1 for first, last in ranges) > _MAX_ENTRIES:
+        raise ValueError(f"ranges of more than {_MAX_ENTRIES} entries")
     return RangeAcks(MessageId(ledger, 0, partition, topic=topic), at_ms, ranges)
 
 
