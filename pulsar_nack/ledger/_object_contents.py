@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import LogNotFoundError
+from ..errors import LogCorruptedError, LogNotFoundError
 from ._object_format import (
     DATA,
     EMPTY_MANIFEST,
@@ -110,16 +110,22 @@ class LogObjects:
         raise self._location(slot_name(tail)).damage(0, f"something that belongs to it is missing: {missing}")
 
     def read_records(self, objects: Sequence[ObjectRef], first: int, last: int, limit: int) -> list[bytes]:
-        """Return records, at least one, and about ``limit`` bytes at most.
+        """Return records, at least one, about ``limit`` bytes at most, and none behind damage.
 
         :raises FileNotFoundError: an object was deleted
+        :raises LogCorruptedError: the first record is lost
         """
         if not objects or objects[-1].end <= last:
             raise FileNotFoundError(f"{self._path} has no record {last}")
         found: list[bytes] = []
         at = bisect_right(objects, first, key=lambda ref: ref.first) - 1
         while first <= last and limit > 0:
-            part = self.read(objects[at], first, min(last, objects[at].end - 1), limit)
+            try:
+                part = self.read(objects[at], first, min(last, objects[at].end - 1), limit)
+            except LogCorruptedError:
+                if found:
+                    break
+                raise
             found += part
             first += len(part)
             limit -= sum(map(record_cost, part))
@@ -130,15 +136,15 @@ class LogObjects:
         """Return records of an object: a small one is read as a whole, of a large one only what is needed."""
         location = self._location(ref.name)
         if ref.size <= _SMALL:
-            data = self.client.get(location.key)
-            head = decode_whole(data, location, ref.number, _kind_of(ref.name))
-            begin = head.offsets[0] if head.offsets else len(data)
-            frames = Frames(head.seed, ref.first, begin, data[begin:])
+            whole = self.client.get(location.key)
+            head = decode_whole(whole, location, ref.number, _kind_of(ref.name))
+            number, begin, end = head.part(first, last, len(whole), limit)
+            data = whole[begin:end]
         else:
             head = self._head(ref)
             number, begin, end = head.part(first, last, ref.size, limit)
-            frames = Frames(head.seed, number, begin, self.client.get(location.key, begin, end - begin))
-        return decode_records(frames, location, first, last)
+            data = self.client.get(location.key, begin, end - begin)
+        return decode_records(Frames(head.seed, number, begin, data), location, first, last)
 
     def slot(self, number: int) -> tuple[Manifest, bytes]:
         """Return the manifest in a slot and its bytes; for a slot with records a manifest that only names the writer.

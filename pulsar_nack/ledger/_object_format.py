@@ -119,6 +119,8 @@ class Head(NamedTuple):
     def part(self, first: int, last: int, end: int, limit: int) -> tuple[int, int, int]:
         """Return the frames with these records, about ``limit`` bytes at most: first record, begin, end."""
         at = bisect_right(self.firsts, first) - 1
+        if at < 0:
+            return first, end, end
         ends = (*self.offsets[1:], end)
         until = at
         while until + 1 < len(self.firsts) and self.firsts[until + 1] <= last:
@@ -209,12 +211,17 @@ def decode_whole(data: bytes, location: ObjectLocation, number: int, kind: str) 
 
 
 def decode_records(frames: Frames, location: ObjectLocation, first: int, last: int) -> list[bytes]:
-    """Read records ``first`` to ``last`` from frames; fewer if the frames end before."""
+    """Read records ``first`` to ``last`` from frames; fewer if the frames end before, and none behind damage.
+
+    :raises LogCorruptedError: the first record is lost
+    """
     records: list[bytes] = []
     number, at = frames.number, 0
     while at < len(frames.data) and number <= last:
         frame = decode_frame(frames.data, at, number, frames.seed)
         if not isinstance(frame, Frame):
+            if records:
+                return records
             reason = frame.reason if isinstance(frame, Damaged) else f"the object ends before record {number} does"
             raise location.damage(frames.offset + at, reason)
         records += frame.records(max(first - number, 0), last + 1 - number)

@@ -177,6 +177,30 @@ async def test_damaged_objects(memory: MemoryStore) -> None:
     assert {key: bytes(memory.get(key).bytes()) for key in keys(memory)} == before
 
 
+@pytest.mark.parametrize("count", [4, 6])
+async def test_damage_loses_the_records_of_one_frame(memory: MemoryStore, count: int) -> None:
+    """Of an object with a damaged frame, read as a whole or in parts, what is before and behind the frame is there."""
+    records = [bytes([number]) * 60_000 for number in range(count)]
+    async with await open_objects(memory) as store:
+        log = await store.create("a")
+        await log.append(b"before")
+        await log.append_many(records)
+    key = keys(memory)[-1]
+    whole = bytes(memory.get(key).bytes())
+    for lost in range(0, count, 2):
+        at = whole.index(records[lost])
+        memory.put(key, whole[:at] + b"?" + whole[at + 1 :])
+        async with await open_objects(memory) as store:
+            log = await store.open_log("a", read_only=True)
+            for number in {*range(0, count, 2)} - {lost}:
+                assert await log.read(number + 1, number + 2) == records[number : number + 2]
+            found = log.records()
+            for record in (b"before", *records[:lost]):
+                assert (await anext(found)).data == record
+            with pytest.raises(LogCorruptedError, match=key):
+                await anext(found)
+
+
 async def test_missing_objects(memory: MemoryStore) -> None:
     """A missing object is damage too."""
     async with await open_objects(memory, threads=1) as store:
