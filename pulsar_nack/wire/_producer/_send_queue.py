@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, dropwhile, islice, takewhile
 
 from ...errors import BrokerError, ConnectionLostError, InvalidArgumentError, RequestTimeoutError
 from .._connection._connection import Connection
@@ -320,7 +320,8 @@ class SendQueue:
         if message is None:
             gone, messages = [op], op.messages
         else:
-            gone = [each for queue in (self._sent, self._unsent) for each in queue if each.message is message]
+            later = dropwhile(lambda each: each.message is not message, chain(self._sent, self._unsent))
+            gone = list(takewhile(lambda each: each.message is message, later))  # its chunks follow one another
             messages = [message]
         if self._connection is not None:
             self._failed_id = max(self._failed_id, op.highest_sequence_id)
