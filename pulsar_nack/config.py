@@ -6,7 +6,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ._check import check_metadata_limit, path_of
 from ._delays import MAX_DELAY_MS, delay_ms
@@ -28,8 +39,16 @@ DELAYED_PREFIX: Final = "#pulsar.internal.delayed."
 _DAY_S: Final = 86_400
 
 
+_DURATION: Final = TypeAdapter(timedelta)
+
+
 def _as_delay(value: Any, info: ValidationInfo) -> timedelta:
     field = info.field_name or "delay"
+    if info.mode == "json" and isinstance(value, str) and value.startswith("P"):
+        try:
+            value = _DURATION.validate_python(value)
+        except ValidationError:
+            raise InvalidArgumentError(field, value, "seconds, or a duration by ISO 8601 as P2D") from None
     milliseconds = delay_ms(value, field)
     if not isinstance(value, timedelta) and value > _DAY_S:
         instead = f"{field}_ms" if field == "negative_ack_redelivery_delay" else "seconds"
@@ -37,6 +56,11 @@ def _as_delay(value: Any, info: ValidationInfo) -> timedelta:
             field, value, f"at most a day of seconds (for ms use {instead}, for days a timedelta)"
         )
     return timedelta(milliseconds=milliseconds)
+
+
+def _delay_to_json(value: timedelta) -> object:
+    """Return seconds, or a duration by ISO 8601 where seconds would be taken for ms: what JSON is read with."""
+    return value.total_seconds() if value <= timedelta(days=1) else _DURATION.dump_python(value, mode="json")
 
 
 def _as_ratio(value: Any, info: ValidationInfo) -> float | None:
@@ -47,7 +71,7 @@ def _as_ratio(value: Any, info: ValidationInfo) -> float | None:
     return float(value)
 
 
-DelayField = Annotated[timedelta, BeforeValidator(_as_delay)]
+DelayField = Annotated[timedelta, BeforeValidator(_as_delay), PlainSerializer(_delay_to_json, object, when_used="json")]
 
 IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
 BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
@@ -79,7 +103,6 @@ class _Settings(BaseModel):
         strict=True,
         alias_generator=_camel,
         populate_by_name=True,
-        ser_json_timedelta="float",  # what model_dump_json writes, model_validate_json reads
     )
 
     @model_validator(mode="before")

@@ -202,7 +202,11 @@ def test_is_frozen() -> None:
 
 @for_each(
     "config",
-    [NackConfig(), make(negative_ack_redelivery_delay=0.0015, precision_ratio=None, max_held=None, max_batch=7)],
+    [
+        NackConfig(),
+        make(negative_ack_redelivery_delay=0.0015, precision_ratio=None, max_held=None, max_batch=7),
+        make(negative_ack_redelivery_delay=timedelta(days=400, milliseconds=1)),
+    ],
 )
 def test_survives_being_stored(config: NackConfig) -> None:
     """Pickled, copied, dumped to a dict or to JSON, under either spelling, it comes back the same."""
@@ -219,6 +223,11 @@ def test_json_of_a_file() -> None:
     assert (config.negative_ack_redelivery_delay_ms, config.negative_ack_precision_bit_cnt) == (2500, 4)
     with pytest.raises(ValidationError, match="negativeAckRedeliveryDelay"):
         NackConfig.model_validate_json('{"negativeAckRedeliveryDelay": "2.5"}')
+    assert NackConfig.model_validate_json('{"negativeAckRedeliveryDelay": "P2DT1H"}').negative_ack_redelivery_delay == (
+        timedelta(days=2, hours=1)
+    )
+    with pytest.raises(ValidationError, match="a duration by ISO 8601 as P2D, got 'P2 days'"):
+        NackConfig.model_validate_json('{"negativeAckRedeliveryDelay": "P2 days"}')
 
 
 def test_is_hashable_and_compares() -> None:
