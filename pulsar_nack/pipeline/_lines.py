@@ -56,6 +56,8 @@ _KINDS: Final = [field.dataType.simpleString() for field in TRACE.fields]
 _EVENT: Final = pa.schema([(name, _TYPES[kind]) for name, kind in zip(_NAMES, _KINDS, strict=True)])
 _REFUSED: Final = pa.schema([(name, pa.string()) for name in ("file", "line", "fault")])
 _READ: Final = pa.schema([*_EVENT, *_REFUSED])
+PARQUET_ERRORS: Final = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What PyArrow raises for an invalid Parquet file; see :func:`raise_system_error`."""
 _BLANK: Final = b" \t\r\n"
 _LEAST: Final = {"ledger": 0, "entry": 0, "attempt": 0, "partition": -1, "batch_index": -1}
 
@@ -283,8 +285,15 @@ def _read_parquet(path: str) -> Iterator[pa.RecordBatch]:
                 yield from _checked(batch, [file] * batch.num_rows)
     except InvalidArgumentError as error:
         yield refused_batch([file], [None], [str(error)])
-    except pa.ArrowException as error:
+    except PARQUET_ERRORS as error:
+        raise_system_error(error)
         yield refused_batch([file], [None], [_broken(error)])
+
+
+def raise_system_error(error: Exception) -> None:
+    """Raise an error again that the system reported, by a number; Arrow raises an OSError without one for bad bytes."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
 
 
 def kinds_of(schema: pa.Schema) -> dict[str, str]:

@@ -7,18 +7,16 @@ files of this machine. Spark lists and reads files that only it can reach, and w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow.parquet as pq
-from pyarrow import ArrowException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from ..errors import InvalidArgumentError
 from ._checks import Paths, path_names, require_columns, require_fields
 from ._files import PARQUET, InputSplit, TraceFile, assign_splits, is_read, trace_file, trace_files, without_copies
-from ._lines import check_batches, kinds_of, parse_batches, read_splits
+from ._lines import PARQUET_ERRORS, check_batches, kinds_of, parse_batches, raise_system_error, read_splits
 from .schemas import READ, TRACE
 
 if TYPE_CHECKING:
@@ -105,8 +103,10 @@ def _check_files(where: Sequence[str], files: Sequence[TraceFile]) -> None:
 
 
 def _check_parquet(path: str) -> None:
-    with suppress(ArrowException):  # a broken file goes to the quarantine when it is read
+    try:
         require_fields(kinds_of(pq.read_schema(path)), TRACE)
+    except PARQUET_ERRORS as error:  # a broken file goes to the quarantine when it is read
+        raise_system_error(error)
 
 
 def _reader(tasks: Sequence[tuple[InputSplit, ...]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -296,6 +296,32 @@ def test_parquet_is_read_beside_lines(spark: SparkSession, tmp_path: Path) -> No
     assert json.loads(refused.line) == NACK | {"v": 7, "event": "ack"}
 
 
+@pytest.mark.slow  # it imports PySpark
+@pytest.mark.parametrize("percent", [1, 50, 99])
+def test_damaged_parquet_is_a_row(tmp_path: Path, percent: int) -> None:
+    """A Parquet file that is damaged in its first page, in another one or in its footer gives one refused row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pulsar_nack.pipeline import _lines, _read
+    from pulsar_nack.pipeline._files import InputSplit
+
+    path = tmp_path / "q.parquet"
+    pq.write_table(
+        pa.Table.from_pylist([NACK | {"entry": entry} for entry in range(1_000)], schema=_lines._EVENT), path
+    )
+    data = bytearray(path.read_bytes())
+    begin = len(data) * percent // 100
+    data[begin : begin + 20] = b"\xff" * 20
+    path.write_bytes(data)
+    _read._check_parquet(str(path))
+    (refused,) = [row for batch in _lines.read_splits([InputSplit(str(path), 0, 1)]) for row in batch.to_pylist()]
+    assert refused["fault"].startswith("the file is broken: ")
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        list(_lines.read_splits([InputSplit(str(path), 0, 1)]))
+
+
 def test_parquet_of_something_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Parquet without the columns of a trace is refused before any row is read, with the columns named."""
     spark.createDataFrame([(1, "x")], "v int, event string").write.parquet(str(tmp_path / "other.parquet"))
