@@ -215,7 +215,8 @@ class BucketConfig(DelayedDeliveryConfig):
     delayed_delivery_max_num_buckets: int = Field(default=-1, ge=-1)
     """If there are more sealed buckets, some are merged; -1: no limit."""
     max_indexes_per_bucket: int | None = Field(default=None, ge=1)
-    """A bucket is always sealed at this size; None: at twice the minimum that is required for sealing."""
+    """A bucket is always sealed at this size; None: at twice the minimum that is required for sealing. At most
+    ``max_unsealed_indexes``."""
     max_unsealed_age: DelayField = timedelta(minutes=5)
     """A bucket with enough indexes is sealed when its first one is older than this."""
     max_unsealed_indexes: int = Field(default=1_000_000, ge=1)
@@ -254,9 +255,10 @@ class BucketConfig(DelayedDeliveryConfig):
 
     @property
     def largest_bucket(self) -> int:
-        """Return the size at which a bucket is always sealed."""
+        """Return the size at which a bucket is always sealed: one that could not be sealed would pause deliveries."""
         least = self.delayed_delivery_min_index_count_per_bucket
-        return 2 * least if self.max_indexes_per_bucket is None else max(self.max_indexes_per_bucket, least)
+        largest = 2 * least if self.max_indexes_per_bucket is None else max(self.max_indexes_per_bucket, least)
+        return min(largest, self.max_unsealed_indexes)
 
 
 _METADATA_LIMIT: Final = "max_per_cursor_metadata_size_in_bytes"

@@ -191,7 +191,7 @@ class SealRule:
     def of(cls, config: BucketConfig) -> SealRule:
         """Return the rule of a configuration."""
         return cls(
-            config.delayed_delivery_min_index_count_per_bucket,
+            min(config.delayed_delivery_min_index_count_per_bucket, config.largest_bucket),
             config.largest_bucket,
             delay_ms(config.max_unsealed_age),
         )

@@ -164,6 +164,17 @@ async def test_pauses_while_storage_takes_nothing() -> None:
         assert stage.count == 21
 
 
+@pytest.mark.parametrize("least", [8, 50])
+async def test_a_bound_below_the_size_of_a_bucket(least: int) -> None:
+    """D22: deliveries go on while storage answers, also if a bucket would be larger than the bound."""
+    async with Stage(least=least, max_unsealed_indexes=10).run() as stage:
+        for entry in range(100):
+            stage.add(1, entry, 10**6)
+            await stage.idle()
+            assert not stage.tracker.should_pause_all_deliveries()
+        assert stage.tracker.statistics().unsealed <= 10
+
+
 async def test_a_merge_that_cannot_be_written() -> None:
     """D26: the sources stay, delivery goes on, and the merge is counted as failed."""
     stage = Stage(prefetch=0)
