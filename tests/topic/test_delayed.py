@@ -159,6 +159,20 @@ async def test_settings_may_change_back_at_once(failures: int) -> None:
 
 
 @virtual_time
+async def test_what_lies_behind_a_pause_comes_when_storage_answers() -> None:
+    """A message behind delayed ones that no storage took is delivered as soon as storage takes them."""
+    in_buckets = IN_BUCKETS.model_copy(
+        update={"delayed_delivery_min_index_count_per_bucket": 5, "max_unsealed_indexes": 20}
+    )
+    async with subscribed(delayed=in_buckets) as (broker, topic, port):
+        broker.files.fail(errno.EIO, "rename", times=3)
+        await topic.publish([b"later"] * 30, deliver_after=1_000)
+        await topic.publish(b"now")
+        assert payloads(await until_quiet(port, 0.1)) == []
+        assert [data for data, at in await arrivals(port, 1) if at < 5] == [b"now"]
+
+
+@virtual_time
 async def test_settings_that_are_refused_leave_the_others() -> None:
     """A subscription whose new settings cannot be used keeps those of before, for a consumer that names none."""
     async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):

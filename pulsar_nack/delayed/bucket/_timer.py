@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from ..._delays import delay_ms
@@ -37,6 +38,8 @@ class DispatchTimer:
         self.start_work: Callable[[], None] = lambda: None
         """Starts the work on storage that is needed now."""
         self._prefetch_ms = delay_ms(config.prefetch)
+        self._max_unsealed = config.max_unsealed_indexes
+        self._has_paused = False
         self._pacing = CallPacing()
         self._wake_up = WakeUp(clock, self._run)
         self._is_closed = False
@@ -52,6 +55,8 @@ class DispatchTimer:
         now_ms = self._now_ms() if now_ms is None else now_ms
         ready_at = self._index.ready_at
         self.start_work()
+        if self._has_paused and not self.should_pause():
+            asyncio.get_running_loop().call_soon(self._call)
         self.call_at = self._next_call(ready_at, now_ms)
         at_ms, load_at = self.call_at, self._index.load_at
         if load_at != NEVER:
@@ -68,6 +73,11 @@ class DispatchTimer:
         if tick_ms != self.ticks.tick_ms:
             self.ticks = TickRounding(tick_ms, is_strict=self.ticks.is_strict)
             self.update()
+
+    def should_pause(self) -> bool:
+        """Return whether the dispatcher has to stop reading; it is called when it may go on."""
+        self._has_paused = self._index.unsealed > self._max_unsealed
+        return self._has_paused
 
     def call_again(self) -> None:
         """Call the dispatcher again for due messages: some were loaded, or no longer wait for others."""
@@ -91,7 +101,11 @@ class DispatchTimer:
         if is_call:
             self._pacing.note_call(planned_at, now_ms, self.ticks.tick_ms)
         try:
-            if is_call and self._on_due is not None and self._index.ready_at <= now_ms + self.ticks.lead:
-                self._on_due()
+            if is_call and self._index.ready_at <= now_ms + self.ticks.lead:
+                self._call()
         finally:
             self.update()
+
+    def _call(self) -> None:
+        if self._on_due is not None and not self._is_closed:
+            self._on_due()

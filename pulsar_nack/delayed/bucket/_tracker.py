@@ -49,7 +49,6 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
     def __init__(
         self, snapshots: Snapshots, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
     ) -> None:
-        self._config = config
         self._now_ms = clock.now_ms
         self._home = NO_THREAD  # where calls need no further check
         self._snapshots = snapshots
@@ -260,9 +259,12 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
         return self._index.bytes
 
     def should_pause_all_deliveries(self) -> bool:
-        """Return whether the dispatcher has to stop reading: too many messages are not on storage yet."""
+        """Return whether the dispatcher has to stop reading: too many messages are not on storage yet.
+
+        ``on_due`` is called when it may go on.
+        """
         self._ensure_open()
-        return self._index.unsealed > self._config.max_unsealed_indexes
+        return self._timer.should_pause()
 
     # -- changing ----------------------------------------------------------------------------------------------------
 

@@ -162,6 +162,7 @@ async def test_pauses_while_storage_takes_nothing() -> None:
         assert not stage.tracker.should_pause_all_deliveries()
         assert len(stage.buckets) == 4
         assert stage.count == 21
+        assert len(stage.woken) == 1
 
 
 @pytest.mark.parametrize("least", [8, 50])
