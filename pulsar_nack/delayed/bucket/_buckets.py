@@ -181,7 +181,7 @@ AnyBucket = MutableBucket | ImmutableBucket
 
 @dataclass(frozen=True, slots=True)
 class SealRule:
-    """When the mutable bucket is sealed: checked before an index of ``ledger`` is added."""
+    """When the mutable bucket is sealed."""
 
     min_size: int
     max_size: int
@@ -197,10 +197,14 @@ class SealRule:
         )
 
     def is_full(self, bucket: MutableBucket, ledger: int, now_ms: int) -> bool:
-        """Return whether to seal: the bucket has its minimum, and a new ledger begins, or it is large or old."""
+        """Return whether to seal before adding an index of ``ledger``: a new ledger, or the bucket is large or old."""
         if bucket.loaded < self.min_size:
             return False
-        return ledger > bucket.end or bucket.loaded >= self.max_size or now_ms - bucket.since_ms >= self.max_age_ms
+        return ledger > bucket.end or bucket.loaded >= self.max_size or now_ms >= self.old_at(bucket)
+
+    def old_at(self, bucket: MutableBucket) -> int:
+        """Return when to seal the bucket because it is old, NEVER while it is too small."""
+        return bucket.since_ms + self.max_age_ms if bucket.loaded >= self.min_size else NEVER
 
     def room(self, bucket: MutableBucket) -> int:
         """Return how many indexes can be added before :meth:`is_full` has to be asked again, at least 1."""

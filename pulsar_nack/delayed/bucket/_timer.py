@@ -1,4 +1,4 @@
-"""The one timer of a bucket tracker: for the earliest message that can be handed out, or the next segment to load."""
+"""The one timer of a bucket tracker: for the next message to hand out, segment to load, or bucket to seal."""
 
 from __future__ import annotations
 
@@ -54,11 +54,13 @@ class DispatchTimer:
             return
         now_ms = self._now_ms() if now_ms is None else now_ms
         ready_at = self._index.ready_at
+        if self._index.seal_at <= now_ms:
+            self._index.seal()
         self.start_work()
         if self._has_paused and not self.should_pause():
             asyncio.get_running_loop().call_soon(self._call)
         self.call_at = self._next_call(ready_at, now_ms)
-        at_ms, load_at = self.call_at, self._index.load_at
+        at_ms, load_at = min(self.call_at, self._index.seal_at), self._index.load_at
         if load_at != NEVER:
             load_at -= self.ticks.lead + self._prefetch_ms
             if load_at > now_ms:  # a segment that is not loaded by now waits for messages to be taken, or for loads

@@ -209,6 +209,7 @@ def test_when_to_seal() -> None:
         bucket.add(7, 1_000 + number)
         bucket.loaded += 1
         assert not (number < 2 and rule.is_full(bucket, 8, 10_000))
+        assert rule.old_at(bucket) == (NEVER if number < 2 else 1_100)
     assert rule.is_full(bucket, 8, 1_002)
     assert not rule.is_full(bucket, 7, 1_099)
     assert not rule.is_full(bucket, 6, 1_099)

@@ -265,6 +265,32 @@ async def test_one_ledger_is_sealed_by_time() -> None:
         assert [bucket.size for bucket in stage.buckets] == [10]
 
 
+@pytest.mark.parametrize("in_bulk", [False, True])
+async def test_sealed_by_time_though_nothing_is_added(in_bulk: bool) -> None:
+    """D31: a bucket that has enough is sealed when it is old although nothing more is added; a small one waits."""
+    async with Stage(max_unsealed_age=60).run() as stage:
+
+        def add(first: int, end: int) -> None:
+            if in_bulk:
+                stage.tracker.add_messages(7, range(first, end), 10**9)
+            for entry in () if in_bulk else range(first, end):
+                stage.add(7, entry, 10**9)
+
+        async def sizes_after(passed: int) -> list[int]:
+            stage.clock.advance(passed)
+            await stage.idle()
+            return [bucket.size for bucket in stage.buckets]
+
+        add(0, 4)
+        assert await sizes_after(10**6) == []
+        add(4, 5)
+        assert await sizes_after(0) == [5]
+        add(5, 11)
+        assert await sizes_after(59_999) == [5]
+        assert await sizes_after(1) == [5, 6]
+        assert stage.woken == []
+
+
 @virtual_time
 async def test_wakes_on_the_loop() -> None:
     """On an event loop the dispatcher is woken at the exact ms, also for what has to come from storage first."""
