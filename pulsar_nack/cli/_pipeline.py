@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from .. import pipeline
-from ..config import BucketConfig, CursorConfig
+from .._delays import delay_ms, positive_delay_ms
+from ..config import CursorConfig
 from ..errors import InvalidArgumentError
-from ._pipeline_io import refuse_existing, report_refused, session, write_or_print
+from ._pipeline_io import bucket_config, read_parquet, refuse_existing, report_refused, session, write_or_print
 from ._terminal import print_json
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def plan(
     with session(master) as spark:
         refuse_existing(spark, out, overwrite=overwrite)
         read = None if delayed else pipeline.read_traces(spark, paths, include_open=include_open)
-        df = spark.read.parquet(*paths) if read is None else read.traces
+        df = read_parquet(spark, paths) if read is None else read.traces
         planned = pipeline.plan(df, max_bits=max_bits).cache()
         if read is not None:
             report_refused(read, out)
@@ -160,14 +161,11 @@ def build_index(
 
     Reads Parquet with the columns ledger_id, entry_id and deliver_at (epoch ms). The folder appears at the end, whole.
     """
-    config = BucketConfig(
-        delayed_delivery_min_index_count_per_bucket=min_indexes,
-        max_indexes_per_bucket=max_indexes,
-        delayed_delivery_max_indexes_per_bucket_snapshot_segment=segment,
-        delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=segment_seconds,
+    config = bucket_config(
+        min_indexes=min_indexes, max_indexes=max_indexes, segment=segment, segment_seconds=segment_seconds
     )
     with session(master) as spark:
-        df = spark.read.parquet(*paths)
+        df = read_parquet(spark, paths)
         if delayed_only and "deliver_at" in df.columns:
             df = df.where("deliver_at >= 0")
         built = pipeline.build_index(spark, df, out, config, overwrite=overwrite)
@@ -238,16 +236,15 @@ def watch(
         raise InvalidArgumentError("sink", sink, "console, or parquet with --out")
     if not folder.is_dir():
         raise InvalidArgumentError("folder", str(folder), "a folder that exists")
-    late_ms, every_ms = round(lateness * 1_000), round(every * 1_000)
+    late_ms, every_ms = delay_ms(lateness, "lateness"), delay_ms(every, "every")
+    bound_ms, window_ms = delay_ms(bound, "bound"), positive_delay_ms(window, "window")
     with session(master) as spark:
         pipeline.register_source(spark)
         read = pipeline.split_source(spark.readStream.format("pulsar_nack_trace").load(str(folder)))
         if rates:
-            found = pipeline.watch_rates(read.traces, window_ms=round(window * 1_000), lateness_ms=late_ms)
+            found = pipeline.watch_rates(read.traces, window_ms=window_ms, lateness_ms=late_ms)
         else:
-            found = pipeline.watch(
-                read.traces, bound_ms=round(bound * 1_000), lateness_ms=late_ms, until=until, clock=clock
-            )
+            found = pipeline.watch(read.traces, bound_ms=bound_ms, lateness_ms=late_ms, until=until, clock=clock)
         refused_to = "console" if out is None else out.with_name(f"{out.name}-refused")
         spark.streams.resetTerminated()  # so that an earlier query of the session that failed does not count
         queries = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
+from pydantic import ValidationError
 
 from .. import pipeline
 from .._foreign import shown
+from ..config import BucketConfig
 from ..errors import InvalidArgumentError
 from ._terminal import print_json
 
@@ -18,6 +20,29 @@ if TYPE_CHECKING:
 
 _MAX_ROWS: Final = 50
 """Rows of a table that are printed for people; JSON and files have all rows."""
+
+_BUCKET_SETTINGS: Final = {
+    "min_indexes": "delayed_delivery_min_index_count_per_bucket",
+    "max_indexes": "max_indexes_per_bucket",
+    "segment": "delayed_delivery_max_indexes_per_bucket_snapshot_segment",
+    "segment_seconds": "delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds",
+}
+"""The settings of a bucket tracker by the options of ``build-index``."""
+
+
+def bucket_config(**options: float | None) -> BucketConfig:
+    """Return the config of options.
+
+    :raises InvalidArgumentError: names the option that is wrong
+    """
+    try:
+        return BucketConfig(**{_BUCKET_SETTINGS[name]: value for name, value in options.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = next(name for name, setting in _BUCKET_SETTINGS.items() if setting == first["loc"][0])
+        cause = first.get("ctx", {}).get("error")
+        expected = cause.expected if isinstance(cause, InvalidArgumentError) else first["msg"]
+        raise InvalidArgumentError(name, first["input"], expected.removeprefix("Input should be ")) from None
 
 
 @contextmanager
@@ -43,6 +68,19 @@ def refuse_existing(spark: SparkSession, out: str | None, *, overwrite: bool) ->
     path = jvm.org.apache.hadoop.fs.Path(out)
     if path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(path):
         raise InvalidArgumentError("out", out, "a folder that does not exist yet (or --overwrite)")
+
+
+def read_parquet(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """Return the rows of Parquet files, or of folders of them.
+
+    :raises InvalidArgumentError: a path does not exist, or holds no Parquet
+    """
+    from pyspark.errors import AnalysisException
+
+    try:
+        return spark.read.parquet(*paths)
+    except AnalysisException as error:
+        raise InvalidArgumentError("paths", ", ".join(paths), "Parquet files that exist, or folders of them") from error
 
 
 def report_refused(read: pipeline.Read, out: str | None = None) -> None:

@@ -130,7 +130,9 @@ def start_watch(
 
     :param sink: ``"console"``, a folder for Parquet, or a function of a DataFrame and the number of the batch
     :param once: end when all current files were read; otherwise look for new ones each ``every_ms``
+    :raises InvalidArgumentError: ``every_ms`` is negative
     """
+    check_integer("every_ms", every_ms, 0)
     writer = df.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{every_ms} milliseconds")
     if callable(sink):

@@ -46,6 +46,29 @@ def test_build_index(metadata: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (code, said.partition(" in ")[0]) == (0, "100 messages")
 
 
+WRONG = {
+    ("--min-indexes", "0"): "min_indexes: expected greater than or equal to 1, got 0",
+    ("--max-indexes", "-3"): "max_indexes: expected greater than or equal to 1, got -3",
+    ("--segment", "0"): "segment: expected at least 1, or -1 for no bound, got 0",
+    ("--segment-seconds", "nan"): "segment_seconds: expected less than or equal to 86400, got nan",
+}
+
+
+def test_wrong_options(spark: SparkSession, metadata: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong option, and metadata that is missing, is one line that names it; nothing is made."""
+    out = str(tmp_path / "index")
+    for options, message in WRONG.items():
+        assert run(capsys, "build-index", metadata, "--out", out, *options) == (2, "", f"pulsar-nack: {message}\n")
+    (tmp_path / "empty").mkdir()
+    for name in ("none", "empty"):
+        for command in (("build-index", "--out", out), ("plan", "--delayed")):
+            code, said, err = run(capsys, *command, str(tmp_path / name))
+            assert (code, said) == (2, "")
+            assert err.startswith("pulsar-nack: paths: expected Parquet files that exist, or folders of them")
+            assert err.count("\n") == 1
+    assert not Path(out).exists()
+
+
 def test_plan(metadata: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The command prints the size of each width, and the best one."""
     code, said, _ = run(capsys, "plan", metadata, "--delayed", "--max-bits", "6", "--json")

@@ -95,13 +95,17 @@ def test_rates(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     assert (row.start_ms, row.end_ms, row.nacks, row.arrivals, row.nacks_per_s) == (0, 5_000, 3, 2, 0.6)
 
 
+SECONDS = "seconds as a finite number from 0 to a year, or a timedelta of at most a century"
 WRONG = {
     ("--sink", "parquet"): "sink: expected console, or parquet with --out, got 'parquet'",
     ("--out", "x"): "sink: expected console, or parquet with --out, got 'console'",
     ("--sink", "kafka"): "sink: expected console, or parquet with --out, got 'kafka'",
     ("--until", "ack"): "until: expected one of redeliver, arrive, got 'ack'",
     ("--clock", "sun"): "clock: expected one of event, wall, got 'sun'",
-    ("--bound", "-1"): "bound_ms: expected an integer of at least 0, got -1000",
+    ("--bound", "-1"): f"bound: expected {SECONDS}, got -1.0",
+    ("--lateness", "nan"): f"lateness: expected {SECONDS}, got nan",
+    ("--every", "-2"): f"every: expected {SECONDS}, got -2.0",
+    ("--rates", "--window", "0"): "window: expected more than 0 seconds, or None, got 0.0",
 }
 
 
