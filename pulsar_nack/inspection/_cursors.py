@@ -68,15 +68,20 @@ def find_cursors(store: InspectedStore) -> Iterator[FoundCursor]:
 def _find(store: InspectedStore, name: str, logs: dict[str, InspectedLog]) -> FoundCursor | None:
     """Return the cursor of this name; None if the logs only have similar names."""
     try:
-        records: dict[str, _Numbered] = {each: dict(log.numbered(past_damage=True)) for each, log in logs.items()}
-        if not any(is_marker(record) or is_legacy(record) for some in records.values() for record in some.values()):
+        if not any(map(_is_of_a_cursor, logs.values())):
             return None
         for log in logs.values():
             log.kind = "cursor" if delayed_cursor_of(name) is None else "delayed cursor"
+        records: dict[str, _Numbered] = {each: dict(log.numbered(past_damage=True)) for each, log in logs.items()}
         return _newest(store, name, logs, records)
     except MissingExtraError as error:
         store.note_missing_package(error)
         return None
+
+
+def _is_of_a_cursor(log: InspectedLog) -> bool:
+    """Return whether a log has a record of a cursor; another log may be too large for memory."""
+    return any(is_marker(record) or is_legacy(record) for _, record in log.numbered(past_damage=True))
 
 
 def _newest(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def only(folder: Path) -> CursorReport:
     (store,) = inspect_folder(folder).stores
     (cursor,) = store.cursors
     return cursor
+
+
+async def test_other_logs_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """A log of something else that is named as a cursor's log is read piece by piece."""
+    async with await LocalLogStore.open(tmp_path) as store, await store.create("events-0000000001") as log:
+        for _ in range(24):
+            await log.append(b"x" * 2**20)
+    tracemalloc.start()
+    try:
+        (store_report,) = inspect_folder(tmp_path).stores
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert [(each.kind, each.records) for each in store_report.logs] == [("plain", 24)]
 
 
 async def test_state(tmp_path: Path) -> None:
