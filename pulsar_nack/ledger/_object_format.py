@@ -193,7 +193,7 @@ def decode_head(data: bytes, location: ObjectLocation, number: int) -> Head | In
         fields = json.loads(frame.records()[0])
         index = [(int(first), int(offset) + frame.end) for first, offset in fields["frames"]]
         kind = str(fields["kind"])
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise location.damage(SEGMENT_HEADER_SIZE, f"a head that cannot be read: {error!r}") from error
     return Head(
         kind, number, header.seed, fields, tuple(first for first, _ in index), tuple(offset for _, offset in index)

@@ -390,6 +390,23 @@ async def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
             await store.open_log("events")
 
 
+async def test_a_deep_footer(tmp_path: Path) -> None:
+    """A footer of sixty thousand brackets is damage for an inspection, and for a tracker, which drops the snapshot."""
+    await write_buckets(tmp_path, 2_100)
+    async with await LocalLogStore.open(tmp_path) as store:
+        (name,) = [each for each in await store.names() if SNAPSHOT_LOG_NAME.fullmatch(each)]
+        await store.delete(name)
+        async with await store.create(name) as log:
+            await log.append_many([b"metadata", b"[" * 60_000])
+            await log.seal()
+    assert [(each.log, each.kind, each.reason) for each in inspect_folder(tmp_path).damage] == [
+        (name, "inconsistent", "its last record is not a footer")
+    ]
+    async with await BucketDelayedDeliveryTracker.open_local(tmp_path, BUCKETS, clock=ManualClock(0)) as tracker:
+        await tracker.wait_until_idle()
+        assert (tracker.statistics().damaged, tracker.statistics().is_recovering) == (1, False)
+
+
 async def test_later_version(tmp_path: Path) -> None:
     """A file of a later release is reported as such."""
     from zlib import crc32

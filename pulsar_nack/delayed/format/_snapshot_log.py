@@ -45,7 +45,7 @@ def decode_footer(data: bytes, log: str) -> Footer:
     """
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not _is_count(version := found.pop("format", None)):
         raise ValueError("its last record is not a footer")
