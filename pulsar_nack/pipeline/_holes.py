@@ -11,7 +11,7 @@ from .._check import check_metadata_limit
 from ..config import CursorConfig
 from ._checks import require_columns, schema_of
 from ._hole_figures import figures_of
-from .schemas import HOLES
+from .schemas import HOLES, MAX_TIME_MS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,10 +63,11 @@ def _with_time(figures: DataFrame) -> DataFrame:
     in_time = Window.partitionBy(*_KEY).orderBy("at_ms")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     oldest = sf.struct("oldest_ledger", "oldest_entry")
-    seconds = (sf.col("at_ms") - sf.lag("at_ms").over(in_time)) / 1_000
+    at, size = (sf.col(name).cast("double") for name in ("at_ms", "bytes"))  # differences of longs may overflow
+    seconds = (at - sf.lag(at).over(in_time)) / 1_000
     is_other = sf.coalesce(~oldest.eqNullSafe(sf.lag(oldest).over(in_time)), sf.expr("true"))
     found = (
-        figures.withColumn("bytes_per_s", (sf.col("bytes") - sf.lag("bytes").over(in_time)) / seconds)
+        figures.withColumn("bytes_per_s", (size - sf.lag(size).over(in_time)) / seconds)
         .withColumn("ranges_per_s", (sf.col("ranges") - sf.lag("ranges").over(in_time)) / seconds)
         .withColumn("is_latest", sf.lead(sf.lit(1)).over(in_time).isNull())
         .withColumn("since", sf.when(is_other, sf.col("at_ms")))
@@ -87,7 +88,7 @@ def _with_gate(figures: DataFrame, limit: int) -> DataFrame:
         )
     share = sf.col("bytes") / sf.lit(limit)
     left_ms = (sf.lit(limit) - sf.col("bytes")) / sf.nullif("bytes_per_s", sf.lit(0.0)) * 1_000
-    grows = (sf.col("bytes_per_s") > 0) & (sf.col("bytes") < limit)
+    grows = (sf.col("bytes_per_s") > 0) & (sf.col("bytes") < limit) & (sf.col("at_ms") + left_ms <= MAX_TIME_MS)
     return (
         figures.withColumn("limit_share", share)
         .withColumn("risk", _risk(share))

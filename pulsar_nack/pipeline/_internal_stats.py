@@ -19,8 +19,9 @@ from urllib.parse import unquote
 from ..ids import Position
 from ._hole_figures import ACKED, CURSOR, LEDGER, HoleRow, RefusedRow
 
-_POSITION: Final = re.compile(r"\s*(-?\d+):(-?\d+)\s*")
-_RANGE: Final = re.compile(r"\s*([(\[])(-?\d+):(-?\d+)(?:\.\.|‥)(-?\d+):(-?\d+)([)\]])\s*(,|\Z)")
+_NUMBER: Final = r"(-?\d{1,19})"
+_POSITION: Final = re.compile(rf"\s*{_NUMBER}:{_NUMBER}\s*")
+_RANGE: Final = re.compile(rf"\s*([(\[]){_NUMBER}:{_NUMBER}(?:\.\.|‥){_NUMBER}:{_NUMBER}([)\]])\s*(,|\Z)")
 _NAME: Final = re.compile(r"(?P<topic>.*?)(?:@(?P<time>\d{1,18}))?(?:\.jsonl?)?")
 _MOST: Final = 2**63 - 1
 
@@ -150,7 +151,7 @@ def _in_ledgers(
 def _position(value: Any, where: str) -> Position:
     found = _POSITION.fullmatch(_typed(value, str, where))
     if found is None or max(int(found[1]), int(found[2])) > _MOST or min(int(found[1]), int(found[2])) < -1:
-        raise _InvalidError(f"{where}: expected LEDGER:ENTRY, got {value!r}")
+        raise _InvalidError(f"{where}: expected LEDGER:ENTRY, got {value!r:.60}")
     return Position(int(found[1]), int(found[2]))
 
 

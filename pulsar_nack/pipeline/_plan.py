@@ -95,7 +95,8 @@ def _nacks(df: DataFrame) -> DataFrame:
 
 def _delayed(df: DataFrame) -> DataFrame:
     require_columns(df, METADATA, _DELAYED)
-    delayed = df.where(sf.col("deliver_at") > sf.col("publish_time"))
+    is_sound = (sf.col("ledger_id") >= 0) & (sf.col("entry_id") >= 0) & (sf.col("publish_time") >= 0)
+    delayed = df.where(is_sound & (sf.col("deliver_at") > sf.col("publish_time")))
     return delayed.select(
         sf.coalesce("topic", sf.lit("")).alias("topic"),
         sf.coalesce("partition", sf.lit(-1)).alias("partition"),

@@ -50,6 +50,7 @@ ROWS: list[tuple[Any, ...]] = [
 SIZES = {767: "none", 768: "near", 895: "near", 896: "paused", 1_023: "paused", 1_024: "over"}
 ROWS += [("sizes", str(each), 1, "cursor", 1, 1, 1, each) for each in SIZES]
 ROWS += [("oldest", "s", at, "cursor", 1, entry, entry, 1) for at, entry in [(1, 5), (2, 5), (3, 6), (4, 5), (5, 5)]]
+ROWS += [("far", "s", at, "cursor", 1, 1, 1, bytes_now) for at, bytes_now in [(-(2**63), 1), (0, 2), (2**62, 3)]]
 ROWS += [("bad", "s", 1_000, "cursor", 2, 9, 9, 20)]
 ROWS += [("bad", "s", 1_000, "acked", 2, 5, 3, None), ("bad", "s", 1_000, "acked", -2, 5, 7, None)]
 
@@ -102,6 +103,11 @@ def test_oldest_goes_on(found: list[Any]) -> None:
     """The age of the oldest entry restarts when another entry is the oldest."""
     expected = [(1, 1, None), (2, 1, None), (3, 3, None), (4, 4, None), (5, 4, None)]
     assert of_topics(found, "oldest", columns="at_ms oldest_since_ms limit_at_ms") == expected
+
+
+def test_no_forecast_beyond_all_calendars(found: list[Any]) -> None:
+    """A limit that is reached after the year 9999 is not forecast, and the job does not overflow."""
+    assert of_topics(found, "far", columns="at_ms limit_at_ms") == [(-(2**63), None), (0, None), (2**62, None)]
 
 
 def test_bad_input(spark: SparkSession, found: list[Any]) -> None:

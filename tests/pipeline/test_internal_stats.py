@@ -112,6 +112,10 @@ def test_ranges(text: str, expected: list[tuple[int, int, int]]) -> None:
     assert [each[4:7] for each in found if isinstance(each, HoleRow) and each.kind == "acked"] == expected
 
 
+DIGITS = "1" * 5_000
+"""More than Python makes an int of."""
+
+
 @pytest.mark.parametrize(
     ("stats", "reason"),
     [
@@ -136,6 +140,14 @@ def test_ranges(text: str, expected: list[tuple[int, int, int]]) -> None:
         (
             {**STATS, "cursors": {"a": {"markDeletePosition": "3"}}},
             "cursors.a.markDeletePosition: expected LEDGER:ENTRY, got '3'",
+        ),
+        (
+            {**STATS, "cursors": {"a": {"markDeletePosition": f"{DIGITS}:0"}}},
+            f"cursors.a.markDeletePosition: expected LEDGER:ENTRY, got '{DIGITS[:59]}",
+        ),
+        (
+            with_deleted(f"[(3:1..{DIGITS}:5]]"),
+            f"cursors.work.individuallyDeletedMessages: expected a range, got '(3:1..{DIGITS[:34]}'",
         ),
         ({"status": 404}, "expected cursors and ledgers, got status"),
         ([], "statistics: expected a dict, got []"),

@@ -86,11 +86,12 @@ def test_moment_with_most_is_found(spark: SparkSession) -> None:
 
 
 def test_delayed_messages_are_planned_by_topic_and_partition(spark: SparkSession) -> None:
-    """Metadata give a plan of ticks; what is not delayed is left out."""
+    """Metadata give a plan of ticks; what is not delayed, or has a negative number, is left out."""
     from pulsar_nack.pipeline.schemas import METADATA
 
     rows = [("t", number % 2, 3, number, -1, number, number + 10_000, 0) for number in range(200)]
-    rows += [("t", 0, 3, 900, -1, 50, 50, 0)]
+    rows += [("t", 0, 3, 900, -1, 50, 50, 0), ("t", 0, 3, 901, -1, -10, 2**63 - 1, 0)]
+    rows += [("t", 0, -3, 902, -1, 50, 10_050, 0), ("t", 0, 3, -903, -1, 50, 10_050, 0)]
     df = pipeline.plan(spark.createDataFrame(rows, METADATA), max_bits=10)
     assert df.schema == pipeline.PLAN
     found = by_stream(df)
