@@ -126,7 +126,7 @@ class Snapshots:
         async with self.operations.counted("delete"):
             if isinstance(self._cursor, SupportsForgetting) and isinstance(self._storage, SupportsSnapshotListing):
                 await self._cursor.forget(named.snapshot_id)
-            elif is_cleared:
+            if is_cleared:
                 await self._remove_property(named)
             with suppress(SnapshotNotFoundError):
                 await self._storage.delete_bucket_snapshot(named.snapshot_id)

@@ -144,3 +144,21 @@ async def test_clearing() -> None:
         assert both.b.number_of_delayed_messages == both.b.buffer_memory_usage == 0
         assert not both.b.should_pause_all_deliveries()
         both.b.reset_tick_time(5)
+
+
+async def test_what_was_cleared_does_not_come_back() -> None:
+    """O22: a clear takes the names of an index's snapshots away although storage deletes none of them."""
+    home, config = stage.new_home(), config_of(prefetch=0)
+    for count in (7, 0):
+        async with (
+            home,
+            await SharedDelayedIndex.open(home.storage, home.cursor, config, clock=ManualClock()) as shared,
+        ):
+            only = shared.subscribe("only", lambda: Position(0, -1))
+            for i in range(count):
+                only.add_message(i, i, 10 * (i + 1))
+            assert only.number_of_delayed_messages == count
+            await shared.tracker.wait_until_idle()
+            home.storage.faults.fail["delete"] = -1
+            await only.clear()
+        home.storage.faults.heal()
