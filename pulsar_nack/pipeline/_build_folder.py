@@ -97,9 +97,11 @@ def building(target: Path) -> Iterator[Path]:
 
 
 def _sweep(target: Path) -> None:
-    for left in target.parent.glob(f".{target.name}.*{_BUILDING}"):
-        with suppress(OSError):
-            _remove(left, _files.lock(left / _OWNER), target)
+    staging = re.compile(rf"{re.escape(f'.{target.name}.')}[0-9a-f]+{re.escape(_BUILDING)}")
+    for left in target.parent.iterdir():
+        if staging.fullmatch(left.name):
+            with suppress(OSError):
+                _remove(left, _files.lock(left / _OWNER), target)
 
 
 def _remove(staging: Path, owner: int, target: Path) -> None:

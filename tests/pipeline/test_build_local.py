@@ -243,6 +243,15 @@ def test_leftovers_of_a_killed_build_are_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
+@pytest.mark.parametrize("name", ["index", "ind[e]x", "ind*"])
+def test_leftovers_for_other_folders_stay(tmp_path: Path, name: str) -> None:
+    """A name that begins with this one, or matches it as a pattern, is of another index."""
+    left = tmp_path / ".index.v2.0123456789abcdef.building"
+    (left / "old").mkdir(parents=True)
+    build([(1, 1, 1)], tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {name, left.name}
+
+
 def test_run_that_lives_is_left_alone(tmp_path: Path) -> None:
     """Another build of the same folder does not lose what it has written; the second to end is refused."""
     with _build_folder.building(tmp_path / "index") as staging:
