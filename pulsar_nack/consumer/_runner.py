@@ -199,10 +199,13 @@ class Runner:
         """Receive a message; return None when the consumer is closed."""
         while True:
             try:
-                return await self._receive()
+                message = await self._receive()
             except Exception as error:  # noqa: BLE001 - raised, or logged and tried again
                 if not await self._may_receive_again(error):
                     return None
+            else:
+                self._failures = 0
+                return message
 
     async def _handle(self, message: Message) -> None:
         """Let the handler work on a message, and settle it; raise CancelledError only while it is being settled."""
@@ -244,8 +247,6 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - logged, and the message is handled again
             _log.warning("%r was handled, but could not be acknowledged, and is redelivered: %s", message.id, error)
             await self._nack(message, f"not acknowledged: {error}")
-        else:
-            self._failures = 0
 
     def _checked(self, handling: object, message: Message) -> Awaitable[object]:
         """Return what a handler returned; if it cannot be awaited, take the message back and raise."""

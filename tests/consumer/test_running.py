@@ -484,6 +484,28 @@ async def test_troubles_of_the_port_end_nothing(caplog: pytest.LogCaptureFixture
 
 
 @virtual_time
+async def test_troubles_that_are_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Each time that receiving fails anew there is one warning and a short pause, also if handlers settle messages."""
+    port = FakePort()
+    handled: list[float] = []
+
+    async def handler(message: Message) -> None:
+        handled.append(now())
+        await message.ack()
+
+    async with Consumer(port) as consumer, running(consumer, handler, concurrency=1):
+        for hour in range(1, 9):
+            await asyncio.sleep(3600)
+            port.fail_next("receive")  # the call after the one that waits
+            port.topic.publish(b"a")
+            await asyncio.sleep(0)
+            port.topic.publish(b"b")
+            await until(lambda number=2 * hour: len(handled) == number)
+            assert handled[-1] - handled[-2] < 0.2
+    assert sum("nothing can be received" in record.message for record in caplog.records) == 8
+
+
+@virtual_time
 async def test_a_cancelled_error_of_the_handlers_own(caplog: pytest.LogCaptureFixture) -> None:
     """A handler that awaits something cancelled has failed: its message is nacked, and the worker goes on."""
     port = FakePort()
