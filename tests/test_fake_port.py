@@ -566,6 +566,21 @@ async def test_cumulative_acknowledgement() -> None:
         await FakePort().acknowledge_cumulative(ids[0])
 
 
+@pytest.mark.parametrize("is_by_index", [False, True])
+@virtual_time
+async def test_a_batch_that_is_acknowledged_in_both_ways(is_by_index: bool) -> None:
+    """A batch is done once all its members are, some of them cumulatively and the others one by one, in any order."""
+    port = FakePort(subscription_type="exclusive", batch_index_ack=is_by_index)
+    ids = [*port.topic.publish_batch([b"0", b"1", b"2"]), *port.topic.publish_batch([b"3", b"4", b"5"])]
+    await take(port, 6)
+    await port.acknowledge_cumulative(ids[1])
+    await port.acknowledge([ids[2], ids[5]])
+    assert port.subscription.is_acked(ids[0])
+    assert port.subscription.backlog == (2 if is_by_index else 3)
+    await port.acknowledge_cumulative(ids[4])
+    assert port.subscription.backlog == 0
+
+
 @virtual_time
 async def test_seek() -> None:
     """Seeking to a message or a publish time brings everything from there on again, also past the end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -131,7 +130,8 @@ class FakePort(PortWithFaults):
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to a message, in its partition.
 
-        If the message is inside a batch, the batch is acknowledged up to it if the broker acknowledges indexes.
+        If the message is inside a batch, the broker is informed of this batch once all its messages are acknowledged,
+        unless it acknowledges indexes.
 
         :raises BrokerError: the subscription is shared
         """
@@ -197,8 +197,9 @@ class FakePort(PortWithFaults):
         self._subscription._ack_entries(done)
 
     def _carry_out_cumulative_ack(self, ids: Sequence[MessageId]) -> None:
-        for message_id in ids:
-            self._subscription._ack_up_to(message_id, message_id.batch_index + 1 or sys.maxsize)
+        for last in ids:
+            self._subscription._ack_before(last)
+            self._carry_out_ack([*(MessageId(*last[:3], index) for index in range(last.batch_index)), last])
 
     def _carry_out_seek(self, position: MessageId | int) -> None:
         if isinstance(position, MessageId):

@@ -267,17 +267,10 @@ class FakeSubscription:
             self._done.add(entry)
         self._dispatch()
 
-    def _ack_up_to(self, last: MessageId, members: int) -> None:
-        """Acknowledge the entries of a partition before ``last``, and the first ``members`` of its entry."""
+    def _ack_before(self, last: MessageId) -> None:
+        """Acknowledge the entries of a partition before that of ``last``."""
         earlier = [entry for entry in self.topic.entries if entry.partition == last.partition]
         self._ack_entries(entry for entry in earlier if entry.position < last.position)
-        last_entry = self.topic.entry_of(last)
-        if last_entry is None:
-            return
-        for index in range(min(members, len(last_entry.messages))):
-            self._ack_index(last_entry, index)
-        if members >= len(last_entry.messages) or not self._open_indexes(last_entry):
-            self._ack_entries([last_entry])
 
     def _ack_index(self, entry: FakeEntry, index: int) -> None:
         if not self._is_open(entry, index) or not self.topic.batch_index_ack:
