@@ -131,8 +131,9 @@ class Acks:
             return
         calls = list(map(self._calls.pop, records))
         if error is None:
-            self.acked += len(calls)
-            self._on_settled(self._table.settle_all(records, self._clock.now_ms()))
+            settled = self._table.settle_all(records, self._clock.now_ms())
+            self.acked += len(settled)
+            self._on_settled(settled)
             for call in calls:
                 if isinstance(call, _SharedWaiter):
                     call.end(None)

@@ -25,7 +25,7 @@ from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
 from ._sessions import place_of
 from ._settings import ConsumerSettings
-from ._tracing import MessageTrace
+from ._tracing import ASKED_FOR, MessageTrace
 
 _MAX_IN_A_TURN: Final = 1_000
 """Messages that one turn of the loop handles."""
@@ -170,6 +170,7 @@ class RedeliveryQueue:
             self.table.hold(record.id)
             self.tracker.ack(record.id)  # the deadline of a lease
             record.is_held, record.is_local, record.due_at_ms, record.lease = True, False, now_ms, None
+            self.trace.nack(record, 0, ASKED_FOR)
         try:
             await self.on_due([record.id for record in records], is_rewind=self._custom is None)
         except BaseException as error:

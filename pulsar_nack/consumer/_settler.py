@@ -21,7 +21,7 @@ from ._letters import Letters
 from ._message_state import SENT_AWAY, MessageState, State
 from ._port import Delivery
 from ._redelivery_router import RedeliveryPlan
-from ._tracing import DEAD_LETTER, RETRY_TOPIC
+from ._tracing import ASKED_FOR, DEAD_LETTER, RETRY_TOPIC
 
 if TYPE_CHECKING:
     from .durable import DurableNacks, Outcome
@@ -128,8 +128,7 @@ class Settler:
         """Redeliver a message that is being processed, as if it had been nacked without a delay; waits for no room."""
         payload = self._recent.pop(record.id)
         self.queue.hold(self._table.hold(record.id), 0, payload)
-        if self._trace.is_on:
-            self._trace.nack(record, 0, "redeliver_unacknowledged_messages")
+        self._trace.nack(record, 0, ASKED_FOR)
         self.state.check_idle()
 
     # --- checks ------------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ DEAD_LETTER: Final = "dead-letter"
 """The reason of the acknowledgement of a dead letter."""
 RETRY_TOPIC: Final = "retry-topic"
 """The reason of the acknowledgement of a message that was published to the retry topic."""
+ASKED_FOR: Final = "redeliver_unacknowledged_messages"
+"""The reason of the nack of a message that this call asks for."""
 _REASONS: Final = {State.DEAD_LETTERING: DEAD_LETTER, State.RETRYING: RETRY_TOPIC}
 
 

@@ -129,6 +129,37 @@ async def test_a_cumulative_acknowledgement() -> None:
 
 
 @virtual_time
+async def test_a_cumulative_acknowledgement_that_overtakes_another() -> None:
+    """A message whose own acknowledgement is under way when a cumulative one covers it is acknowledged once."""
+    port, events = FakePort(subscription_type="exclusive"), list[Any]()
+    ids = [port.topic.publish(payload) for payload in (b"0", b"1")]
+    async with Consumer(port, config=EXACT, hooks=[events.append]) as consumer:
+        messages = [await consumer.receive() for _ in ids]
+        port.delay_next("acknowledge", 1)
+        messages[0].ack_soon()
+        await consumer.acknowledge_cumulative(messages[1])
+        await asyncio.sleep(2)
+        assert [event.id for event in events if isinstance(event, MessageAcknowledged)] == ids
+        assert consumer.statistics().acked == 2
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@virtual_time
+async def test_a_request_for_everything(kind: Any) -> None:
+    """Each message that redeliver_unacknowledged_messages asks for has an event with the attempt that has ended."""
+    port, events = FakePort(subscription_type=kind), list[Any]()
+    ids = [port.topic.publish(payload) for payload in (b"0", b"1")]
+    async with Consumer(port, config=EXACT, hooks=[events.append]) as consumer:
+        for _ in ids:
+            await consumer.receive()
+        await consumer.redeliver_unacknowledged_messages()
+        assert [(await consumer.receive()).attempt for _ in ids] == [2, 2]
+    nacks = [event for event in events if isinstance(event, MessageNacked)]
+    assert [(each.id, each.attempt, each.delay_ms) for each in nacks] == [(ids[0], 1, 0), (ids[1], 1, 0)]
+    assert {each.reason for each in nacks} == {"redeliver_unacknowledged_messages"}
+
+
+@virtual_time
 async def test_a_hook_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     """A hook that raises is logged once and counted each time; other hooks get all events, the consumer goes on."""
 
