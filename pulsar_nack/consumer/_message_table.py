@@ -107,9 +107,10 @@ class MessageTable:
         if record is None:
             verdict = self.acked.judge(message_id, now_ms)
             if verdict is not Verdict.ACK_AGAIN:
-                counts = requests.counts
-                count = max(broker_count, counts.pop(message_id, -1) + 1) if counts else broker_count
-                self._add(MessageState(message_id, State.DELIVERED, count))
+                last, hidden = requests.recall(message_id) if requests.counts else (-1, 0)
+                record = MessageState(message_id, State.DELIVERED, max(broker_count - hidden, last + 1))
+                record.hidden_count = hidden
+                self._add(record)
             return verdict
         if message_id.is_chunked:
             record.learn(message_id)
@@ -156,7 +157,7 @@ class MessageTable:
             return record
         self.check_unsettled(message_id)
         if record is None:
-            record = MessageState(message_id, State.HELD, self.requests.counts.pop(message_id, 0))
+            record = MessageState(message_id, State.HELD, max(self.requests.recall(message_id)[0], 0))
             record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
         elif record.state is State.RETRYING:  # it could not be sent there
@@ -168,8 +169,7 @@ class MessageTable:
         """Note that a message goes to another topic; ``count`` is its redelivery count if it is not known."""
         record = self._records.get(message_id)
         if record is None:
-            known = self.requests.counts.pop(message_id, 0)
-            record = MessageState(message_id, State.DELIVERED, max(count, known))
+            record = MessageState(message_id, State.DELIVERED, max(count, self.requests.recall(message_id)[0]))
             self._add(record)
         record.is_held = False
         self._move(record, state)
@@ -215,7 +215,7 @@ class MessageTable:
         """Note an acknowledgement of a message that may be unknown; the caller ensures that it is the only one."""
         record = self._records.get(message_id)
         if record is None:
-            record = MessageState(message_id, State.DELIVERED, self.requests.counts.pop(message_id, 0))
+            record = MessageState(message_id, State.DELIVERED, max(self.requests.recall(message_id)[0], 0))
             record.is_guessed = True
             self._add(record)
         record.learn(message_id)
@@ -306,8 +306,8 @@ class MessageTable:
         record = self._records.get(message_id)
         if record is not None:
             self._remove(record)
-            if record.redelivery_count:
-                self.requests.remember(message_id, record.redelivery_count - 1)
+            if record.redelivery_count or record.hidden_count:
+                self.requests.remember(message_id, record.redelivery_count - 1, record.hidden_count)
 
     def clear(self) -> None:
         """Forget everything: after a seek all messages are new."""
@@ -323,7 +323,7 @@ class MessageTable:
         requests.most_counts = max(requests.most_counts, len(requests.counts) + len(counts))
         for message_id, count in counts.items():
             if message_id not in self._records:
-                requests.counts.pop(message_id, None)
+                requests.recall(message_id)
                 requests.remember(message_id, count)
                 requests.retries.add(message_id, now_ms)
 

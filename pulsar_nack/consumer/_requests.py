@@ -120,6 +120,7 @@ class OpenRequests:
         """Requested messages that have not arrived, also while being acknowledged; the first to expire comes first."""
         self.counts: OrderedDict[MessageId, int] = OrderedDict()
         self.most_counts = _MAX_COUNTS
+        self._hidden: dict[MessageId, int] = {}
 
     def expect(self, record: MessageState, now_ms: int) -> None:
         """Wait for a requested message for 30 s from now."""
@@ -157,19 +158,26 @@ class OpenRequests:
         expires_at = next(iter(self.open)).expires_at_ms
         return expires_at if next_at is None else min(expires_at, next_at)
 
-    def remember(self, message_id: MessageId, count: int) -> None:
-        """Note with which count a message that is not known was delivered last."""
+    def remember(self, message_id: MessageId, count: int, hidden_count: int = 0) -> None:
+        """Note with which count a message that is not known was delivered last, and what the broker counts beyond."""
         self.counts[message_id] = max(count, self.counts.get(message_id, count))
+        if hidden_count:
+            self._hidden[message_id] = hidden_count
         if len(self.counts) > self.most_counts:
-            self.counts.popitem(last=False)
+            self.recall(next(iter(self.counts)))
 
     def remember_last(self, record: MessageState) -> None:
         """Note the count of a message that is forgotten; it replaces an older one."""
-        self.counts.pop(record.id, None)
-        self.remember(record.id, record.redelivery_count)
+        self.recall(record.id)
+        self.remember(record.id, record.redelivery_count, record.hidden_count)
+
+    def recall(self, message_id: MessageId) -> tuple[int, int]:
+        """Take out what was noted of a message, its count and its hidden count; -1 and 0: nothing."""
+        return self.counts.pop(message_id, -1), self._hidden.pop(message_id, 0)
 
     def clear(self) -> None:
         """Forget all."""
         self.open.clear()
         self.counts.clear()
+        self._hidden.clear()
         self.retries.clear()

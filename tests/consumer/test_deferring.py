@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError
-from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from pulsar_nack.testing import FakePort, FakePublisher, LocalBroker, virtual_time
 from tests.consumer.consuming import EXACT, now
 
 from .durable import Machine
@@ -137,3 +137,41 @@ async def test_no_room_in_memory() -> None:
         statistics = consumer.statistics()
         assert statistics.redelivered_broker > 0
         assert statistics.redelivered_local > 0
+
+
+@virtual_time
+async def test_a_deferred_message_that_no_call_receives() -> None:
+    """U12: a message that is deferred, redelivered, and given back because no call takes it, is at the same attempt."""
+    dead = FakePublisher()
+    policy = DeadLetterPolicy(2, publisher=dead)
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        consuming = topic.consumer("s", receiver_queue_size=0, redelivery="broker", dead_letter=policy, config=EXACT)
+        async with consuming as consumer:
+            await topic.publish(b"a")
+            for _ in range(5):
+                message = await consumer.receive(timeout=2)
+                assert message.attempt == 1
+                await message.defer(1)
+                with pytest.raises(TimeoutError):
+                    await consumer.receive(timeout=0.5)
+                await asyncio.sleep(2)  # the message is fetched for the call that has ended, and given back
+            await (await consumer.receive(timeout=2)).ack()
+        assert dead.letters == []
+        assert topic.backlog("s") == 0
+
+
+@pytest.mark.each_kind
+@virtual_time
+async def test_a_deferred_message_whose_request_was_lost(ports: Ports) -> None:
+    """U12: if the redelivery of a deferred message has to be requested again, it still comes as the same attempt."""
+    port = ports.port()
+    port.topic.publish(b"a")
+    async with Consumer(port, config=EXACT, redelivery="broker") as consumer:
+        for _ in range(3):
+            message = await consumer.receive(timeout=40)
+            assert message.attempt == 1
+            port.lose_next("redeliver")
+            await message.defer(1)
+        await (await consumer.receive(timeout=40)).ack()
+    assert port.subscription.backlog == 0
