@@ -25,9 +25,9 @@ class FaultyPort(PortWithFaults):
     """A :class:`~pulsar_nack.ConsumerPort` around another one, with faults on demand.
 
     :meth:`LocalBroker.subscribe` returns one for a local topic; wrap any other port, or your own transport, in the same
-    way. Without a fault it behaves like the wrapped port. It has the faults of :class:`FakePort`, and it can lose its
-    connection: then the wrapped port is closed, and its unacknowledged messages go to other consumers, or to this one
-    after it has reconnected.
+    way. Without a fault it behaves like the wrapped port, but it gives no message back (``pause``) and cannot
+    unsubscribe. It has the faults of :class:`FakePort`, and it can lose its connection: then the wrapped port is
+    closed, and its unacknowledged messages go to other consumers, or to this one after it has reconnected.
 
     :param port: the wrapped port, which is owned and closed
     :param connect: returns a new port like it; None: the connection cannot be lost
