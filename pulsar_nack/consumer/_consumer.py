@@ -196,7 +196,7 @@ class Consumer(ClosesWhenDropped):
 
         :param concurrency: how many handlers run at once; only free ones receive
         :param key_ordered: messages of one ordering key, or key, are handled in order, one at a time; later ones wait
-            here while one waits for its redelivery, which is then from memory
+            here while one waits for its redelivery, which ``redelivery="auto"`` then makes from memory
         :param max_held_per_key: how many of one key may wait so, and all of them with ``max_local_bytes``; then nothing
             is fetched until there is room
         :param on_error: verbs by exception type, as :meth:`Message.process` takes them
