@@ -231,13 +231,13 @@ class ConsumerEngine:
             if self.state.durable is not None:
                 self.state.durable.confirmed()
         elif event is SessionEvent.INACTIVE:
-            waiting = table.select(WAITING, place)
+            waiting = [*table.select(WAITING, place), *self.receiver.drop_waiting(place)]
             table.leave(waiting)
-            self.settler.drop([*waiting, *self.receiver.drop_waiting(place)], "inactive")
+            self.settler.drop(waiting, "inactive")
             self.queue.doubt(table.select(set(State), place))
         else:  # what does not come in this session was settled by others, or is theirs
-            if table.requests.bring_all:
-                self.receiver.drop_waiting(place)
+            for record in self.receiver.drop_waiting(place) if table.requests.bring_all else ():
+                table.give_back(record.id)
             self.queue.doubt(table.select(set(State), place))
             if self.key_order is not None:
                 self.key_order.check_waiting()

@@ -364,11 +364,8 @@ class Receiver:
                 others.clear()
 
     def drop_waiting(self, place: Place) -> list[MessageState]:
-        """Drop the waiting messages of a partition: the broker sends them again, here or elsewhere."""
-
-        records = self.drop(lambda message: place_of(message.id) == place)
-        self._table.leave(records)
-        return records
+        """Drop the waiting messages of a partition, and return their states: the broker sends them again."""
+        return self.drop(lambda message: place_of(message.id) == place)
 
     def drop(self, is_gone: Callable[[Message], bool]) -> list[MessageState]:
         """Drop some of the messages that wait, and return the states of those that were still to be delivered."""

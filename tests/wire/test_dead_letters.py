@@ -60,6 +60,24 @@ async def test_all_that_a_message_has_is_there() -> None:
     assert (made.topic, made.initial_subscription_name) == (DEAD, "repair")
 
 
+@pytest.mark.parametrize("kind", ["shared", "exclusive", "failover"])
+@virtual_time
+async def test_a_retry_that_waits_when_the_connection_breaks(kind: str) -> None:
+    """U6: a message that no call has received yet when the broker has to send it again is at the same attempt."""
+    broker = broker_with(b"0", b"1", topic=TOPIC)
+    async with giving_up(broker, consumer_type=kind, redelivery="local") as consumer:
+        for message in [await consumer.receive(timeout=1) for _ in range(2)]:
+            await message.nack(1)
+        await asyncio.sleep(2)
+        assert consumer.statistics().ready == 2
+        broker.cut()
+        await asyncio.sleep(5)
+        again = [await consumer.receive(timeout=5) for _ in range(2)]
+        assert sorted((message.data, message.attempt) for message in again) == [(b"0", 2), (b"1", 2)]
+        await consumer.acknowledge(again)
+        assert consumer.statistics().dead_lettered == unacked(broker, TOPIC) == 0
+
+
 @virtual_time
 async def test_one_producer_made_when_it_is_needed() -> None:
     """No producer is made before the first dead letter, one for all of a topic, and it is closed with the consumer."""
