@@ -58,9 +58,8 @@ class Message(ReceivedMessage):
     @property
     def is_settled(self) -> bool:
         """Return whether this attempt was acknowledged, nacked, deferred or sent away, or a call is about to."""
-        if self._settled_as is not None or self._lease is None or not self._lease.has_ended:
-            return self._settled_as is not None or not self._settler.is_in_work(self._delivery.id)
-        return False  # its handler may still settle it
+        is_late = self._lease is not None and self._lease.has_ended  # its handler may still settle it
+        return self._settled_as is not None or not self._settler.is_in_work(self.id, self.attempt, is_late=is_late)
 
     @property
     def settled_by(self) -> str | None:

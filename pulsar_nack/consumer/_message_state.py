@@ -63,6 +63,7 @@ class MessageState:
         "is_local",
         "late",
         "lease",
+        "nacked_attempt",
         "received_before",
         "redelivery_count",
         "request",
@@ -81,10 +82,12 @@ class MessageState:
         self.received_before: int | None = None
         """How many deliveries had been received when the newest request timed out."""
         self.hidden_count = self.deferred_count = self.due_at_ms = self.expires_at_ms = self.request = 0
+        self.nacked_attempt = 0
         self.is_held = self.is_local = self.is_early = self.is_guessed = False
         self.is_doubtful = self.has_duplicate = self.is_due = False
         # hidden_count: redeliveries that the broker counts beyond redelivery_count, for duplicates that were dropped
         # deferred_count: redelivery_count of the last attempt that was deferred; the next attempt has the same
+        # nacked_attempt: the last attempt that was nacked, also by its id, of which its Message does not know
         # due_at_ms, is_local, is_early: of the present hold, if is_held
         # is_local: redelivered from memory, whatever happens to the rest of its batch
         # is_early: its timer fires the port's latency before due_at_ms

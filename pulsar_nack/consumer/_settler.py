@@ -139,10 +139,13 @@ class Settler:
         if record is not None:
             self.state.check_latest(record, count)
 
-    def is_in_work(self, message_id: MessageId) -> bool:
-        """Return whether a delivered message is not settled by its id, as far as that is known."""
+    def is_in_work(self, message_id: MessageId, attempt: int, *, is_late: bool) -> bool:
+        """Return whether a delivered message, at this attempt, is not settled by its id, as far as that is known.
+
+        :param is_late: its lease has ended, so it may be held, or on its way again
+        """
         record = self._table.get(message_id)
-        return record is None or record.state is State.DELIVERED
+        return record is None or (record.nacked_attempt < attempt and (is_late or record.state is State.DELIVERED))
 
     def is_acking(self, message_id: MessageId) -> bool:
         """Return whether an acknowledgement of a message is under way."""
@@ -201,6 +204,7 @@ class Settler:
             self._note_deferred(record, milliseconds, is_new=is_new)
         else:
             self.state.nacked += 1
+            record.nacked_attempt = record.redelivery_count + 1
             if self._trace.is_on:
                 self._trace.nack(record, milliseconds, reason)
         if self._recent.delivered:

@@ -462,6 +462,52 @@ async def test_handlers_that_settle_themselves() -> None:
         assert (consumer.statistics().nacked, consumer.statistics().handler_errors) == (2, 1)
 
 
+@pytest.mark.each_kind
+@pytest.mark.parametrize("is_raised", [False, True])
+@virtual_time
+async def test_a_nack_by_id_whose_retry_overtakes_the_handler(ports: Ports, is_raised: bool) -> None:
+    """A message that its handler nacked by id is left alone, also if its next attempt begins before the end."""
+    port = ports.port()
+    port.topic.publish(b"a")
+    attempts: list[tuple[int, bool]] = []
+
+    async def handler(message: Message) -> None:
+        if message.attempt == 1:
+            await consumer.negative_acknowledge(message.id, 0.1)
+            await asyncio.sleep(1)
+            attempts.append((message.attempt, message.is_settled))
+            if is_raised:
+                raise ValueError("first")
+        elif message.attempt == 2:
+            await asyncio.sleep(2)
+            attempts.append((message.attempt, message.is_settled))
+            raise ValueError("second")
+
+    async with Consumer(port, config=EXACT, backoff=[1]) as consumer:
+        async with running(consumer, handler, concurrency=2):
+            await until(lambda: port.subscription.backlog == 0)
+        assert attempts == [(1, True), (2, False)]
+        assert (consumer.statistics().nacked, consumer.statistics().acked, consumer.statistics().shown) == (2, 1, 3)
+
+
+@pytest.mark.each_kind
+@virtual_time
+async def test_a_nack_by_id_after_the_lease(ports: Ports) -> None:
+    """A message that a late handler nacked by id is not acknowledged when that handler returns."""
+    port = ports.port()
+    port.topic.publish(b"a")
+
+    async def handler(message: Message) -> None:
+        if message.attempt == 1:
+            await asyncio.sleep(3)
+            await consumer.negative_acknowledge(message.id, 1)
+
+    async with Consumer(port, config=EXACT, backoff=[5], lease=2) as consumer:
+        async with running(consumer, handler, concurrency=2):
+            await until(lambda: port.subscription.backlog == 0)
+        assert (round(now()), consumer.statistics().shown) == (4, 2)
+
+
 @virtual_time
 async def test_troubles_of_the_port_end_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Failed receives are tried again; a message whose acknowledgement fails is handled again; one warning each."""
