@@ -121,9 +121,10 @@ def test_unreadable_records_are_told(data: bytes) -> None:
     "data",
     [
         records.encode_ranges(RangeAcks(MessageId(1, 0), 5, [(0, 1 << 31), (1 << 32, 1 << 40)])),
-        records.encode_batch(BatchAcks(MessageId(1, 2, batch_size=1 << 28), 5, 1)),
+        records.encode_batch(BatchAcks(MessageId(1, 2, batch_size=1 << 21), 5, 1)),
         records.encode_batch(BatchAcks(MessageId(1, 2, batch_size=9), 5, 1 << 12)),
     ],
+    ids=["too many entries", "too large a batch", "more members than the batch has"],
 )
 def test_records_of_more_than_a_broker_has_are_refused(data: bytes) -> None:
     """A short record that would fill the memory of its reader, or that could not be written again, is refused."""
