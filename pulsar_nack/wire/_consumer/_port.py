@@ -259,26 +259,9 @@ class WirePort:
         if _is_message_id(position):
             await self._consumers.of(position).seek(position)
         else:
-            await self.ask(lambda consumer: consumer.seek(position))
+            await ask_all(self._consumers, lambda consumer: consumer.seek(position))
 
     # --- asking the broker --------------------------------------------------------------------------------------------
-
-    async def ask(
-        self, call: Callable[[TopicConsumer], Awaitable[T]], topics: Container[str] | None = None
-    ) -> dict[TopicConsumer, T]:
-        """Return what a call returns for each topic or partition, or for some; the first error is raised.
-
-        Topics that were deleted are left out, unless all were; if one is deleted meanwhile, the others are asked again.
-        """
-        while True:
-            existing = [each for each in self._consumers if each.missing is None] or list(self._consumers)
-            asked = [each for each in existing if topics is None or each.topic in topics]
-            try:
-                return dict(zip(asked, await gather_or_cancel(map(call, asked)), strict=True))
-            except (TopicNotFoundError, ClosedError):
-                left = {each for each in self._consumers if each.missing is None}
-                if not left or left >= set(asked):
-                    raise
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition, with its topic; entry -1 for an empty one.
@@ -289,7 +272,7 @@ class WirePort:
         :raises ClosedError: it, or its client, is closed
         """
         self._check_open()
-        return list((await self.ask(lambda consumer: consumer.last_message_id())).values())
+        return list((await ask_all(self._consumers, lambda consumer: consumer.last_message_id())).values())
 
     async def held_back(self) -> str | None:
         """Return why the broker sends no more messages though there are more; None: no reason is known.
@@ -336,6 +319,24 @@ class WirePort:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the port")
+
+
+async def ask_all(
+    consumers: MultiTopicConsumer, call: Callable[[TopicConsumer], Awaitable[T]], topics: Container[str] | None = None
+) -> dict[TopicConsumer, T]:
+    """Return what a call returns for each topic or partition, or for some; the first error is raised.
+
+    Topics that were deleted are left out, unless all were; if one is deleted meanwhile, the others are asked again.
+    """
+    while True:
+        existing = [each for each in consumers if each.missing is None] or list(consumers)
+        asked = [each for each in existing if topics is None or each.topic in topics]
+        try:
+            return dict(zip(asked, await gather_or_cancel(map(call, asked)), strict=True))
+        except (TopicNotFoundError, ClosedError):
+            left = {each for each in consumers if each.missing is None}
+            if not left or left >= set(asked):
+                raise
 
 
 def traits_of(options: SubscribeOptions) -> PortTraits:

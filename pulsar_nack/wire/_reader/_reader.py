@@ -32,7 +32,7 @@ from ...errors import BrokerError, ClosedError
 from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
 from .._connection._retry import gather_or_cancel, retry_transient
-from .._consumer._port import WirePort
+from .._consumer._port import WirePort, ask_all
 from .._consumer._selection import Selection
 from .._consumer._subscribe_options import SubscribeOptions
 from .._consumer._topic_consumer import TopicConsumer
@@ -319,7 +319,7 @@ class Reader(ClosesWhenDropped):
             only = self._consumers.of(place)
             await gather_or_cancel(self._seek(each, place) for each in self._consumers if each is only)
         else:
-            await self._port.ask(lambda each: self._seek(each, place))
+            await ask_all(self._consumers, lambda each: self._seek(each, place))
 
     async def _seek(self, consumer: TopicConsumer, place: MessageId | int) -> None:
         """Move one topic, and drop what is kept of it; until then its old messages may still be read."""
@@ -335,7 +335,7 @@ class Reader(ClosesWhenDropped):
     async def _ends(self, only: Mapping[str, MessageId] | None = None) -> dict[str, MessageId]:
         """Return the last message of each topic with unread ones, by name; ``only`` of these, up to these messages."""
         ends: dict[str, MessageId] = {}
-        for consumer, (last, mark) in (await self._port.ask(lambda each: each.end(), only)).items():
+        for consumer, (last, mark) in (await ask_all(self._consumers, lambda each: each.end(), only)).items():
             end = last if only is None or is_after(only[consumer.topic], last) else only[consumer.topic]
             passed = None if only is None and self._is_compacted else mark  # compacted messages may lie before it
             if end.entry >= 0 and not self._has_read(consumer, end, passed):
