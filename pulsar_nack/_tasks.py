@@ -114,6 +114,7 @@ def own_copy(error: BaseException) -> BaseException:
         return error
     copied = copy(error)
     copied.__cause__ = error.__cause__
+    copied.__suppress_context__ = error.__suppress_context__  # which is set with the cause
     return copied
 
 

@@ -59,7 +59,7 @@ def _as_delay(value: Any, info: ValidationInfo) -> timedelta:
 
 
 def _delay_to_json(value: timedelta) -> object:
-    """Return seconds, or a duration by ISO 8601 where seconds would be taken for ms: what JSON is read with."""
+    """Return seconds, or a duration by ISO 8601 for more than a day, which is refused as a number."""
     return value.total_seconds() if value <= timedelta(days=1) else _DURATION.dump_python(value, mode="json")
 
 
@@ -207,7 +207,8 @@ class BucketConfig(DelayedDeliveryConfig):
     delayed_delivery_shared_index_enabled: bool = False
     """True: the subscriptions of a topic share one bucket index."""
     delayed_delivery_min_index_count_per_bucket: int = Field(default=50_000, ge=1)
-    """A bucket with at least this many indexes is sealed when a new ledger begins, or when the bucket is old."""
+    """A bucket with at least this many indexes, or ``max_unsealed_indexes``, is sealed when a new ledger begins, or
+    when the bucket is old."""
     delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds: float = Field(default=300, gt=0, le=_DAY_S)
     """The times of a segment are less than this apart, at least a thousandth of a second."""
     delayed_delivery_max_indexes_per_bucket_snapshot_segment: int = Field(default=5_000, ge=-1)
@@ -215,8 +216,8 @@ class BucketConfig(DelayedDeliveryConfig):
     delayed_delivery_max_num_buckets: int = Field(default=-1, ge=-1)
     """If there are more sealed buckets, some are merged; -1: no limit."""
     max_indexes_per_bucket: int | None = Field(default=None, ge=1)
-    """A bucket is always sealed at this size; None: at twice the minimum that is required for sealing. At most
-    ``max_unsealed_indexes``."""
+    """A bucket is always sealed at this size; None: at twice the minimum that is required for sealing. A bucket is
+    sealed at ``max_unsealed_indexes`` at the latest."""
     max_unsealed_age: DelayField = timedelta(minutes=5)
     """A bucket with enough indexes is sealed when its first one is older than this."""
     max_unsealed_indexes: int = Field(default=1_000_000, ge=1)
@@ -255,7 +256,7 @@ class BucketConfig(DelayedDeliveryConfig):
 
     @property
     def largest_bucket(self) -> int:
-        """Return the size at which a bucket is always sealed: one that could not be sealed would pause deliveries."""
+        """Return the size at which a bucket is always sealed: at most the one beyond which deliveries pause."""
         least = self.delayed_delivery_min_index_count_per_bucket
         largest = 2 * least if self.max_indexes_per_bucket is None else max(self.max_indexes_per_bucket, least)
         return min(largest, self.max_unsealed_indexes)

@@ -157,7 +157,7 @@ class MessageTable:
             return record
         self.check_unsettled(message_id)
         if record is None:
-            record = MessageState(message_id, State.HELD, max(self.requests.recall(message_id)[0], 0))
+            record = self.requests.recalled(message_id, State.HELD)
             record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
         elif record.state is State.RETRYING:  # it could not be sent there
@@ -169,7 +169,7 @@ class MessageTable:
         """Note that a message goes to another topic; ``count`` is its redelivery count if it is not known."""
         record = self._records.get(message_id)
         if record is None:
-            record = MessageState(message_id, State.DELIVERED, max(count, self.requests.recall(message_id)[0]))
+            record = self.requests.recalled(message_id, State.DELIVERED, count)
             self._add(record)
         record.is_held = False
         self._move(record, state)
@@ -215,7 +215,7 @@ class MessageTable:
         """Note an acknowledgement of a message that may be unknown; the caller ensures that it is the only one."""
         record = self._records.get(message_id)
         if record is None:
-            record = MessageState(message_id, State.DELIVERED, max(self.requests.recall(message_id)[0], 0))
+            record = self.requests.recalled(message_id, State.DELIVERED)
             record.is_guessed = True
             self._add(record)
         record.learn(message_id)

@@ -175,6 +175,13 @@ class OpenRequests:
         """Take out what was noted of a message, its count and its hidden count; -1 and 0: nothing."""
         return self.counts.pop(message_id, -1), self._hidden.pop(message_id, 0)
 
+    def recalled(self, message_id: MessageId, state: State, least: int = 0) -> MessageState:
+        """Return a state for a message that is not known, with what was noted of it; its count is at least this."""
+        count, hidden_count = self.recall(message_id)
+        record = MessageState(message_id, state, max(count, least))
+        record.hidden_count = hidden_count
+        return record
+
     def clear(self) -> None:
         """Forget all."""
         self.open.clear()

@@ -126,7 +126,7 @@ class LedgerCache:
         """Call ``attempt`` once all ledgers that it needs are in memory; return its result.
 
         :raises LogStorageError: a ledger could not be read; nothing has changed
-        :raises InvalidStateError: of asyncio, if nobody waits for the result any more; nothing has changed
+        :raises asyncio.InvalidStateError: the caller was cancelled; nothing has changed
         """
         try:
             while is_wanted():

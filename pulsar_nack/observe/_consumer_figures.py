@@ -260,7 +260,7 @@ class ConsumerFigures:
 
     def _forget_closed(self) -> None:
         """Drop ended consumers, each time the number of consumers has doubled."""
-        if sum(len(series.watched) + 1 for series in self._series.values()) >= self._sweep_at:
+        if sum(len(series.watched) + 1 for series in list(self._series.values())) >= self._sweep_at:
             left = sum(len(series.watched) + 1 for series in self.read())
             self._sweep_at = max(_MIN_SWEEP, 2 * left)
 

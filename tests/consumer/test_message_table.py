@@ -117,6 +117,19 @@ def test_counts_leave_copies_out() -> None:
     assert record.redelivery_count == 5
 
 
+def test_counts_of_a_forgotten_message_leave_copies_out() -> None:
+    """N34: also if the message is nacked, acknowledged or sent away by its id before it comes again."""
+    table = MessageTable()
+    table.requests.remember(ID, 0, 3)
+    table.request(table.hold(ID), 0)
+    assert delivered(table, count=4).redelivery_count == 1
+    for number, ack in enumerate((True, False)):
+        message_id = MessageId(7, number)
+        table.requests.remember(message_id, 1, 2)
+        record = table.mark_acking_unknown(message_id) if ack else table.send_away(message_id, 0, State.RETRYING)
+        assert (record.redelivery_count, record.hidden_count) == (1, 2)
+
+
 def test_settled_messages_refuse_a_nack() -> None:
     """U20: during and after an acknowledgement a nack raises; after a failed one it is possible."""
     table = MessageTable()

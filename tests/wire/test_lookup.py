@@ -189,6 +189,36 @@ async def test_several_addresses() -> None:
 
 
 @virtual_time
+async def test_another_cluster_that_is_down() -> None:
+    """Calls for it fail, and move no call for the client's own addresses on: each of these is tried."""
+    broker = cluster()
+    pool, _ = client(broker, "pulsar://broker:6650,second:6650")
+    broker.node(URL).hangs = True
+    broker.node(THIRD).kill()
+    finding = asyncio.create_task(pool.service())
+    for _ in range(2):
+        with pytest.raises(ConnectionLostError, match="third"):
+            await pool.service(THIRD)
+    assert (await finding).address.url == SECOND
+    assert (await pool.service()).address.url == SECOND
+    await pool.aclose()
+
+
+@virtual_time
+async def test_another_cluster_of_which_an_address_does_not_work() -> None:
+    """The next one is used, as of the client's own cluster."""
+    broker = cluster()
+    pool, lookup = client(broker)
+    url = "pulsar://second:6650,third:6650"
+    broker.next("LOOKUP", refuse("ServiceNotReady"))
+    with pytest.raises(BrokerRefusedError):
+        await lookup.broker(TOPIC, url)
+    assert (await pool.service(url)).address.url == THIRD
+    assert (await pool.service()).address.url == URL
+    await pool.aclose()
+
+
+@virtual_time
 async def test_an_address_that_does_not_answer() -> None:
     """A node that takes questions and does not answer is not asked the next one."""
     broker = cluster()

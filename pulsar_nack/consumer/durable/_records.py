@@ -30,7 +30,7 @@ MAX_RANGES: Final = 1 << 11
 MAX_BATCH: Final = 1 << 20
 """Far more messages than a broker takes in a batch."""
 _MAX_ENTRIES: Final = 1 << 32
-"""The maximum of entries in a record that is read: beyond that, its length does not bound memory and time."""
+"""The most entries that a record may stand for when it is read: a short record could name any number."""
 _RANGE_BYTES: Final = 3
 """About what a range takes: its distance to the range before and its length, as varints."""
 

@@ -145,11 +145,6 @@ class BucketIndex:
         self.sealing.append(sealed)
 
     @property
-    def is_just_large_enough(self) -> bool:
-        """Return whether the mutable bucket has just become large enough to be sealed when it is old."""
-        return self.mutable.loaded == self._rule.min_size
-
-    @property
     def seal_at(self) -> int:
         """Return when the mutable bucket has to be sealed because it is old, NEVER while it is too small."""
         return self._rule.old_at(self.mutable)

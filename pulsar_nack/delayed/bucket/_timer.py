@@ -17,7 +17,7 @@ from ._index import BucketIndex
 class DispatchTimer:
     """Calls the dispatcher once for the messages that are due, and again when more of them arrive from storage.
 
-    :param on_due: calls the dispatcher; without it the timer only loads segments
+    :param on_due: calls the dispatcher; without it the timer only loads segments and seals buckets
     """
 
     def __init__(
@@ -32,6 +32,8 @@ class DispatchTimer:
         )
         self.call_at = NEVER
         """When the dispatcher is called next."""
+        self.seal_at = NEVER
+        """When the mutable bucket is sealed because it is old."""
         self._index = index
         self._now_ms = clock.now_ms
         self._on_due = on_due
@@ -57,10 +59,11 @@ class DispatchTimer:
         if self._index.seal_at <= now_ms:
             self._index.seal()
         self.start_work()
-        if self._has_paused and not self.should_pause():
+        if self._has_paused and self._index.unsealed <= self._max_unsealed:
+            self._has_paused = False
             asyncio.get_running_loop().call_soon(self._call)
-        self.call_at = self._next_call(ready_at, now_ms)
-        at_ms, load_at = min(self.call_at, self._index.seal_at), self._index.load_at
+        self.call_at, self.seal_at = self._next_call(ready_at, now_ms), self._index.seal_at
+        at_ms, load_at = min(self.call_at, self.seal_at), self._index.load_at
         if load_at != NEVER:
             load_at -= self.ticks.lead + self._prefetch_ms
             if load_at > now_ms:  # a segment that is not loaded by now waits for messages to be taken, or for loads
@@ -77,9 +80,10 @@ class DispatchTimer:
             self.update()
 
     def should_pause(self) -> bool:
-        """Return whether the dispatcher has to stop reading; it is called when it may go on."""
-        self._has_paused = self._index.unsealed > self._max_unsealed
-        return self._has_paused
+        """Return whether the dispatcher has to stop reading. If so, ``on_due`` is called once it may go on."""
+        has_to_pause = self._index.unsealed > self._max_unsealed
+        self._has_paused |= has_to_pause
+        return has_to_pause
 
     def call_again(self) -> None:
         """Call the dispatcher again for due messages: some were loaded, or no longer wait for others."""

@@ -169,7 +169,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
             return False
         deliver_at = min(deliver_at, LATEST)
         is_new = self._index.add(ledger_id, entry_id, deliver_at, now_ms)
-        if is_new and (deliver_at < timer.call_at or self._worker.has_to_seal or self._index.is_just_large_enough):
+        if is_new and (deliver_at < timer.call_at or self._has_to_seal()):
             timer.update(now_ms)
         return True
 
@@ -212,8 +212,13 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
         self._index.add_many(ledger_id, entries, times, now_ms)
         if due:
             self._index.drop(ledger_id, due)
-        self._timer.update(now_ms)
+        if due or min(times) < self._timer.call_at or self._has_to_seal():
+            self._timer.update(now_ms)
         return due
+
+    def _has_to_seal(self) -> bool:
+        """Return whether a bucket waits to be sealed, or has become large enough to be sealed when it is old."""
+        return self._worker.has_to_seal or self._index.seal_at < self._timer.seal_at
 
     def has_message_available(self) -> bool:
         """Return whether a message may be dispatched now, though it may have to be loaded from storage first."""

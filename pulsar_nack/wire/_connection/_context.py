@@ -53,14 +53,14 @@ class ClientContext:
     def checked_cluster(self, topic: str, url: str | None) -> str | None:
         """Return the service URL that a broker names for the cluster of a topic; None, and a log line, if it is wrong.
 
-        A topic's consumers move once they have no backlog, its producers before them; so each of them notes it.
+        Consumers move later than producers, once they have no backlog, so each of them keeps its own URL.
         """
         try:
-            if url is not None:
-                _LOG.info("%s has moved to the cluster at %s", topic, ", ".join(map(str, self.pool.parsed(url))))
+            addresses = self.pool.parsed(url or "")
         except BrokerError as error:
             _LOG.warning("%s has moved to another cluster, but is still looked up in this one: %s", topic, error)
             return None
+        _LOG.info("%s has moved to the cluster at %s", topic, ", ".join(map(str, addresses)))
         return url
 
     def deadline(self) -> float:

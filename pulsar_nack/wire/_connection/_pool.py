@@ -17,6 +17,8 @@ from ._options import ClientOptions
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _MAX_LOST: Final = 1_000
+_MAX_CLUSTERS: Final = 100
+"""Most clusters of which the address in use is remembered: a broker may name any number."""
 
 
 class _Endpoint(NamedTuple):
@@ -70,7 +72,8 @@ class Pool:
         self._addresses = parse_service_url(url)
         self._options = options or ClientOptions()
         self._dial = dial
-        self._turn = choose(len(self._addresses))
+        self._turns: dict[str | None, int] = {None: choose(len(self._addresses))}
+        """Which address is used, by service URL; None: the client's."""
         self._open: dict[_Endpoint, Connection] = {}
         self._opening: dict[_Endpoint, asyncio.Task[Connection]] = {}
         self.is_closed = False
@@ -125,24 +128,31 @@ class Pool:
         :raises ClosedError: the pool is closed
         :raises BrokerError: none could be reached; the error of the last one
         """
-        addresses = self._addresses if url is None else self.parsed(url)
+        addresses = self._addresses_of(url)
+        if len(self._turns) > _MAX_CLUSTERS:
+            self._turns = {None: self._turns[None]}
         last: BrokerError | None = None
         for _ in addresses:
-            turn = self._turn
-            address = addresses[turn % len(addresses)]
+            turn = self._turns.setdefault(url, 0)
+            address = addresses[turn]
             try:
                 return await self._connection_to(_Endpoint(address, address))
             except BrokerError as error:
                 last = error
-                if self._turn == turn:  # no concurrent call has moved on
-                    self._turn += 1
+                if self._turns.get(url) == turn:  # no concurrent call has moved on
+                    self._turns[url] = (turn + 1) % len(addresses)
         assert last is not None
         raise last
 
     def avoid(self, connection: Connection) -> None:
         """Use the next service address from now on if this connection is the current one: it does not work well."""
-        if self._addresses[self._turn % len(self._addresses)] == connection.address:
-            self._turn += 1
+        for url, turn in self._turns.items():
+            addresses = self._addresses_of(url)
+            if addresses[turn] == connection.address:
+                self._turns[url] = (turn + 1) % len(addresses)
+
+    def _addresses_of(self, url: str | None) -> tuple[Address, ...]:
+        return self._addresses if url is None else self.parsed(url)
 
     async def _connection_to(self, endpoint: _Endpoint) -> Connection:
         if self.is_closed:

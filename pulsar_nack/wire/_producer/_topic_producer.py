@@ -68,8 +68,8 @@ class TopicProducer:
         self._session_start: tuple[float, int] = (0.0, -1)
         """When the session began, and the last confirmed sequence id then."""
         self._short_sessions = 0
-        self._moved_to: str | None = None
-        """The broker to which the topic has moved, by the one before."""
+        self._assigned_url: str | None = None
+        """The address that the broker named when it closed the producer; the next session begins there."""
         self._cluster_url: str | None = None
         """The service URL of the cluster that the topic has moved to; None: the client's."""
         self._reconnecting: asyncio.Task[None] | None = None
@@ -150,11 +150,11 @@ class TopicProducer:
     # --- sessions --------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        moved_to, self._moved_to = self._moved_to, None
-        if moved_to is None:
+        assigned_url, self._assigned_url = self._assigned_url, None
+        if assigned_url is None:
             connection = await self._context.lookup.broker(self.topic, self._cluster_url)
         else:
-            connection = await self._context.pool.get(moved_to)
+            connection = await self._context.pool.get(assigned_url)
         session = Session(
             connection,
             connection.producers,
@@ -200,7 +200,7 @@ class TopicProducer:
         if session is not self._session:
             return
         self._session = None
-        self._moved_to = session.assigned_url
+        self._assigned_url = session.assigned_url
         began_at, confirmed_id = self._session_start
         has_lasted = self.queue.confirmed_id != confirmed_id or self._loop.time() - began_at >= _LASTING_S
         self._short_sessions = 0 if has_lasted else self._short_sessions + 1
@@ -233,7 +233,7 @@ class TopicProducer:
             lambda: self._session is not None or self._failure is not None or self._is_closed,
             self._on_failed_attempt,
             attempt=self._short_sessions,
-            at_once=self._moved_to is not None,
+            at_once=self._assigned_url is not None,
         )
 
     def _on_reconnected(self, task: asyncio.Task[None]) -> None:

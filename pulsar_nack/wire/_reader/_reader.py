@@ -317,7 +317,7 @@ class Reader(ClosesWhenDropped):
         self._port.check_seek(place)
         if _is_message_id(place):
             only = self._consumers.of(place)
-            await gather_or_cancel(self._seek(each, place) for each in self._consumers if each is only)
+            await (self._seek(only, place) if isinstance(only, TopicConsumer) else only.seek(place))
         else:
             await ask_all(self._consumers, lambda each: self._seek(each, place))
 
