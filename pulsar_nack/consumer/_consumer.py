@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from _thread import get_ident
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Self, Unpack
 
 from .._check import check_has
 from .._delays import Delay, delay_ms
-from .._lifetime import ClosesWhenDropped, running_loop
+from .._lifetime import ClosesWhenDropped
 from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._consumer_state import YIELD_AFTER_MS, ConsumerState
@@ -103,7 +104,7 @@ class Consumer(ClosesWhenDropped):
             for others, each later call raises this too, and the consumer closes once no message is being processed
         """
         receiver, state, turn = self._receiver, self._state, self._state.turn
-        if state.is_closed or state.acks is None or running_loop() is not state.loop:
+        if get_ident() != state.thread._thread_id:
             receiver.check_readable()
             state.check_open()
         receive_nowait = receiver.receive_nowait

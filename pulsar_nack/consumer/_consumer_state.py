@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from .._delays import delay_ms
-from .._lifetime import check_loop
+from .._lifetime import NO_THREAD, check_loop
 from ..backoff import as_backoff
 from ..clock import Clock, WallClock
 from ..errors import AlreadySettledError, ClosedError, NotOpenError
@@ -70,6 +70,8 @@ class ConsumerState:
         self.on_idle: Callable[[], None] | None = None
         """Called when messages were settled, held or taken back; None while nobody waits for that."""
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread = NO_THREAD
+        """Where calls need no check of whether the consumer is open, in its loop: see :meth:`check_open`."""
         self.acks: Acks | None = None
         """None until the consumer is open."""
         self.durable: DurableNacks | None = None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from .._delays import delay_ms
+from .._lifetime import NO_THREAD, loop_thread_of
 from ..clock import LoopClock, WallClock
 from ..errors import ClosedError
 from ._acks import Acks
@@ -105,6 +106,7 @@ class ConsumerEngine:
                         on_unobserved_error=settler.on_unobserved_error,
                         durable=self.state.durable,
                     )
+                    self.state.thread = loop_thread_of(self.state.loop)
                     background = self._start(tasks, acks)
                     opened.set_result(None)
                     if self.trace.is_on:
@@ -149,7 +151,7 @@ class ConsumerEngine:
 
     def end_calls(self, error: Exception) -> None:
         """Raise an error in all calls that wait, and refuse later ones."""
-        self.state.is_closed = True
+        self.state.is_closed, self.state.thread = True, NO_THREAD
         self.receiver.inbox.close(self.receiver.unreadable or error)
         self.limiter.close(error)
 

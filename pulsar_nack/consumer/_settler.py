@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from _thread import get_ident
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._delays import Delay, delay_ms
-from .._lifetime import running_loop
 from ..errors import InvalidArgumentError, NoDeadLetterError, NotDurableError
 from ..ids import MessageId
 from ._consumer_state import ConsumerState
@@ -52,7 +52,7 @@ class Settler:
     def acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         """Begin to acknowledge a message, and return an awaitable of the outcome."""
         acks = self.state.acks
-        if acks is None or self.state.is_closed or running_loop() is not self.state.loop:
+        if acks is None or get_ident() != self.state.thread._thread_id:
             acks = self.state.check_open()
         if self._letters is not None:
             self.state.check_not_sent_away(message_id)
@@ -170,7 +170,7 @@ class Settler:
         :param attempt: the redelivery count of the attempt that ends; None: of any
         :param is_deferred: the next attempt has the same count
         """
-        if self.state.acks is None or self.state.is_closed or running_loop() is not self.state.loop:
+        if get_ident() != self.state.thread._thread_id:
             self.state.check_open()
         now_ms = self.turn.now_ms = self.queue.clock.now_ms()
         milliseconds = self.state.default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
