@@ -261,7 +261,7 @@ def test_closing_while_the_way_is_full(run: Run, monkeypatch: pytest.MonkeyPatch
         await until(lambda: connection_of(client).is_congested)
         began = loop.time()
         await client.aclose()
-        assert 1.3 <= loop.time() - began < patience(1.3)
+        assert 1.299 < loop.time() - began < patience(1.3)  # uvloop's clock has whole milliseconds
         results = await asyncio.gather(*receipts, return_exceptions=True)
         assert {type(result).__name__ for result in results} == {"ClosedError"}
 
