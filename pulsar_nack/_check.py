@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, TypeGuard, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from .clock import Clock, WallClock
 from .errors import InvalidArgumentError
@@ -143,6 +143,28 @@ def check_strings(field: str, value: object) -> None:
     """Raise unless ``value`` is a mapping from str to str that UTF-8 can encode."""
     if not isinstance(value, Mapping) or not all(is_text(text) for pair in value.items() for text in pair):
         raise InvalidArgumentError(field, value, "a mapping from str to str")
+
+
+def model_of(kind: type[_T], settings: Mapping[str, Any], *, hides_unknown: bool = False) -> _T:
+    """Return a model with these settings.
+
+    :param hides_unknown: the error names only the type of an unknown setting's value, which may be a secret
+    :raises InvalidArgumentError: names the first setting that is wrong or unknown
+    """
+    try:
+        return kind(**settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidArgumentError):
+            raise cause from None
+        name, given = ".".join(map(str, first["loc"])), first["input"]
+        if first["type"] == "extra_forbidden":
+            expected = suggest_name(name, list(kind.model_fields))
+            given = type(given) if hides_unknown else given
+        else:
+            expected = first["msg"].removeprefix("Input should be ")
+        raise InvalidArgumentError(name, given, expected) from None
 
 
 def suggest_name(name: str, known: Sequence[str]) -> str:

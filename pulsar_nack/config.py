@@ -37,8 +37,6 @@ MAX_PRECISION_BITS: Final = 62
 DELAYED_PREFIX: Final = "#pulsar.internal.delayed."
 """Prefix of the cursor properties that name snapshots of delayed messages."""
 _DAY_S: Final = 86_400
-
-
 _DURATION: Final = TypeAdapter(timedelta)
 
 
@@ -60,7 +58,8 @@ def _as_delay(value: Any, info: ValidationInfo) -> timedelta:
 
 def _delay_to_json(value: timedelta) -> object:
     """Return seconds, or a duration by ISO 8601 for more than a day, which is refused as a number."""
-    return value.total_seconds() if value <= timedelta(days=1) else _DURATION.dump_python(value, mode="json")
+    seconds = value.total_seconds()
+    return seconds if seconds <= _DAY_S else _DURATION.dump_python(value, mode="json")
 
 
 def _as_ratio(value: Any, info: ValidationInfo) -> float | None:

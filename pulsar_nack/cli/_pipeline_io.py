@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from pydantic import ValidationError
 
 from .. import pipeline
+from .._check import model_of
 from .._foreign import shown
 from ..config import BucketConfig
 from ..errors import InvalidArgumentError
@@ -36,13 +36,10 @@ def bucket_config(**options: float | None) -> BucketConfig:
     :raises InvalidArgumentError: names the option that is wrong
     """
     try:
-        return BucketConfig(**{_BUCKET_SETTINGS[name]: value for name, value in options.items()})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = next(name for name, setting in _BUCKET_SETTINGS.items() if setting == first["loc"][0])
-        cause = first.get("ctx", {}).get("error")
-        expected = cause.expected if isinstance(cause, InvalidArgumentError) else first["msg"]
-        raise InvalidArgumentError(name, first["input"], expected.removeprefix("Input should be ")) from None
+        return model_of(BucketConfig, {_BUCKET_SETTINGS[name]: value for name, value in options.items()})
+    except InvalidArgumentError as error:
+        name = next(name for name, setting in _BUCKET_SETTINGS.items() if setting == error.field)
+        raise InvalidArgumentError(name, error.value, error.expected) from None
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class MessageTable:
         if record is None:
             verdict = self.acked.judge(message_id, now_ms)
             if verdict is not Verdict.ACK_AGAIN:
-                last, hidden = requests.recall(message_id) if requests.counts else (-1, 0)
+                last, hidden = requests.take_counts(message_id) if requests.counts else (-1, 0)
                 record = MessageState(message_id, State.DELIVERED, max(broker_count - hidden, last + 1))
                 record.hidden_count = hidden
                 self._add(record)
@@ -157,7 +157,7 @@ class MessageTable:
             return record
         self.check_unsettled(message_id)
         if record is None:
-            record = self.requests.recalled(message_id, State.HELD)
+            record = self.requests.unknown_state(message_id, State.HELD)
             record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
         elif record.state is State.RETRYING:  # it could not be sent there
@@ -169,7 +169,7 @@ class MessageTable:
         """Note that a message goes to another topic; ``count`` is its redelivery count if it is not known."""
         record = self._records.get(message_id)
         if record is None:
-            record = self.requests.recalled(message_id, State.DELIVERED, count)
+            record = self.requests.unknown_state(message_id, State.DELIVERED, count)
             self._add(record)
         record.is_held = False
         self._move(record, state)
@@ -215,7 +215,7 @@ class MessageTable:
         """Note an acknowledgement of a message that may be unknown; the caller ensures that it is the only one."""
         record = self._records.get(message_id)
         if record is None:
-            record = self.requests.recalled(message_id, State.DELIVERED)
+            record = self.requests.unknown_state(message_id, State.DELIVERED)
             record.is_guessed = True
             self._add(record)
         record.learn(message_id)
@@ -323,7 +323,7 @@ class MessageTable:
         requests.most_counts = max(requests.most_counts, len(requests.counts) + len(counts))
         for message_id, count in counts.items():
             if message_id not in self._records:
-                requests.recall(message_id)
+                requests.take_counts(message_id)
                 requests.remember(message_id, count)
                 requests.retries.add(message_id, now_ms)
 

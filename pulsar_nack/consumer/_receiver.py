@@ -252,7 +252,7 @@ class Receiver:
         is_known = table.get(message_id) is not None or table.acked.hides(message_id, now_ms)
         if not wait_ms or is_known or (self.state.durable is not None and self.state.durable.was_acked(message_id)):
             return delivery, 0
-        count = max(delivery.redelivery_count, table.requests.recall(message_id)[0] + 1)
+        count = max(delivery.redelivery_count, table.requests.take_counts(message_id)[0] + 1)
         record = table.restore(message_id, count - 1, count)
         self._queue.hold(record, wait_ms, delivery, _KEPT)
         self._trace.hold(message_id, count, "not due")

@@ -164,20 +164,20 @@ class OpenRequests:
         if hidden_count:
             self._hidden[message_id] = hidden_count
         if len(self.counts) > self.most_counts:
-            self.recall(next(iter(self.counts)))
+            self.take_counts(next(iter(self.counts)))
 
     def remember_last(self, record: MessageState) -> None:
         """Note the count of a message that is forgotten; it replaces an older one."""
-        self.recall(record.id)
+        self.take_counts(record.id)
         self.remember(record.id, record.redelivery_count, record.hidden_count)
 
-    def recall(self, message_id: MessageId) -> tuple[int, int]:
+    def take_counts(self, message_id: MessageId) -> tuple[int, int]:
         """Take out what was noted of a message, its count and its hidden count; -1 and 0: nothing."""
         return self.counts.pop(message_id, -1), self._hidden.pop(message_id, 0)
 
-    def recalled(self, message_id: MessageId, state: State, least: int = 0) -> MessageState:
+    def unknown_state(self, message_id: MessageId, state: State, least: int = 0) -> MessageState:
         """Return a state for a message that is not known, with what was noted of it; its count is at least this."""
-        count, hidden_count = self.recall(message_id)
+        count, hidden_count = self.take_counts(message_id)
         record = MessageState(message_id, state, max(count, least))
         record.hidden_count = hidden_count
         return record

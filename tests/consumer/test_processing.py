@@ -21,7 +21,7 @@ from .ports import Ports
 RULES: OnError = {OSError: Retry(4), PermissionError: Ignore("not ours")}
 
 
-class Untold(Exception):  # noqa: N818
+class Unprintable(Exception):  # noqa: N818
     """Has no text."""
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ async def test_how_a_block_ends(ports: Ports) -> None:
         "mapped": (ConnectionError("gone"), False, "after 4"),
         "most derived": (PermissionError("not mine"), False, "acked"),
         "error": (KeyError("k"), True, "after 7"),
-        "without a text": (Untold(), True, "after 7"),
+        "without a text": (Unprintable(), True, "after 7"),
         "cancelled": (asyncio.CancelledError(), True, "untouched"),
         "exit": (SystemExit(1), True, "untouched"),
     }

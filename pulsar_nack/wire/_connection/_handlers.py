@@ -26,7 +26,7 @@ class Handler:
     on_send_error: Callable[[pb.CommandSendError], None]
     """Handles that the broker refused a producer's message."""
     on_topic_migrated: Callable[[str | None], None]
-    """Handles that the topic has moved to another cluster, with this service URL; its end follows."""
+    """Handles that the topic has moved to another cluster, with this service URL; ``on_closed_by_broker`` follows."""
     on_topics_changed: Callable[[Iterable[str]], None]
     """Handles that topics of a watched namespace were created or deleted."""
 

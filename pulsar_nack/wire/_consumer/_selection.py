@@ -48,11 +48,11 @@ class TopicListSelection:
         A topic that was deleted since the last call has the same ones as before: it may be created again.
         """
         found: dict[str, int] = {}
-        for members in await gather_or_cancel(self._members_of(lookup, topic) for topic in self._all):
+        for members in await gather_or_cancel(self._known_members_of(lookup, topic) for topic in self._all):
             found.update(members)
         return found
 
-    async def _members_of(self, lookup: Lookup, topic: str) -> Mapping[str, int]:
+    async def _known_members_of(self, lookup: Lookup, topic: str) -> Mapping[str, int]:
         try:
             self._found[topic] = await _members_of(lookup, topic)
         except TopicNotFoundError:

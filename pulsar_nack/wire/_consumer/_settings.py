@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 from uuid import uuid4
 
-from pydantic import BaseModel, ValidationError
-
-from ..._check import check_name, suggest_name
+from ..._check import check_name, model_of, suggest_name
 from ...consumer.transport import CONSUMER_SETTINGS, DialectSettings, refuse_unknown
 from ...errors import InvalidArgumentError
 from .._connection._options import ClientOptions
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from .._producer._options import AccessMode, Compression, ProducerOptions
     from .._producer._routing import Hashing, Router
 
-_Model = TypeVar("_Model", bound=BaseModel)
 _OTHER_NAMES: Final = {"durable_subscription": "durable"}
 """Settings that have another name in :class:`SubscribeOptions`, because the consumer has that name already."""
 OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions)) - {
@@ -127,7 +124,7 @@ def client_options(options: Mapping[str, Any]) -> ClientOptions:
 
     :raises InvalidArgumentError: names the first option that is wrong or unknown
     """
-    return _checked(ClientOptions, options)
+    return model_of(ClientOptions, options, hides_unknown=True)
 
 
 def producer_options(options: Mapping[str, Any]) -> ProducerOptions:
@@ -137,23 +134,4 @@ def producer_options(options: Mapping[str, Any]) -> ProducerOptions:
     """
     from .._producer._options import ProducerOptions
 
-    return _checked(ProducerOptions, options)
-
-
-def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
-    try:
-        return kind(**options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, InvalidArgumentError):
-            raise cause from None
-        name = ".".join(map(str, first["loc"]))
-        is_unknown = first["type"] == "extra_forbidden"
-        expected = (
-            suggest_name(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
-        )
-        given = first["input"]
-        if is_unknown and kind is ClientOptions:
-            given = type(given)  # it may be a secret
-        raise InvalidArgumentError(name, given, expected) from None
+    return model_of(ProducerOptions, options)
