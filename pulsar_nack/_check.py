@@ -103,13 +103,18 @@ def path_of(value: object) -> Path | None:
     return Path(text) if isinstance(text, str) and text else None
 
 
-def as_folder(field: str, value: object) -> Path:
-    """Return the path of a folder; raise for anything else, and for a URL, which would become a folder's name."""
+def as_folder(
+    field: str, value: object, *, for_urls: str = "the path of a folder; for object storage ObjectLogStore.from_url"
+) -> Path:
+    """Return the path of a folder; raise for anything else, and for a URL, which would become a folder's name.
+
+    :param for_urls: what is expected in place of a URL
+    """
     path = path_of(value)
     if path is None:
         raise InvalidArgumentError(field, value, "the path of a folder")
     if _URL.match(fspath(value)):  # type: ignore[call-overload]
-        raise InvalidArgumentError(field, value, "the path of a folder; for object storage ObjectLogStore.from_url")
+        raise InvalidArgumentError(field, value, for_urls)
     return path
 
 

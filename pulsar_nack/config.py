@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from ._check import check_metadata_limit, path_of
+from ._check import as_folder, check_metadata_limit
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
@@ -340,18 +340,16 @@ class TopicConfig(_Settings):
         def __init__(self, **settings: Any) -> None: ...
 
 
-def _as_folder(value: Any, info: ValidationInfo) -> Path:
-    path = path_of(value)
-    if path is None:
-        raise InvalidArgumentError(info.field_name or "folder", value, "a path")
-    return path
+def _as_local_folder(value: Any) -> Path:
+    expected = "the path of a local folder; copy closed files from there to object storage"
+    return as_folder("folder", value, for_urls=expected)
 
 
 class TraceConfig(_Settings):
     """Where a trace is written, and how much of it is in one file and in memory."""
 
-    folder: Annotated[Path, BeforeValidator(_as_folder)]
-    """Created with the first event; other files in it are ignored."""
+    folder: Annotated[Path, BeforeValidator(_as_local_folder)]
+    """On a local file system. Created with the first event; other files in it are ignored."""
     max_file_bytes: int = Field(default=64 << 20, ge=1_024)
     """A file is closed before it is larger than this, in bytes; up to 500 lines are written at once."""
     max_file_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)

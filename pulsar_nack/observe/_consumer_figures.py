@@ -21,6 +21,7 @@ from weakref import ref
 
 from .._topic_pattern import full_name
 from ..consumer import Consumer, MessageRedelivered
+from ..errors import InvalidArgumentError
 from ._scraping import Watched, measure_all, namespace_of
 
 COUNTER: Final = "counter"
@@ -222,23 +223,29 @@ class ConsumerFigures:
     def __init__(self, keep_closed: float) -> None:
         self._keep_closed = keep_closed
         self._lock = Lock()
-        self._series: dict[tuple[str, str], Series] = {}
+        self._series: dict[tuple[str, ...], Series] = {}
         self._sweep_at = _MIN_SWEEP
 
     def add(self, consumer: Consumer, topic_name: str | None, subscription: str | None) -> Series | None:
-        """Read a consumer from now on, until it is closed; return its series, None if it was added before."""
+        """Read a consumer from now on, until it is closed; return its series, None if it was added before.
+
+        :raises InvalidArgumentError: it was added before, under another name than one that is given
+        """
         names = _names_of(consumer)
-        topic = names[0] if topic_name is None else topic_name
-        subscription = names[1] if subscription is None else subscription
-        key = topic, subscription
+        labels = _labels(
+            names[0] if topic_name is None else topic_name, names[1] if subscription is None else subscription
+        )
         self._forget_closed()
         with self._lock:
-            series = self._series.get(key)
-            if series is None:
+            for series in self._series.values():
+                if any(each.consumer is consumer._inner for each in series.watched):
+                    _check_same("topic_name", topic_name, labels[2], series.labels[2])
+                    _check_same("subscription", subscription, labels[3], series.labels[3])
+                    return None
+            if labels not in self._series:
                 made = {name: Histogram(figure.bounds) for name, figure in HISTOGRAMS.items()}
-                series = self._series[key] = Series(_labels(topic, subscription), made)
-            elif any(each.consumer is consumer._inner for each in series.watched):
-                return None
+                self._series[labels] = Series(labels, made)
+            series = self._series[labels]
             series.ended_at = None
             series.watched.append(_WatchedConsumer(consumer))
         consumer._engine.trace.watch_redeliveries(series.count)
@@ -263,6 +270,12 @@ class ConsumerFigures:
         if sum(len(series.watched) + 1 for series in list(self._series.values())) >= self._sweep_at:
             left = sum(len(series.watched) + 1 for series in self.read())
             self._sweep_at = max(_MIN_SWEEP, 2 * left)
+
+
+def _check_same(field: str, given: str | None, label: str, before: str) -> None:
+    if given is not None and label != before:
+        expected = f"{before!r}, the name under which this consumer was added: it would be counted twice"
+        raise InvalidArgumentError(field, given, expected)
 
 
 def _names_of(consumer: Consumer) -> tuple[str, str]:

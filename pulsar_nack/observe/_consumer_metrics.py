@@ -73,7 +73,7 @@ class ConsumerMetrics:
         :param topic_name: for the labels, None: the topic that was subscribed to. The official client does not know
             the topics of a list
         :param subscription: for the label, None: its name
-        :raises InvalidArgumentError: not a consumer, or no names
+        :raises InvalidArgumentError: not a consumer, no names, or other names than those under which it was added
         """
         if not isinstance(consumer, Consumer):
             raise InvalidArgumentError("consumer", consumer, "a Consumer")

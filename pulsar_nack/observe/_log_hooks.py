@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..consumer import (
     ConsumerConnected,
@@ -53,9 +53,24 @@ def logging_hook(logger: AnyLogger | None = None) -> ConsumerHook:
             return
         name, values = _name(event), _fields(event)
         text = " ".join(f"{field}={value}" for field, value in values.items())
-        target.log(level, "%s %s", name, text, extra={"event": name, **values})
+        _log(target, level, (name, text), {"event": name, **values})
 
     return log
+
+
+def _log(logger: AnyLogger, level: int, words: tuple[str, str], attributes: Mapping[str, Any]) -> None:
+    """Log two words with attributes of the record.
+
+    An adapter replaces the attributes of a call by its own, unless it is told to merge them (Python 3.13). So the
+    adapters of a chain are asked one after the other what they add, and the logger below them gets everything.
+    """
+    message, options = "%s %s", cast("MutableMapping[str, Any]", {"extra": attributes})
+    while isinstance(logger, logging.LoggerAdapter):
+        message, options = logger.process(message, options)
+        attributes = {**(options.get("extra") or {}), **attributes}
+        options["extra"] = attributes
+        logger = logger.logger
+    logger.log(level, message, *words, **options)
 
 
 def structlog_hook(logger: Any = None) -> ConsumerHook:

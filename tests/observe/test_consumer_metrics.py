@@ -357,6 +357,40 @@ async def test_names_of_the_user() -> None:
         assert scraped(metrics, **labels, pulsar_subscription="s")[f"{OURS}held"] == 0
 
 
+@virtual_time
+async def test_the_same_consumer_under_other_names() -> None:
+    """A consumer that was added is not counted twice: other names are refused, and none have no effect."""
+    metrics = ConsumerMetrics()
+    async with Consumer(named(FakePort())) as consumer:
+        metrics.add(consumer)
+        metrics.add(consumer, topic_name="orders", subscription="billing")  # short for the same names
+        with pytest.raises(InvalidArgumentError, match=r"topic_name: .*'persistent://public/default/orders', the name"):
+            metrics.add(consumer, topic_name="others")
+        with pytest.raises(InvalidArgumentError, match=r"subscription: .*'billing', the name under which"):
+            metrics.add(consumer, subscription="audit")
+        other = ConsumerMetrics()
+        other.add(consumer, topic_name="others", subscription="audit")
+        other.add(consumer)
+        for found in (metrics, other):
+            registry = prometheus.CollectorRegistry()
+            registry.register(found)
+            lines = prometheus.generate_latest(registry).decode().splitlines()
+            assert len([line for line in lines if line.startswith(f"{OURS}held{{")]) == 1
+
+
+@virtual_time
+async def test_short_and_full_topic_names() -> None:
+    """Consumers under the short and the full name of a topic are one series: there are no two with the same labels."""
+    metrics = ConsumerMetrics()
+    async with Consumer(FakePort()) as one, Consumer(named(FakePort())) as other:
+        metrics.add(one, topic_name="orders", subscription="billing")
+        metrics.add(other)
+        for consumer in (one, other):
+            consumer.port.topic.publish(b"one")
+            await (await consumer.receive()).nack(60)
+        assert scraped(metrics)[f"{OURS}held"] == 2
+
+
 async def test_arguments_are_checked() -> None:
     """What is no consumer and no delay is refused by name."""
     with pytest.raises(InvalidArgumentError, match="consumer"):

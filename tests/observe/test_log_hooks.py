@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, overload
 
 import pytest
@@ -158,6 +158,36 @@ def test_own_loggers(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="mine")
     logging_hook(logging.getLogger("mine"))(Cleared(1, at_ms=0))
     assert caplog.record_tuples == [("mine", logging.INFO, "pulsar_nack.clear count=1")]
+
+
+class Prefixed(logging.LoggerAdapter[Any]):
+    """An adapter that changes the message and adds nothing."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Put a word before the message."""
+        return f"[worker] {msg}", kwargs
+
+
+def test_adapters(caplog: pytest.LogCaptureFixture) -> None:
+    """Through adapters of a logger, also one behind the other, the record has the event's attributes and theirs."""
+    caplog.set_level(logging.DEBUG, logger="mine")
+    inner: Any = logging.LoggerAdapter(logging.getLogger("mine"), {"worker": 4, "event": "theirs"})
+    for logger, words in (
+        (inner, ""),
+        (logging.LoggerAdapter(inner, {"zone": "eu"}), ""),
+        (Prefixed(inner), "[worker] "),
+        (logging.LoggerAdapter(logging.getLogger("mine")), ""),
+    ):
+        caplog.clear()
+        logging_hook(logger)(Cleared(1, at_ms=0))
+        (record,) = caplog.records
+        assert record.getMessage() == f"{words}pulsar_nack.clear count=1"
+        assert (record.__dict__["event"], record.__dict__["count"]) == ("pulsar_nack.clear", 1)
+        assert record.__dict__.get("worker", 4) == 4
+    caplog.clear()
+    logging_hook(logging.LoggerAdapter(inner, {"zone": "eu"}))(Cleared(1, at_ms=0))
+    (record,) = caplog.records
+    assert (record.__dict__["worker"], record.__dict__["zone"]) == (4, "eu")
 
 
 def test_nothing_is_configured() -> None:

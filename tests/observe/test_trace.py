@@ -392,6 +392,15 @@ def test_bad_settings(setting: dict[str, Any]) -> None:
         TraceWriter(5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/traces", "file:///var/traces"])
+def test_urls_are_refused(url: str) -> None:
+    """A URL is no folder: the error says what to do, and no folder is made of its name."""
+    with pytest.raises(ValueError, match=r"folder.*a local folder; copy closed files from there to object storage"):
+        TraceConfig(folder=url)
+    with pytest.raises(ValueError, match="local folder"):
+        TraceWriter(url)
+
+
 def test_the_stored_sample() -> None:
     """The trace of a run on a real broker has whole lines with all keys and names, in the order of its clock."""
     found = lines(SAMPLE)
