@@ -7,8 +7,10 @@ import math
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import anyio
 import anyio.from_thread
@@ -344,3 +346,17 @@ def test_manual_clock_passes_errors_on_and_keeps_the_other_alarms() -> None:
     assert clock.now_ms() == 10
     clock.advance(50)
     assert seen == [20]
+
+
+def test_manual_clock_forgets_cancelled_alarms() -> None:
+    """What only a cancelled alarm refers to is free at once, and its place is used again."""
+    clock = ManualClock()
+    later = [clock.call_at(1_000, lambda: None) for _ in range(3)]
+    for _ in range(10_000):
+        callback = Mock()
+        kept = weakref.ref(callback)
+        clock.call_at(500, callback)()
+        del callback
+        assert kept() is None
+    assert clock.alarms == len(later)
+    assert len(clock._alarms) < 100

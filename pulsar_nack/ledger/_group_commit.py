@@ -23,12 +23,18 @@ _GROUP: Final = 1 << 22
 
 
 class _Waiting(NamedTuple):
-    """A queued call: records to append (none: the seal), or ``work`` to run after all calls before it."""
+    """A queued call: ``run`` is called with its records and those of the appends behind it.
+
+    Without records it runs alone: the seal, or other work.
+
+    :param is_kept: it runs even if nobody awaits it any more
+    """
 
     records: Sequence[bytes]
     size: int
     done: asyncio.Future[int]
-    work: Callable[[], int] | None = None
+    run: Callable[[list[bytes]], int]
+    is_kept: bool = False
 
     @property
     def is_alone(self) -> bool:
@@ -36,31 +42,30 @@ class _Waiting(NamedTuple):
 
 
 class GroupCommit:
-    """Gathers appends into writes, one at a time.
+    """Gathers appends into writes, one at a time, in the threads of an executor.
 
-    :param write: appends records durably and returns the number of the first, or seals; called in a thread
-    :param explain: turns the error of ``write`` into one that an append raises, a new one for each
-    :param executor: where ``write`` is called
+    It has no reference to its log, so that the memory of a closed log is free without a run of the garbage collector.
     """
 
-    def __init__(
-        self, write: Callable[[list[bytes]], int], explain: Callable[[BaseException], BaseException], executor: Executor
-    ) -> None:
-        self._write = write
-        self._explain = explain
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._queue: deque[_Waiting] = deque()
         self._is_busy = False
 
-    async def append(self, records: Sequence[bytes]) -> int:
-        """Append consecutive records and return the first's number once durable; an empty sequence seals the log."""
+    def append(self, records: Sequence[bytes], write: Callable[[list[bytes]], int]) -> asyncio.Future[int]:
+        """Append consecutive records; the result is the first's number, once they are durable.
+
+        :param records: an empty sequence seals the log
+        :param write: appends records durably and returns the number of the first, or seals; called in a thread. All
+            appends that share a call get its error
+        """
         loop = asyncio.get_running_loop()
-        return await self._put(_Waiting(records, body_size(records), loop.create_future()), loop)
+        return self._put(_Waiting(records, body_size(records), loop.create_future(), write), loop)
 
     def run_after_pending(self, work: Callable[[], int]) -> asyncio.Future[int]:
         """Run ``work`` in a thread after all queued calls, even if nobody awaits the result."""
         loop = asyncio.get_running_loop()
-        return self._put(_Waiting((), 0, loop.create_future(), work), loop)
+        return self._put(_Waiting((), 0, loop.create_future(), lambda _: work(), is_kept=True), loop)
 
     def _put(self, waiting: _Waiting, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
         self._queue.append(waiting)
@@ -75,11 +80,10 @@ class GroupCommit:
             self._is_busy = False
             return
         records = [record for waiting in group for record in waiting.records]
-        work = group[0].work or partial(self._write, records)
         try:
-            running = loop.run_in_executor(self._executor, work)
+            running = loop.run_in_executor(self._executor, group[0].run, records)
         except RuntimeError as error:  # the executor was shut down: the store was closed, or the interpreter ends
-            self._answer(loop, group, *_run_here(group[0].work, error))
+            self._answer(loop, group, *_run_here(group[0], error))
             return
         running.add_done_callback(partial(self._done, loop, group))
 
@@ -91,7 +95,7 @@ class GroupCommit:
             if group and (waiting.is_alone or size + waiting.size > _GROUP):
                 break
             self._queue.popleft()
-            if waiting.done.done() and not waiting.work:
+            if waiting.done.done() and not waiting.is_kept:
                 continue
             group.append(waiting)
             size += waiting.size
@@ -109,18 +113,18 @@ class GroupCommit:
         for waiting in group:
             if not waiting.done.done():
                 if error:
-                    waiting.done.set_exception(self._explain(error))
+                    waiting.done.set_exception(error)
                 else:
                     waiting.done.set_result(number)
             number += len(waiting.records)
         loop.call_soon(self._begin, loop)
 
 
-def _run_here(work: Callable[[], int] | None, refused: RuntimeError) -> tuple[BaseException | None, int]:
-    """Run ``work``, such as closing a file, in this thread; return its error or result, or the refusal without work."""
-    if work is None:
+def _run_here(waiting: _Waiting, refused: RuntimeError) -> tuple[BaseException | None, int]:
+    """Run work that must run, such as closing a file, in this thread; return its error or result, or the refusal."""
+    if not waiting.is_kept:
         return refused, 0
     try:
-        return None, work()
+        return None, waiting.run([])
     except Exception as error:  # noqa: BLE001 - handed to the caller
         return error, 0

@@ -52,7 +52,7 @@ class AsyncLog(LoopBound, ClosesOnExit):
         self._executor = executor
         self._why_read_only = why_read_only
         self._closing: asyncio.Future[int] | None = None
-        self._commit = GroupCommit(self._write, self._explain, executor)
+        self._commit = GroupCommit(executor)
 
     def _write(self, records: Sequence[bytes]) -> int:
         """Append records durably and return the number of the first; without records, seal. One thread at a time."""
@@ -110,7 +110,7 @@ class AsyncLog(LoopBound, ClosesOnExit):
         self._check_writable()
         if not checked:
             return self.length
-        return await self._commit.append(checked)
+        return await self._append(checked)
 
     async def read(self, first: int, last: int) -> list[bytes]:
         """Return records ``first`` to ``last``, both included."""
@@ -133,7 +133,7 @@ class AsyncLog(LoopBound, ClosesOnExit):
         self._check_open()
         if not self.is_sealed:
             self._check_writable()
-            await self._commit.append(())
+            await self._append(())
 
     async def delete(self) -> None:
         """Delete the log, and close it even if that fails. A reader takes the log over first."""
@@ -162,16 +162,14 @@ class AsyncLog(LoopBound, ClosesOnExit):
         self._closing = self._commit.run_after_pending(end)
         return self._closing
 
-    def _explain(self, error: BaseException) -> BaseException:
-        """Return a new error for one of several callers, which must not share a traceback."""
-        if isinstance(error, OSError):
-            ours: LedgerError = as_storage_error(error, self.name, "append", self._location)
-        elif isinstance(error, LedgerError):
-            ours = copy(error)
-        else:
-            return error
-        ours.__cause__ = error
-        return ours
+    async def _append(self, records: Sequence[bytes]) -> int:
+        """Append or seal in turn; each of several callers gets a new error, as they must not share a traceback."""
+        try:
+            return await self._commit.append(records, self._write)
+        except OSError as error:
+            raise as_storage_error(error, self.name, "append", self._location) from error
+        except LedgerError as error:
+            raise copy(error) from error
 
     def _read(self, first: int, last: int, limit: int) -> list[bytes]:
         with storage_errors(self.name, "read it", self._location):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from ..errors import InvalidArgumentError
+
+_MIN_ALARMS: Final = 64
+"""Cancelled alarms are removed when there are more than this and twice those that are set."""
 
 
 class ManualClock:
@@ -19,8 +24,8 @@ class ManualClock:
 
     def __init__(self, now_ms: int = 0) -> None:
         self._now = _whole("now_ms", now_ms)
-        self._alarms: list[tuple[int, int, Callable[[], None]]] = []
-        self._live: set[int] = set()
+        self._alarms: list[tuple[int, int]] = []
+        self._callbacks: dict[int, Callable[[], None]] = {}
         self._count = 0
 
     def now_ms(self) -> int:
@@ -35,9 +40,9 @@ class ManualClock:
         if _whole("ms", ms) < self._now:
             raise InvalidArgumentError("ms", ms, f"at least the present time, {self._now}")
         while self._alarms and self._alarms[0][0] <= ms:
-            at_ms, number, callback = heapq.heappop(self._alarms)
-            if number in self._live:
-                self._live.discard(number)
+            at_ms, number = heapq.heappop(self._alarms)
+            callback = self._callbacks.pop(number, None)
+            if callback is not None:
                 self._now = max(self._now, at_ms)
                 callback()
         self._now = max(self._now, ms)
@@ -55,14 +60,20 @@ class ManualClock:
         """Call ``callback`` once when the time reaches ``at_ms``; return a function that cancels the alarm."""
         self._count += 1
         number = self._count
-        heapq.heappush(self._alarms, (max(_whole("at_ms", at_ms), self._now), number, callback))
-        self._live.add(number)
-        return lambda: self._live.discard(number)
+        heapq.heappush(self._alarms, (max(_whole("at_ms", at_ms), self._now), number))
+        self._callbacks[number] = callback
+        return partial(self._cancel, number)
 
     @property
     def alarms(self) -> int:
         """Return how many alarms are set."""
-        return len(self._live)
+        return len(self._callbacks)
+
+    def _cancel(self, number: int) -> None:
+        self._callbacks.pop(number, None)
+        if len(self._alarms) > _MIN_ALARMS + 2 * len(self._callbacks):
+            self._alarms = [alarm for alarm in self._alarms if alarm[1] in self._callbacks]
+            heapq.heapify(self._alarms)
 
 
 def _whole(field: str, value: object) -> int:

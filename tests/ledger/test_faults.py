@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from pulsar_nack.ledger._group_commit import GroupCommit
 from pulsar_nack.ledger.faults import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger.files import OsFiles
 from pulsar_nack.ledger.memory import MemoryFiles
+from tests.patience import patience
 
 from .homes import content, reopened
 
@@ -393,12 +395,30 @@ async def test_what_ends_after_the_store_is_told() -> None:
     """Without threads a log is closed in the loop's thread, appends are refused, and the caller gets errors."""
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
-    commit = GroupCommit(lambda _: 0, lambda error: error, executor)
+    commit = GroupCommit(executor)
     assert await commit.run_after_pending(lambda: 7) == 7
     with pytest.raises(RuntimeError, match="shutdown"):
-        await commit.append([b"x"])
+        await commit.append([b"x"], lambda _: 0)
     with pytest.raises(ZeroDivisionError):
         await commit.run_after_pending(lambda: 1 // 0)
+
+
+async def test_a_closed_log_is_free_when_the_next_opens(store: LocalLogStore) -> None:
+    """It needs no run of the garbage collector, as a tracker opens thousands of logs in turn."""
+    log = await store.create("a")
+    await log.append(b"x")
+    await log.seal()
+    await log.aclose()
+    kept = weakref.ref(log)
+    gc.disable()
+    try:
+        del log
+        await store.create("b")
+        with anyio.fail_after(patience(1)):
+            while kept() is not None:
+                await asyncio.sleep(0.001)  # the thread that closed it lets it go
+    finally:
+        gc.enable()
 
 
 async def test_writes_are_shared(store: LocalLogStore, files: SlowFiles) -> None:
