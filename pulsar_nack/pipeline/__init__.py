@@ -13,7 +13,7 @@ from ..errors import MissingExtraError
 
 if TYPE_CHECKING:
     from ._accuracy import Accuracy, accuracy
-    from ._build_commit import BuiltIndex
+    from ._build_folder import BuiltIndex
     from ._build_index import build_index
     from ._checks import require_columns
     from ._hole_readers import ReadHoles, read_cursors, read_internal_stats
@@ -55,7 +55,7 @@ __all__ = [
 
 _NAMES: Final = {
     "_accuracy": ("Accuracy", "accuracy"),
-    "_build_commit": ("BuiltIndex",),
+    "_build_folder": ("BuiltIndex",),
     "_build_index": ("build_index",),
     "_checks": ("require_columns",),
     "_hole_readers": ("ReadHoles", "read_cursors", "read_internal_stats"),

@@ -34,7 +34,7 @@ from ..delayed.format import (
 from ..ids import Position
 from ..index import portable_bitmap
 from ..ledger.format import LOG, encode_frame, encode_segment_header, group_records, seed_of, segment_name
-from ._build_rows import Longs, Rows
+from ._build_buckets import Longs, Rows
 
 _APPEND: Final = 1 << 18
 """Bytes that the tracker writes, and later reads, together in a folder."""

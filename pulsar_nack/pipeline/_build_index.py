@@ -1,7 +1,7 @@
 """The job that builds the index of a bucket tracker from the metadata of its messages.
 
 It reads the rows twice. The first pass counts them by blocks of entries, which shows where buckets end
-(``_build_units``), and finds invalid rows before anything is written. The second pass partitions the rows in order of
+(``_build_buckets``), and finds invalid rows before anything is written. The second pass partitions the rows in order of
 position, and workers cut, encode and write one bucket at a time, so a worker holds one bucket. The rows, name and bytes
 of a bucket depend on the input alone, not on how Spark partitions it; so a task that is repeated, or runs twice at a
 time, writes the same bytes. ``path`` does not exist before the rename at the end.
@@ -30,11 +30,21 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from .._check import as_folder
 from ..config import BucketConfig
 from ..errors import LogStorageError, PulsarNackError
-from ._build_commit import BuiltIndex, finish_build
-from ._build_folder import building, check_target
-from ._build_rows import BOUNDS, DuplicatePositionError, Longs, Rows, duplicate, refused
-from ._build_snapshots import WrittenSnapshot, write_snapshots
-from ._build_units import BLOCK_BITS, UNIT_ROWS, Block, Unit, make_units, split_evenly
+from ._build_buckets import (
+    BLOCK_BITS,
+    BOUNDS,
+    UNIT_ROWS,
+    Block,
+    DuplicatePositionError,
+    Longs,
+    Rows,
+    Unit,
+    duplicate,
+    make_units,
+    refused,
+    split_evenly,
+)
+from ._build_folder import BuiltIndex, WrittenSnapshot, building, check_target, finish_build, write_snapshots
 from ._checks import require_columns, schema_of
 from .schemas import METADATA
 
@@ -82,10 +92,9 @@ def build_index(
     rows = df.select(*BOUNDS)
     check_target(target, overwrite=overwrite)
     with _described(spark, "count rows"):
-        blocks = _LastLedger(_blocks(rows))
-        units = make_units(blocks, config, unit_rows)
+        units = make_units(_blocks(rows), config, unit_rows)
     with building(target) as staging, _described(spark, "write buckets"):
-        built = _build(rows, units, blocks.ledger, staging, config)
+        built = _build(rows, units, staging, config)
         return finish_build(staging, target, units, built, config, overwrite=overwrite)
 
 
@@ -122,31 +131,16 @@ def _blocks(rows: DataFrame) -> Iterator[Block]:
         yield Block(ledger, number, count)
 
 
-class _LastLedger:
-    """Iterates over blocks, and remembers the last ledger."""
-
-    def __init__(self, blocks: Iterator[Block]) -> None:
-        self._blocks = blocks
-        self.ledger = -1
-
-    def __iter__(self) -> Iterator[Block]:
-        for block in self._blocks:
-            self.ledger = block.ledger
-            yield block
-
-
 # -- partitioning --------------------------------------------------------------------------------------------------
 
 
-def _build(
-    rows: DataFrame, units: Sequence[Unit], last_ledger: int, staging: Path, config: BucketConfig
-) -> list[WrittenSnapshot]:
+def _build(rows: DataFrame, units: Sequence[Unit], staging: Path, config: BucketConfig) -> list[WrittenSnapshot]:
     if not units:
         return []
     base = units[0].ledger
     decode: _Decode
     parts = split_evenly(units, _MAX_PARTS)
-    if (last_ledger - base) >> (63 - _ENTRY_BITS - 1):
+    if (units[-1].last_ledger - base) >> (63 - _ENTRY_BITS - 1):
         partitioned, decode = _by_columns(rows, parts), _decode_columns
     else:
         partitioned, decode = _by_position(rows, parts, base), _decode_position(base)

@@ -10,11 +10,16 @@ import numpy as np
 from pulsar_nack import BucketConfig, InvalidArgumentError
 from pulsar_nack._check import as_folder
 from pulsar_nack.ledger.files import storage_errors
-from pulsar_nack.pipeline._build_commit import BuiltIndex, finish_build
-from pulsar_nack.pipeline._build_folder import building, check_target
-from pulsar_nack.pipeline._build_rows import DuplicatePositionError, Rows, duplicate
-from pulsar_nack.pipeline._build_snapshots import write_snapshots
-from pulsar_nack.pipeline._build_units import BLOCK_BITS, UNIT_ROWS, Block, make_units
+from pulsar_nack.pipeline._build_buckets import (
+    BLOCK_BITS,
+    UNIT_ROWS,
+    Block,
+    DuplicatePositionError,
+    Rows,
+    duplicate,
+    make_units,
+)
+from pulsar_nack.pipeline._build_folder import BuiltIndex, building, check_target, finish_build, write_snapshots
 
 
 def rows_of(ledgers: Any, entries: Any, times: Any) -> Rows:

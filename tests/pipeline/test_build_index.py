@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pulsar_nack import BucketConfig, InvalidArgumentError, pipeline
 from pulsar_nack.errors import LogStorageError
 from pulsar_nack.pipeline import _build_folder
-from pulsar_nack.pipeline._build_units import Block, make_units
+from pulsar_nack.pipeline._build_buckets import Block, make_units
 from tests.small_disk import small_disk
 
 from .delivering import Row, contents, deliveries, moments

@@ -11,9 +11,16 @@ from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._index import BucketIndex
 from pulsar_nack.delayed.bucket._snapshot_builder import SnapshotBuilder
 from pulsar_nack.delayed.format import decode_metadata
+from pulsar_nack.pipeline._build_buckets import (
+    Block,
+    DuplicatePositionError,
+    Rows,
+    Unit,
+    buckets_of,
+    make_units,
+    split_evenly,
+)
 from pulsar_nack.pipeline._build_encoding import encode_bucket
-from pulsar_nack.pipeline._build_rows import Cutter, DuplicatePositionError, Rows
-from pulsar_nack.pipeline._build_units import Block, Unit, make_units, split_evenly
 
 from .local_build import rows_of
 
@@ -59,9 +66,7 @@ def test_cuts_are_where_the_tracker_seals(rows: Rows, least: int, most: int | No
     for ledger, entry, at in zip(*(column.tolist() for column in rows), strict=True):
         index.add(ledger, entry, at, 0)
     expected = [sealing.added for sealing in index.sealing] + [index.mutable.added]
-    cutter = Cutter.of(config)
-    found = [bucket for at in range(0, rows.length, batch) for bucket in cutter.feed(rows.part(at, at + batch))]
-    found += cutter.finish()
+    found = list(buckets_of((rows.part(at, at + batch) for at in range(0, rows.length, batch)), config))
     assert [bucket.length for bucket in found] == expected
     assert np.concatenate([bucket.entries for bucket in found]).tolist() == rows.entries.tolist()
 
@@ -70,10 +75,9 @@ def test_cuts_are_where_the_tracker_seals(rows: Rows, least: int, most: int | No
 def test_position_that_comes_twice_is_refused(batch: int) -> None:
     """Two rows of one position are found in one batch and over two."""
     rows = rows_of([3, 3, 4, 4, 5], [1, 2, 2, 2, 2], [9, 9, 9, 8, 9])
-    cutter = Cutter(2, 4)
-    buckets = (bucket for at in range(0, 5, batch) for bucket in cutter.feed(rows.part(at, at + batch)))
+    config = BucketConfig(delayed_delivery_min_index_count_per_bucket=2, max_indexes_per_bucket=4)
     with pytest.raises(DuplicatePositionError) as caught:
-        list(buckets)
+        list(buckets_of((rows.part(at, at + batch) for at in range(0, 5, batch)), config))
     assert (caught.value.ledger, caught.value.entry) == (4, 2)
 
 
@@ -82,9 +86,9 @@ def test_units_begin_where_buckets_do() -> None:
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=10, max_indexes_per_bucket=20)
     blocks = [Block(1, 0, 9), Block(2, 0, 3), Block(3, 0, 45), Block(3, 1, 16), Block(3, 2, 12), Block(9, 5, 4)]
     assert make_units(blocks, config, 10) == [
-        Unit(1, 0, 1, 0, 12),
-        Unit(3, 0, 2, 0, 73),  # 20, 20, 20 and 13
-        Unit(9, 0, 6, 0, 4),
+        Unit(1, 0, 1, 0, 12, 2),
+        Unit(3, 0, 2, 0, 73, 3),  # 20, 20, 20 and 13
+        Unit(9, 0, 6, 0, 4, 9),
     ]
 
 
@@ -92,7 +96,7 @@ def test_long_ledger_is_divided_at_blocks() -> None:
     """A ledger that no bucket's end divides is divided where a bucket has enough."""
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=10, max_indexes_per_bucket=20)
     blocks = [Block(7, number, 15) for number in range(4)]
-    assert make_units(blocks, config, 30) == [Unit(7, 0, 1, 0, 30), Unit(7, 2 << 16, 3, 2, 30)]
+    assert make_units(blocks, config, 30) == [Unit(7, 0, 1, 0, 30, 7), Unit(7, 2 << 16, 3, 2, 30, 7)]
 
 
 def test_no_rows_are_no_units() -> None:
