@@ -7,15 +7,27 @@ types by a word that the writer does not recognize.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from prometheus_client import Metric
 
-from ..delayed.bucket import OPERATION_STATES, OPERATION_TYPES
-from ._delayed_totals import QUANTILES, TopicTotals, TrackerTotals
+from .._topic_pattern import full_name
+from ..delayed import (
+    BucketDelayedDeliveryTracker,
+    BucketStatistics,
+    DelayedDeliveryTracker,
+    OpenTracker,
+    SharedSubscription,
+)
+from ..delayed.bucket import LATENCY_BOUNDS_MS, OPERATION_STATES, OPERATION_TYPES
 from ._scraping import namespace_of
 
+Labels = dict[str, str]
+
+_ATTEMPTS: Final = 10
+_QUANTILES: Final = (*map(str, LATENCY_BOUNDS_MS), "overflow")
 _BUCKET: Final = "pulsar_delayed_message_index_bucket_"
 _OPERATION: Final = _BUCKET + "op_count"
 _LATENCY: Final = _BUCKET + "op_latency_ms"
@@ -66,44 +78,78 @@ def described() -> Iterator[Metric]:
     return (Metric(name, documentation, kind) for name, (kind, documentation) in FAMILIES.items())
 
 
-def families_of(topics: dict[str, TopicTotals], cluster: str, *, subscriptions: bool) -> Iterator[Metric]:
-    """Return the families with samples of topics and, if wanted, of their subscriptions."""
-    families = {name: Family(name) for name in FAMILIES}
-    for topic_name, topic in sorted(topics.items()):
-        labels = {"cluster": cluster, "namespace": namespace_of(topic_name), "topic": topic_name}
-        size = families["pulsar_delayed_message_index_size_bytes"]
-        size.add_sample(size.name, labels, topic.topic.memory_bytes)
-        _add_buckets(families, labels, topic.topic)
-        for name, totals in sorted(topic.subscriptions.items()) if subscriptions else ():
-            of_one = {**labels, "subscription": name}
-            delayed = families["pulsar_subscription_delayed"]
-            delayed.add_sample(delayed.name, of_one, totals.delayed)
-            size = families["pulsar_subscription_delayed_message_index_size_bytes"]
-            size.add_sample(size.name, of_one, totals.memory_bytes)
-            _add_buckets(families, of_one, totals)
-    yield from families.values()
+def families_of(trackers: Iterable[OpenTracker], cluster: str, *, subscriptions: bool) -> Iterator[Metric]:
+    """Return the families with the sums over trackers, by topic and, if wanted, by subscription.
+
+    A shared index counts once for its topic, and for no subscription.
+    """
+    sums = _Sums()
+    shared: dict[int, tuple[Labels, BucketDelayedDeliveryTracker]] = {}
+    named = [(full_name(topic_name), subscription, tracker) for topic_name, subscription, tracker in trackers]
+    for topic_name, subscription, tracker in sorted(named, key=lambda each: each[:2]):
+        of_topic = {"cluster": cluster, "namespace": namespace_of(topic_name), "topic": topic_name}
+        memory_bytes, statistics = tracker.buffer_memory_usage, statistics_of(tracker)
+        if subscriptions:
+            of_one = {**of_topic, "subscription": subscription}
+            sums.add("pulsar_subscription_delayed", of_one, tracker.number_of_delayed_messages)
+            sums.add("pulsar_subscription_delayed_message_index_size_bytes", of_one, memory_bytes)
+            sums.add_buckets(of_one, statistics)
+        if isinstance(tracker, SharedSubscription):
+            index = tracker.shared_index.tracker
+            shared[id(index)] = of_topic, index
+            memory_bytes = max(memory_bytes - index.buffer_memory_usage, 0)
+        sums.add("pulsar_delayed_message_index_size_bytes", of_topic, memory_bytes)
+        sums.add_buckets(of_topic, statistics)
+    for of_topic, index in shared.values():
+        sums.add("pulsar_delayed_message_index_size_bytes", of_topic, index.buffer_memory_usage)
+        sums.add_buckets(of_topic, statistics_of(index))
+    return sums.families()
 
 
-def _add_buckets(families: dict[str, Family], labels: dict[str, str], totals: TrackerTotals) -> None:
-    if not totals.has_buckets:
-        return
-    for name, value in (
-        (_BUCKET + "total", totals.buckets),
-        ("pulsar_delayed_message_index_loaded", totals.loaded),
-        (_BUCKET + "snapshot_size_bytes", totals.snapshot_bytes),
-    ):
-        families[name].add_sample(name, labels, value)
-    for kind in OPERATION_TYPES:
-        for state in OPERATION_STATES:
-            families[_OPERATION].add_sample(
-                _OPERATION, {**labels, "state": state, "type": kind}, totals.operations[kind, state]
-            )
-        _add_latency(families[_LATENCY], {**labels, "type": kind}, totals, kind)
+class _Sums:
+    """Samples by family, each a sum over trackers, in the order in which they were first added."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Counter[tuple[str, tuple[tuple[str, str], ...]]]] = {
+            name: Counter() for name in FAMILIES
+        }
+
+    def add(self, family: str, labels: Labels, value: int, suffix: str = "") -> None:
+        """Add to a sample of a family; ``suffix`` is the end of its name."""
+        self._values[family][family + suffix, tuple(labels.items())] += value
+
+    def add_buckets(self, labels: Labels, statistics: BucketStatistics | None) -> None:
+        """Add the figures of a bucket tracker; its mutable bucket counts as a bucket."""
+        if statistics is None:
+            return
+        self.add(_BUCKET + "total", labels, statistics.buckets + 1)
+        self.add("pulsar_delayed_message_index_loaded", labels, statistics.loaded)
+        self.add(_BUCKET + "snapshot_size_bytes", labels, statistics.snapshot_bytes)
+        for kind in OPERATION_TYPES:
+            for state in OPERATION_STATES:
+                self.add(_OPERATION, {**labels, "state": state, "type": kind}, statistics.operations[kind, state])
+            latency, of_kind = statistics.latency[kind], {**labels, "type": kind}
+            for quantile, count in zip(_QUANTILES, latency.counts, strict=True):
+                self.add(_LATENCY, {**of_kind, "quantile": quantile}, count)
+            self.add(_LATENCY, of_kind, sum(latency.counts), "_count")
+            self.add(_LATENCY, of_kind, round(latency.total_ms), "_sum")
+
+    def families(self) -> Iterator[Metric]:
+        """Return all families, also those without samples."""
+        for name, values in self._values.items():
+            family = Family(name)
+            for (sample, labels), value in values.items():
+                family.add_sample(sample, dict(labels), value)
+            yield family
 
 
-def _add_latency(family: Family, labels: dict[str, str], totals: TrackerTotals, kind: str) -> None:
-    counts = [totals.latency[kind, quantile] for quantile in QUANTILES]
-    for quantile, count in zip(QUANTILES, counts, strict=True):
-        family.add_sample(_LATENCY, {**labels, "quantile": quantile}, count)
-    family.add_sample(_LATENCY + "_count", labels, sum(counts))
-    family.add_sample(_LATENCY + "_sum", labels, totals.latency_ms[kind])
+def statistics_of(tracker: DelayedDeliveryTracker) -> BucketStatistics | None:
+    """Return the statistics of a bucket tracker, None of another; an event loop may change it in another thread."""
+    if not isinstance(tracker, BucketDelayedDeliveryTracker):
+        return None
+    for _ in range(_ATTEMPTS):
+        try:
+            return tracker.statistics()
+        except RuntimeError:  # a bucket was added or removed during the iteration
+            continue
+    return None

@@ -8,7 +8,6 @@ from weakref import ref
 
 from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerRegistry
 from ..errors import InvalidArgumentError
-from ._delayed_totals import totals_by_topic
 from ._scraping import prometheus
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class DelayedMetrics:
         factories = [factory for each in self._factories if (factory := each()) is not None]
         trackers = [*self._trackers.all(), *(each for factory in factories for each in factory.trackers())]
         once = {id(each.tracker): each for each in trackers}
-        return families_of(totals_by_topic(list(once.values())), self._cluster, subscriptions=self._subscriptions)
+        return families_of(once.values(), self._cluster, subscriptions=self._subscriptions)
 
     def describe(self) -> Iterator[Metric]:
         """Return the metrics without samples, so that a registry sees that their names are taken."""

@@ -1,4 +1,14 @@
-"""The job ``accuracy``: how early and late messages came back, and when messages were due but none came."""
+"""The job ``accuracy``: how early and late messages came back, and when messages were due but none came.
+
+To find spans in which messages were due and none was redelivered, millions of events are first counted in slices of
+time, each an eighth of the shortest reported span, which leaves few rows. The running sum over the slices of a
+subscription is the number of nacks that are due: it rises at deadlines, and falls when the message is redelivered,
+acknowledged or nacked again, when its nack is cancelled, or when its consumer's trace ends. Nacks that are due within
+one slice only are not counted, so the number is right at the start of a slice.
+
+A span is where that number is not 0. It begins at the last redelivery, or with the first deadline after nothing had
+been due. It ends with the next redelivery, or when nothing is due any more.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +21,22 @@ from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
 from ..errors import InvalidArgumentError
-from ._accuracy_counts import counts, histogram, slices
+from ._accuracy_counts import MOMENT, counts, histogram, slices
 from ._checks import milliseconds, require_columns
-from ._messages import GROUP, lateness, nacks_and_ends, parsed_once, source_hash, with_sound_times
-from ._starvation import slice_ms, starvation_windows
+from ._messages import GROUP, Code, lateness, nacks_and_ends, parsed_once, source_hash, with_sound_times
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 
 DELAY_CLASSES: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0)
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 UNKNOWN: Final = "unknown"
+_SLICES: Final = 8
+_ENDS: Final = {
+    Code.ARRIVE: "arrive",
+    Code.NACK: "nack",
+    Code.REDELIVER: "redeliver",
+    Code.CANCEL: "cancel",
+    Code.ACK: "ack",
+}
 _KEY: Final = (*GROUP, "delay_class", "attempt")
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name != "v"]
 
@@ -85,7 +102,7 @@ def accuracy(
     sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).coalesce(1)
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
-    step = slice_ms(starved_ms)
+    step = max(1, starved_ms // _SLICES)
     end = sf.max("end_ms").over(Window.partitionBy("consumer")).alias("end_ms")
     names = sources.select(source_hash().alias("source"), *GROUP, end)
     counted = counts(nacks_and_ends(df, event, bounds_ms), names, len(bounds_ms) + 2, step).persist()
@@ -93,7 +110,7 @@ def accuracy(
     figures = [name for name in lateness.columns if name not in _KEY]
     return Accuracy(
         lateness.select(*GROUP, _class_name(delay_classes), "attempt", *figures),
-        starvation_windows(slices(counted, step), starved_ms, event),
+        _starvation(slices(counted, step), starved_ms, event),
         _beyond(df.where(sf.col("event") == event), early_ms, late_ms),
     )
 
@@ -115,6 +132,43 @@ def _lateness(histogram: DataFrame, percentiles: Sequence[float], early_ms: int,
     )
     names = [sf.col("at")[place].alias(_percentile_name(each)) for place, each in enumerate(percentiles)]
     return found.select(*_KEY, "arrivals", "invalid", "early", "late", "min_ms", "mean_ms", *names, "max_ms")
+
+
+def _starvation(slices: DataFrame, shortest_ms: int, answer: str) -> DataFrame:
+    """Return topic, subscription, from_ms, to_ms, length_ms, due, is_over, ended_by."""
+    order = Window.partitionBy(*GROUP).orderBy("slice")
+    before = order.rowsBetween(Window.unboundedPreceding, -1)
+    change = sf.col("became_due") - sf.col("done")
+    counted = slices.select(
+        *GROUP, "slice", "first_due", "last_ended", "first_active", "last_active",
+        sf.coalesce(sf.sum(change).over(before), sf.lit(0)).alias("due"),
+        sf.sum(change).over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)).alias("due_after"),
+    )  # fmt: skip
+    rose = sf.when((sf.col("due") == 0) & (sf.col("due_after") > 0), sf.col("first_due"))
+    since = [sf.last(each, ignorenulls=True).over(before) for each in (sf.col("rose"), sf.col("last_active"))]
+    known = counted.withColumn("rose", rose).withColumn("from_ms", sf.greatest(*since))
+    is_answered = sf.col("first_active").isNotNull()
+    ends = known.where((sf.col("due") > 0) & (is_answered | (sf.col("due_after") == 0)))
+    last = sf.col("last_ended")
+    spans = ends.select(
+        *GROUP,
+        "from_ms",
+        sf.coalesce("first_active", sf.floor(last / MOMENT)).alias("to_ms"),
+        "due",
+        sf.when(is_answered, sf.lit(answer)).otherwise(_ended_by(last % MOMENT)).alias("ended_by"),
+    )
+    length = sf.col("to_ms") - sf.col("from_ms")
+    found = spans.where(length >= shortest_ms)
+    is_over = sf.col("ended_by").isNotNull().alias("is_over")
+    return found.select(*GROUP, "from_ms", "to_ms", length.alias("length_ms"), "due", is_over, "ended_by")
+
+
+def _ended_by(code: Column) -> Column:
+    """Return the event of a moment; null if the trace ended."""
+    found = sf.lit(None).cast("string")
+    for each, name in _ENDS.items():
+        found = sf.when(code == each + 1, name).otherwise(found)
+    return found
 
 
 def _beyond(arrivals: DataFrame, early_ms: int, late_ms: int) -> DataFrame:

@@ -15,8 +15,7 @@ from pulsar_nack.cursor import BatchSet
 from pulsar_nack.delayed import LogDelayedCursor
 from pulsar_nack.errors import InvalidArgumentError
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.pipeline._hole_figures import HoleRow
-from pulsar_nack.pipeline._hole_readers import read_cursor_folder
+from pulsar_nack.pipeline._hole_readers import HoleRow, read_cursor_folder
 
 from .rows import check_rows, of_topics
 from .test_cli import run

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack.pipeline._hole_figures import HoleRow, RefusedRow
-from pulsar_nack.pipeline._internal_stats import read_stats
+from pulsar_nack.pipeline._hole_readers import HoleRow, RefusedRow, read_stats
 
 STATS: dict[str, Any] = {
     "entriesAddedCounter": 15,

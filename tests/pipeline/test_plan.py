@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule, pipeline
-from pulsar_nack.pipeline._plan_measure import IndexBuilder, plan_rows
+from pulsar_nack.pipeline._plan import IndexBuilder, plan_rows
 from pulsar_nack.planning import Kind
 
 from .rows import events
@@ -61,13 +61,13 @@ def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind, every: in
         measuring.add((time, 60_000, time // 5_000, time % 5_000 // every, -1, -1) for time in range(0, 60_000, every))
         measured.append(measuring.finish())
     planned = plan_rows(kind, measured)
-    assert [each.row.bits for each in planned] == list(range(15))
-    (best,) = [each for each in planned if each.is_recommended]
-    assert best.reason is not None
-    assert "Set " in best.reason
-    assert best.row.width_ms * 8 <= 60_000
+    assert [each["bits"] for each in planned] == list(range(15))
+    (best,) = [each for each in planned if each["is_recommended"]]
+    assert best["reason"] is not None
+    assert "Set " in best["reason"]
+    assert best["width_ms"] * 8 <= 60_000
     for each in planned[6:]:
-        assert each.measured.bytes == pytest.approx(each.predicted_bytes, rel=0.5)
+        assert each["bytes"] == pytest.approx(each["predicted_bytes"], rel=0.5)
 
 
 def test_moment_with_most_is_found(spark: SparkSession) -> None:

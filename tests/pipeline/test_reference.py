@@ -19,7 +19,7 @@ from tests.tiers import SEED
 
 pytest.importorskip("google.protobuf")
 
-from pulsar_nack.pipeline._hole_figures import figures_of
+from pulsar_nack.pipeline._holes import figures_of
 
 from . import reference, reference_holes, reference_lines
 from .random_traces import write_traces
