@@ -1,18 +1,40 @@
-"""How a consumer is opened, drained and closed; the user's :class:`Consumer` delegates to it."""
+"""How a consumer is opened, drained and closed; the user's :class:`Consumer` delegates to it.
+
+A drain is the orderly end of a consumer: what it fetched ahead goes back, what was delivered can be settled, then it
+closes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop
 from ..errors import ClosedError, InvalidArgumentError
 from ._engine import ConsumerEngine
-from ._runner import Drain, DrainReport, Runner
+from ._runner import Runner
 
 _log = logging.getLogger("pulsar_nack.consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How a consumer ended.
+
+    :param settled: delivered messages that were not settled when the drain began, and were settled since
+    :param given_back: prefetched messages that went back to the broker at once; others follow with the close, and do
+        not count
+    :param cancelled: handlers that outlived the timeout: they were cancelled, and their messages nacked by the backoff
+    :param left: delivered messages that were not settled in the end, and that went back to the broker with the close
+    """
+
+    settled: int = 0
+    given_back: int = 0
+    cancelled: int = 0
+    left: int = 0
 
 
 class Lifecycle:
@@ -23,7 +45,8 @@ class Lifecycle:
         self._state = engine.state
         self._server: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] | None = None
-        self._drain: Drain | None = None
+        self._drain: asyncio.Task[DrainReport] | None = None
+        self._hurried = asyncio.Event()
         self._runner: Runner | None = None
 
     @property
@@ -69,7 +92,7 @@ class Lifecycle:
             raise InvalidArgumentError("handler", runner.handler, "the only one: this consumer runs another")
         self._runner = runner
         try:
-            return await runner.run(self.begin_drain)
+            return await runner.run(self)
         finally:
             self._runner = None
 
@@ -81,17 +104,63 @@ class Lifecycle:
         if self._is_handler():
             raise InvalidArgumentError("timeout", timeout, "a call from outside: a handler would wait for itself")
         drain = self.begin_drain(seconds)
-        await asyncio.wait([drain.task])
-        return drain.task.result()
+        await asyncio.wait([drain])
+        return drain.result()
 
-    def begin_drain(self, timeout_s: float | None) -> Drain:
-        """Return the drain of this consumer, begun if it is the first call."""
+    def begin_drain(self, timeout_s: float | None) -> asyncio.Task[DrainReport]:
+        """Return the drain of this consumer, begun if it is the first call.
+
+        :param timeout_s: how long delivered messages may take; None: as long as they need
+        """
         if self._drain is None:
             if not self._state.is_closed:
                 self._state.check_open()
-            assert self._server is not None
-            self._drain = Drain(self._engine, self._runner, self._server, self.close, timeout_s)
+            if self._runner is not None:
+                self._runner.is_stopping.set()
+            given_back = self._engine.pausing.drain(ClosedError("the consumer"))  # none if it is closed
+            in_work = self._engine.receiver.in_work()
+            _log.info("draining: %d messages are being handled, %d went back", in_work, given_back)
+            draining = self._end_drained(self._runner, timeout_s, in_work, given_back)
+            self._drain = asyncio.create_task(draining, name="pulsar_nack.Consumer draining")
         return self._drain
+
+    def hurry_drain(self) -> None:
+        """Let the timeout of the drain be over."""
+        self._hurried.set()
+
+    async def _end_drained(
+        self, runner: Runner | None, timeout_s: float | None, in_work: int, given_back: int
+    ) -> DrainReport:
+        """Wait for delivered messages, then close the consumer.
+
+        :param runner: None: the consumer runs no handler
+        :param in_work: how many messages were delivered and not settled when the drain began
+        """
+        assert self._server is not None
+        cancelled = 0
+        try:
+            waits = [asyncio.create_task(wait) for wait in (self._until_settled(runner), self._hurried.wait())]
+            try:
+                await asyncio.wait([*waits, self._server], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+            if runner is not None:
+                cancelled = await runner.end()
+        finally:
+            left = self._engine.receiver.in_work()
+            await self.close()
+            self._engine.trace.drained(given_back, left)
+        settled = max(in_work - cancelled - left, 0)
+        return DrainReport(settled=settled, given_back=given_back, cancelled=cancelled, left=left)
+
+    async def _until_settled(self, runner: Runner | None) -> None:
+        drained = self._engine.pausing.drained
+        assert drained is not None
+        await drained.wait()
+        if runner is not None:
+            await runner.until_ended()
 
     # --- closing -----------------------------------------------------------------------------------------------------
 
@@ -113,9 +182,9 @@ class Lifecycle:
             drain = self.begin_drain(runner.drain_timeout_s)
         else:
             await self.close()
-        if drain is not None and drain.task is not asyncio.current_task():
-            await asyncio.wait([drain.task])
-            drain.task.result()
+        if drain is not None and drain is not asyncio.current_task():
+            await asyncio.wait([drain])
+            drain.result()
 
     async def close(self) -> None:
         """Close the consumer now."""

@@ -1,12 +1,11 @@
-"""Runs a handler for each message: a bounded number at once, each exception settled and logged; and ends consumers.
+"""Runs a handler for each message: a bounded number at once, each exception settled and logged.
 
 There is one worker for each handler that may run at once; it receives a message, handles and settles it. A worker
 receives when it is free, so what was fetched ahead stays at the port, which can give it back. A task for each message
 was rejected: making one costs more than all else that is done here.
 
-A drain is the orderly end of a consumer: what it fetched ahead goes back, what was delivered can be settled, then it
-closes. That ends calls of ``receive``, and thereby each worker once its handler has ended. After the timeout it cancels
-the workers that are left, which nack their messages.
+A drain ends calls of ``receive``, and thereby each worker once its handler has ended. After the timeout it cancels the
+workers that are left, which nack their messages.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from types import CoroutineType
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .._check import check_callable, check_flag, check_integer
 from .._delays import Delay, delay_ms
@@ -30,6 +28,9 @@ from ._engine import ConsumerEngine
 from ._key_order import KeyOrder
 from ._message import Message
 from ._outcomes import ErrorRules, OnError, Verb, needs_ack, settle_failed
+
+if TYPE_CHECKING:
+    from ._lifecycle import DrainReport, Lifecycle
 
 Handler = Callable[[Message], Awaitable[object]]
 """Handles a message; it is acknowledged when the handler returns, unless the handler has settled it."""
@@ -90,24 +91,24 @@ class Runner:
         self._receiver = engine.receiver
         self._settler = engine.settler
         self.handler = handler
-        self._drain: Callable[[float | None], Drain]
+        self._lifecycle: Lifecycle
         self._failures = 0
         self._is_signalled = False
         self._receive = receive
         self._order: KeyOrder | None = None
         if options.key_ordered:
-            most, most_bytes = options.max_held_per_key, engine.settings.max_local_bytes
             self._order = KeyOrder(
-                engine.receiver, engine.settler, receive, max_held_per_key=most, max_bytes=most_bytes
+                engine.receiver,
+                engine.settler,
+                receive,
+                max_held_per_key=options.max_held_per_key,
+                max_bytes=engine.settings.max_local_bytes,
             )
             self._receive = self._order.next
 
-    async def run(self, drain_within: Callable[[float | None], Drain]) -> DrainReport:
-        """Run until the consumer ends; a cancelled call drains before it ends, and a second time hurries.
-
-        :param drain_within: drains within a time in seconds, or returns the drain that is under way
-        """
-        self._drain = drain_within
+    async def run(self, lifecycle: Lifecycle) -> DrainReport:
+        """Run until the consumer ends; a cancelled call drains before it ends, and a second time hurries."""
+        self._lifecycle = lifecycle
         cancelled: asyncio.CancelledError | None = None
         with _signals(self._on_signal) if self._options.stop_on_signals else nullcontext():
             if self._order is not None:
@@ -120,13 +121,13 @@ class Runner:
                     self._replace_cancelled()
             except asyncio.CancelledError as error:
                 cancelled = error
-            drain = self._drain(self.drain_timeout_s)
-            while not drain.task.done():
+            drain = lifecycle.begin_drain(self.drain_timeout_s)
+            while not drain.done():
                 try:
-                    await asyncio.wait([drain.task])
+                    await asyncio.wait([drain])
                 except asyncio.CancelledError as error:
                     cancelled = error
-                    drain.hurry()
+                    lifecycle.hurry_drain()
         if self._order is not None:
             self._order.close()
             self._engine.key_order = None
@@ -137,7 +138,7 @@ class Runner:
             raise cancelled
         if faults:
             raise faults[0]
-        return drain.task.result()
+        return drain.result()
 
     def _worker(self, number: int) -> asyncio.Task[None]:
         return asyncio.create_task(self._work(), name=f"pulsar_nack.Consumer worker {number}")
@@ -155,9 +156,9 @@ class Runner:
 
     def _on_signal(self, name: str) -> None:
         _log.info("%s: the consumer %s", name, "drains at once" if self._is_signalled else "drains")
-        drain = self._drain(self.drain_timeout_s)
+        self._lifecycle.begin_drain(self.drain_timeout_s)
         if self._is_signalled:
-            drain.hurry()
+            self._lifecycle.hurry_drain()
         self._is_signalled = True
 
     # --- ending ------------------------------------------------------------------------------------------------------
@@ -299,84 +300,6 @@ class Runner:
                 await message.nack(reason=reason)
         except Exception as error:  # noqa: BLE001 - it stays unacknowledged, so it comes again after the close
             _log.warning("%r could not be nacked: %r", message.id, error)
-
-
-@dataclass(frozen=True, slots=True)
-class DrainReport:
-    """How a consumer ended.
-
-    :param settled: delivered messages that were not settled when the drain began, and were settled since
-    :param given_back: prefetched messages that went back to the broker at once; others follow with the close, and do
-        not count
-    :param cancelled: handlers that outlived the timeout: they were cancelled, and their messages nacked by the backoff
-    :param left: delivered messages that were not settled in the end, and that went back to the broker with the close
-    """
-
-    settled: int = 0
-    given_back: int = 0
-    cancelled: int = 0
-    left: int = 0
-
-
-class Drain:
-    """An orderly end of a consumer, in a task.
-
-    :param runner: None: the consumer runs no handler
-    :param server: ends when the consumer is closed, by whatever
-    :param close: closes the consumer
-    :param timeout_s: how long delivered messages may take; None: as long as they need
-    """
-
-    def __init__(
-        self,
-        engine: ConsumerEngine,
-        runner: Runner | None,
-        server: asyncio.Task[None],
-        close: Callable[[], Awaitable[None]],
-        timeout_s: float | None,
-    ) -> None:
-        self._engine = engine
-        self._receiver = engine.receiver
-        self._runner = runner
-        self._server = server
-        self._close = close
-        self._hurried = asyncio.Event()
-        if runner is not None:
-            runner.is_stopping.set()
-        self._given_back = engine.pausing.drain(ClosedError("the consumer"))  # none if it is closed
-        self._in_work = engine.receiver.in_work()
-        _log.info("draining: %d messages are being handled, %d went back", self._in_work, self._given_back)
-        self.task = asyncio.create_task(self._run(timeout_s), name="pulsar_nack.Consumer draining")
-
-    def hurry(self) -> None:
-        """Let the timeout be over."""
-        self._hurried.set()
-
-    async def _run(self, timeout_s: float | None) -> DrainReport:
-        cancelled = 0
-        try:
-            waits = [asyncio.create_task(wait) for wait in (self._until_settled(), self._hurried.wait())]
-            try:
-                await asyncio.wait([*waits, self._server], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-                await asyncio.gather(*waits, return_exceptions=True)
-            if self._runner is not None:
-                cancelled = await self._runner.end()
-        finally:
-            left = self._receiver.in_work()
-            await self._close()
-            self._engine.trace.drained(self._given_back, left)
-        settled = max(self._in_work - cancelled - left, 0)
-        return DrainReport(settled=settled, given_back=self._given_back, cancelled=cancelled, left=left)
-
-    async def _until_settled(self) -> None:
-        drained = self._engine.pausing.drained
-        assert drained is not None
-        await drained.wait()
-        if self._runner is not None:
-            await self._runner.until_ended()
 
 
 @contextmanager
