@@ -82,7 +82,7 @@ async def calls(folder: Path | None, tasks: int, count: int) -> list[list[object
 async def recovery(folder: Path, count: int, every: int) -> list[object]:
     """Hold ``count`` nacks, of one in ``every`` messages; return their size, and how long opening takes."""
     options = {"memory_ms": 60_000, "ttl_ms": 7 * 86_400_000, "clock": WallClock()}
-    durable = await DurableNacks.open(folder, **options)  # type: ignore[arg-type]
+    durable = await DurableNacks(**options).open(folder)  # type: ignore[arg-type]
     running = asyncio.create_task(durable.run())
     topic = "persistent://public/default/orders"
     for first in range(0, count, 2_000):
@@ -97,12 +97,12 @@ async def recovery(folder: Path, count: int, every: int) -> list[object]:
     size = durable.journal.bytes
     await durable.aclose()
     began = time.perf_counter()
-    durable = await DurableNacks.open(folder, **options)  # type: ignore[arg-type]
+    durable = await DurableNacks(**options).open(folder)  # type: ignore[arg-type]
     seconds = time.perf_counter() - began
     held = len(durable)
     await durable.aclose()
     tracemalloc.start()
-    durable = await DurableNacks.open(folder, **options)  # type: ignore[arg-type]
+    durable = await DurableNacks(**options).open(folder)  # type: ignore[arg-type]
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     await durable.aclose()

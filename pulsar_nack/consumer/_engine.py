@@ -178,21 +178,19 @@ class ConsumerEngine:
         settings = self.settings
         if settings.durable is None:
             return
-        from .durable import DurableContext, DurableNacks
+        from .durable import DurableNacks
 
         port = self.port if isinstance(self.port, SupportsConnectionState) else None
-        durable = await DurableNacks.open(
-            settings.durable,
+        durable = DurableNacks(
             memory_ms=0 if self.port.traits.keeps_acks else self._ack_memory_ms,
             keeps_members=not self._port_keeps_members,
             ttl_ms=delay_ms(settings.durable_ttl),
             clock=settings.wall_clock or WallClock(),
-            context=DurableContext(
-                in_flight=lambda: self.limiter.count() - self.receiver.waiting(),
-                is_connected=lambda: port is None or port.is_connected,
-                max_ack_state_bytes=settings.max_ack_state_bytes,
-            ),
+            in_flight=lambda: self.limiter.count() - self.receiver.waiting(),
+            is_connected=lambda: port is None or port.is_connected,
+            max_ack_state_bytes=settings.max_ack_state_bytes,
         )
+        await durable.open(settings.durable)
         self.state.durable = durable
         self.receiver.gate_queue = DurableGateQueue(durable, self.receiver.inbox)
 

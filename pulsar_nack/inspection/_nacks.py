@@ -85,7 +85,7 @@ def _entries_of(acknowledged: Record) -> int:
 def _report(used: tuple[str, ...], ignored: tuple[str, ...], memory: DurableState) -> NacksReport:
     times, counts = array("q"), array("I")
     ledgers: dict[tuple[int, int, str | None], int] = {}
-    for page in memory.pending_pages():
+    for page in memory.pending.pages():
         times.extend(page.times)
         counts.extend(page.counts)
         key = page.ledger, page.partition, page.topic
@@ -94,7 +94,7 @@ def _report(used: tuple[str, ...], ignored: tuple[str, ...], memory: DurableStat
         logs=used,
         ignored=ignored,
         last_written_at=memory.last_at_ms if memory.last_at_ms >= 0 else None,
-        unsettled=len(memory),
+        unsettled=len(memory.pending),
         first_at=min(times, default=None),
         last_at=max(times, default=None),
         most_redeliveries=max((count for count in counts if count != DEFERRED_FIRST), default=0),

@@ -9,8 +9,8 @@ from random import Random
 
 from pulsar_nack import MessageId
 from pulsar_nack.consumer.durable import DurableNacks, Outcome
-from pulsar_nack.consumer.durable._pending import PendingMessage
 from pulsar_nack.consumer.durable._records import BatchAcks, RangeAcks
+from pulsar_nack.consumer.durable._state import PendingMessage
 from pulsar_nack.errors import LedgerError
 from pulsar_nack.ledger import LogStore
 from pulsar_nack.testing import ManualClock
@@ -121,7 +121,7 @@ class Run:
             return await self.home.open()
 
     async def _open(self, store: LogStore) -> DurableNacks:
-        return await DurableNacks.open(store, memory_ms=MEMORY_MS, ttl_ms=TTL_MS, clock=self.clock, compact_bytes=1_500)
+        return await DurableNacks(memory_ms=MEMORY_MS, ttl_ms=TTL_MS, clock=self.clock, compact_bytes=1_500).open(store)
 
     async def _step(self, durable: DurableNacks) -> None:
         """Run some tasks at the same time, each of which changes another id."""

@@ -23,9 +23,8 @@ from pulsar_nack.consumer.durable import _generations as generations
 from pulsar_nack.consumer.durable import _records as records
 from pulsar_nack.consumer.durable._acked import SLICES, AckedMessages
 from pulsar_nack.consumer.durable._journal import MonotonicWallClock
-from pulsar_nack.consumer.durable._pending import PendingMessage, PendingMessages
 from pulsar_nack.consumer.durable._records import BatchAcks, Change, PendingPage, RangeAcks, RecordKind
-from pulsar_nack.consumer.durable._state import DurableState
+from pulsar_nack.consumer.durable._state import DurableState, PendingMessage, PendingMessages
 from pulsar_nack.errors import LogCorruptedError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger.faults import FaultyFiles
@@ -58,7 +57,7 @@ async def opened(
     """Durable state that runs, and its store."""
     options = {"memory_ms": 60_000, "ttl_ms": 7 * 86_400_000, "clock": clock or ManualClock(1_000), **options}
     async with await LocalLogStore.open(FOLDER, files=files) as store:
-        durable = await DurableNacks.open(store, **options)
+        durable = await DurableNacks(**options).open(store)
         running = asyncio.create_task(durable.run())
         try:
             yield durable, store
@@ -347,10 +346,10 @@ def test_a_picture_may_be_drawn_while_changes_go_on(data: st.DataObject) -> None
         copy.apply(records.decode_record(piece))
     for each in later:
         copy.apply(each)
-    copy._pending._check()
+    copy.pending._check()
     copy.acked._check()
     state.acked._check()
-    assert sorted(map(str, copy._pending.pages())) == sorted(map(str, state._pending.pages()))
+    assert sorted(map(str, copy.pending.pages())) == sorted(map(str, state.pending.pages()))
     assert acked(copy) == acked(state)
 
 
@@ -427,7 +426,7 @@ async def test_logs_that_cannot_be_deleted_do_no_harm() -> None:
     options: dict[str, Any] = {"memory_ms": 0, "ttl_ms": 10**9, "clock": ManualClock(1_000)}
     for life in range(3):
         async with await KeepsAll.open(FOLDER, files=files) as store:
-            durable = await DurableNacks.open(store, compact_bytes=10_000, **options)
+            durable = await DurableNacks(compact_bytes=10_000, **options).open(store)
             assert durable.find(MessageId(1, 1)) == (PendingMessage(61_000, 599) if life else None)
             running = asyncio.create_task(durable.run())
             for turn in range(600):

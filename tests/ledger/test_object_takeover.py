@@ -55,7 +55,7 @@ class Durable:
 
     @staticmethod
     async def _open(store: ObjectLogStore) -> DurableNacks:
-        return await DurableNacks.open(store, memory_ms=1_000, ttl_ms=10**9, clock=ManualClock(1_000))
+        return await DurableNacks(memory_ms=1_000, ttl_ms=10**9, clock=ManualClock(1_000)).open(store)
 
 
 class OfCursor:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Final, Self
@@ -23,9 +22,8 @@ from .._message_table import MessageTable
 from .._port import Delivery
 from ._generations import IN_USE, STATE, acquire_ownership, recover
 from ._journal import COMPACT_BYTES, Journal, MonotonicWallClock, Outcome
-from ._pending import PendingMessage
 from ._records import NO_ID, Change, RecordKind, encode_change
-from ._state import DurableState
+from ._state import DurableState, PendingMessage
 
 DurableHome = str | PathLike[str] | LogStore
 """The place of durable nacks: a folder or a store of logs, for one consumer alone."""
@@ -44,103 +42,80 @@ def check_home(durable: object) -> None:
         raise InvalidArgumentError("durable", durable, "a path, or a LogStore such as LocalLogStore")
 
 
-@dataclass(frozen=True, slots=True)
-class DurableContext:
-    """The facts about its consumer that a durable state needs.
+class DurableNacks:
+    """The durable state of one consumer: :meth:`open` it; changes are written while :meth:`run` runs.
 
-    :param in_flight: the number of messages that are delivered or held
-    :param is_connected: whether the transport has its connection
+    The consumer calls :meth:`restore` before :meth:`holds_back`.
+
+    :param memory_ms: how long acknowledgements are remembered; 0: the broker has confirmed those that are written
+    :param keeps_members: whether the broker is informed of a batch only when all its messages are acknowledged
+    :param ttl_ms: how long pending messages that do not arrive are remembered after their deadline
+    :param clock: epoch ms
+    :param in_flight: returns the number of messages that are delivered or held
+    :param is_connected: returns whether the transport has its connection
     :param max_ack_state_bytes: the limit of the acknowledgements' size; below 1: unlimited
     """
 
-    in_flight: Callable[[], int] = lambda: 0
-    is_connected: Callable[[], bool] = lambda: True
-    max_ack_state_bytes: int = 0
-
-
-class DurableNacks:
-    """The durable state of one consumer. Open it with :meth:`open`; changes are written while :meth:`run` runs.
-
-    The consumer calls :meth:`restore` before :meth:`holds_back`.
-    """
-
+    journal: Journal
     _states: MessageTable
     _hold: Callable[[MessageState, int, Delivery], object]
     _store: OwnedStore | LocalLogStore  # closed at last
     _owner_log: Log  # open as long as the state is owned
 
     def __init__(
-        self, journal: Journal, state: DurableState, clock: MonotonicWallClock, context: DurableContext
-    ) -> None:
-        self.restored = 0
-        self._state = state
-        self._clock = clock
-        self.journal = journal
-        self._half_limit = context.max_ack_state_bytes // 2
-        self._in_flight = context.in_flight
-        self._is_connected = context.is_connected
-        self.gate = DispatchGate(
-            context.max_ack_state_bytes, lambda: state.acked.bytes, self._reserved, name="a consumer"
-        )
-        self._has_expiring = asyncio.Event()
-        journal.on_written = self._on_written
-        self._on_written()
-
-    @classmethod
-    async def open(
-        cls,
-        durable: DurableHome,
+        self,
         *,
         memory_ms: int,
         ttl_ms: int,
         clock: Clock,
         keeps_members: bool = True,
         compact_bytes: int = COMPACT_BYTES,
-        context: DurableContext | None = None,
-    ) -> Self:
+        in_flight: Callable[[], int] = lambda: 0,
+        is_connected: Callable[[], bool] = lambda: True,
+        max_ack_state_bytes: int = 0,
+    ) -> None:
+        self.restored = 0
+        self._state = state = DurableState(memory_ms, ttl_ms, keeps_members=keeps_members)
+        self._clock = MonotonicWallClock(clock)
+        self._compact_bytes = compact_bytes
+        self._half_limit = max_ack_state_bytes // 2
+        self._in_flight = in_flight
+        self._is_connected = is_connected
+        self.gate = DispatchGate(max_ack_state_bytes, lambda: state.acked.bytes, self._reserved, name="a consumer")
+        self._has_expiring = asyncio.Event()
+
+    async def open(self, durable: DurableHome) -> Self:
         """Open the durable state, or create it.
 
-        :param memory_ms: how long acknowledgements are remembered; 0: the broker has confirmed those that are written
-        :param keeps_members: whether the broker is informed of a batch only when all its messages are acknowledged
-        :param ttl_ms: how long pending messages that do not arrive are remembered after their deadline
-        :param clock: epoch ms
         :raises LogLockedError: another consumer uses the state
         :raises LedgerError: the state cannot be read or written
         """
-        state = DurableState(memory_ms, ttl_ms, keeps_members=keeps_members)
-        steady, context = MonotonicWallClock(clock), context or DurableContext()
         if isinstance(durable, LogStore):
-            return await cls._open(durable, state, steady, compact_bytes, context)
+            await self._open(durable)
+            return self
         store = await LocalLogStore.open(durable, threads=2)
         async with close_on_error([store]):
             try:
-                self = await cls._open(store, state, steady, compact_bytes, context)
+                await self._open(store)
             except LogLockedError as error:
                 raise LogLockedError(str(Path(durable) / error.log), IN_USE, owner=error.owner) from error
         self._store = store
         return self
 
-    @classmethod
-    async def _open(
-        cls,
-        store: LogStore,
-        state: DurableState,
-        clock: MonotonicWallClock,
-        compact_bytes: int,
-        context: DurableContext,
-    ) -> Self:
+    async def _open(self, store: LogStore) -> None:
+        state, clock = self._state, self._clock
         part = await take_ownership(store, STATE)
         async with close_on_error([part]):
-            owner_log = await acquire_ownership(part)
+            self._owner_log = await acquire_ownership(part)
             logs = await recover(part, state)
             clock.advance_to(state.last_at_ms)
             opened = Change(RecordKind.OPENED, NO_ID, clock.now_ms(), clock.now_ms())
             await logs.log.append(encode_change(opened))
         state.apply(opened)
-        journal = Journal(part, logs, state, clock, compact_bytes=compact_bytes)
-        self = cls(journal, state, clock, context)
-        self._store, self._owner_log = part, owner_log
-        return self
+        self._store = part
+        self.journal = Journal(part, logs, state, clock, compact_bytes=self._compact_bytes)
+        self.journal.on_written = self._on_written
+        self._on_written()
 
     async def run(self) -> None:
         """Write changes and drop old acknowledgements until cancelled."""
@@ -183,11 +158,11 @@ class DurableNacks:
             _log.warning("durable state: storage does not answer; it is closed as soon as it does")
 
     def __len__(self) -> int:
-        return len(self._state)
+        return len(self._state.pending)
 
     def find(self, message_id: MessageId) -> PendingMessage | None:
         """Return the attempt and the deadline of a pending message."""
-        return self._state.find(message_id)
+        return self._state.pending.find(message_id)
 
     def was_acked(self, message_id: MessageId) -> bool:
         """Return whether a message was acknowledged and the broker may not know it."""
