@@ -6,8 +6,7 @@ import logging
 from typing import Any
 
 from ..errors import InvalidArgumentError
-from ._letter_message import LetterMessage
-from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy, check_delays
+from ._letter_rules import DeadLetterPolicy, LetterMessage, RetryTopicPolicy, check_delays
 from ._message_state import State
 from ._port import ConsumerPort, OwnPublisher, Publisher, SupportsPublishing
 
@@ -32,17 +31,13 @@ class LetterRoute:
 
     async def publish(self, message: LetterMessage) -> None:
         """Publish a message once."""
-        about: dict[str, Any] = {
-            "properties": message.properties,
-            "key": message.key,
-            "ordering_key": message.ordering_key,
-            "event_time_ms": message.event_time_ms,
-        }
-        if self._own is not None:
-            about["schema"] = message.schema
-        if message.deliver_at_ms is not None:  # a publisher of dead letters need not know it
-            about["deliver_at_ms"] = message.deliver_at_ms
-        await self._publisher.publish(message.topic, message.data, **about)
+        fields = message._asdict()
+        topic, data = fields.pop("topic"), fields.pop("data")
+        if self._own is None:
+            del fields["schema"]
+        if message.deliver_at_ms is None:  # a publisher of dead letters need not know it
+            del fields["deliver_at_ms"]
+        await self._publisher.publish(topic, data, **fields)
 
     async def aclose(self) -> None:
         """Close the publisher, unless it is the user's."""

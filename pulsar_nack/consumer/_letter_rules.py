@@ -14,7 +14,10 @@ Brokers deliver a delayed message up to a tick early or late. So they are asked 
 
 from __future__ import annotations
 
+import base64
+import binascii
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -22,23 +25,23 @@ from typing import Any, Final, NamedTuple
 from .._check import check_flag, check_name, check_strings
 from .._delays import MAX_DELAY_MS, Delay, delay_ms
 from ..errors import InvalidArgumentError
-from ._letter_message import (
-    DELIVER_AT,
-    REAL_TOPIC,
-    LetterMessage,
-    base_name,
-    check_letter_topic,
-    letter_of,
-    with_origin,
-)
-from ._port import DelayingPublisher, Delivery, Publisher
+from ..ids import _java_text
+from ._port import DelayingPublisher, Delivery, Publisher, Schema
 
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+OLD_ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_IDY_TIME"
+"""The Java client writes the id under two names."""
+DELIVER_AT: Final = "PULSAR_NACK_DELIVER_AT"
+"""Until when a message waits in a retry topic, epoch ms."""
 ATTEMPTS: Final = "PULSAR_NACK_ATTEMPTS"
 REASON: Final = "PULSAR_NACK_REASON"
 RECONSUME_TIMES: Final = "RECONSUMETIMES"
 DELAY_TIME: Final = "DELAY_TIME"
 MAX_REASON: Final = 1_000
 """Characters of a reason that are kept."""
+_PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+", re.DOTALL)
 _MAX_DIGITS: Final = 18
 _MAX_ATTEMPTS: Final = 1_000_000
 
@@ -141,6 +144,19 @@ class Wait(NamedTuple):
     until_ms: int
     properties: Mapping[str, str]
     is_deferred: bool = False
+
+
+class LetterMessage(NamedTuple):
+    """A message for another topic, as :meth:`~pulsar_nack.consumer.Publisher.publish` takes it."""
+
+    topic: str
+    data: bytes | None
+    properties: Mapping[str, str]
+    key: str | bytes | None
+    ordering_key: str | None
+    event_time_ms: int
+    schema: Schema | None
+    deliver_at_ms: int | None
 
 
 class RetryTopic:
@@ -258,6 +274,60 @@ class DeadLetterRules:
         return letter_of(delivery, self._topic or f"{named}-{self._subscription}-DLQ", properties)
 
 
+def letter_of(
+    delivery: Delivery, topic: str, properties: Mapping[str, str], deliver_at_ms: int | None = None
+) -> LetterMessage:
+    """Return a message for another topic, with all that a delivery has."""
+    came_from = base_name(delivery.topic or delivery.id.topic or "")
+    is_readable = delivery.error is None
+    return LetterMessage(
+        topic,
+        None if delivery.is_null and is_readable else delivery.data,
+        properties,
+        key_of(delivery),
+        delivery.ordering_key,
+        delivery.event_time_ms,
+        (came_from, delivery.schema_version) if delivery.schema_version and is_readable else None,
+        deliver_at_ms,
+    )
+
+
+def base_name(topic: str) -> str:
+    """Return the name of a topic without the number of a partition."""
+    found = _PARTITION.fullmatch(topic)
+    return topic if found is None else found[1]
+
+
+def with_origin(delivery: Delivery, topic: str, subscription: str) -> dict[str, str]:
+    """Return the message's properties with its origin added; existing ones stay, as in the Java client.
+
+    The time until which it waited in a retry topic is left out.
+    """
+    found = dict(delivery.properties)
+    origin = _java_text(delivery.id)
+    for name, value in (
+        (REAL_TOPIC, topic),
+        (REAL_SUBSCRIPTION, subscription),
+        (ORIGIN_MESSAGE_ID, origin),
+        (OLD_ORIGIN_MESSAGE_ID, origin),
+    ):
+        found.setdefault(name, value)
+    found.pop(DELIVER_AT, None)
+    return found
+
+
+def key_of(delivery: Delivery) -> str | bytes | None:
+    """Return the key; decoded to bytes if it was encoded and the bytes encode to the same text."""
+    key = delivery.key
+    if key is None or not delivery.is_key_encoded:
+        return key
+    try:
+        decoded = base64.b64decode(key, validate=True)
+    except (binascii.Error, ValueError):
+        return key
+    return decoded if base64.b64encode(decoded).decode("ascii") == key else key
+
+
 def attempts_failed(attempts: int) -> str:
     """Return the reason of a message whose nacks named none."""
     return f"{attempts} attempts failed"
@@ -268,6 +338,14 @@ def as_reason(reason: object) -> str:
     if not isinstance(reason, str):
         raise InvalidArgumentError("reason", reason, "a str")
     return reason[:MAX_REASON].encode("utf-8", "replace").decode("utf-8")
+
+
+def check_letter_topic(topic: object) -> None:
+    """Raise unless ``topic`` is None or the name of a persistent topic, which keeps what is published to it."""
+    if topic is None:
+        return
+    if check_name("topic", topic, "a name or None").startswith("non-persistent://"):
+        raise InvalidArgumentError("topic", topic, "a persistent topic: another one keeps no messages")
 
 
 def check_delays(field: str, publisher: Any) -> None:

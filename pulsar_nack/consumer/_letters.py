@@ -16,9 +16,8 @@ from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._acks import Acks
-from ._letter_message import LetterMessage
 from ._letter_route import LetterRoute
-from ._letter_rules import DeadLetterRules, RetryTopic, Wait, as_reason, attempts_failed
+from ._letter_rules import DeadLetterRules, LetterMessage, RetryTopic, Wait, as_reason, attempts_failed
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State
 from ._message_table import MessageTable

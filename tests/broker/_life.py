@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final
 
 from pulsar_nack import BrokerError, MessageId
-from pulsar_nack.consumer._letter_message import ORIGIN_MESSAGE_ID
+from pulsar_nack.consumer._letter_rules import ORIGIN_MESSAGE_ID
 from pulsar_nack.wire import Client, ClientOptions, Producer
 from tests.broker._admin import AdminError
 from tests.broker._judge import TOLD_WITHIN, Judge, WrongError

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId
-from pulsar_nack.consumer._letter_message import base_name, key_of
-from pulsar_nack.consumer._letter_rules import DeadLetterRules, as_reason
+from pulsar_nack.consumer._letter_rules import DeadLetterRules, as_reason, base_name, key_of
 from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.ids import _java_text
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
