@@ -26,8 +26,7 @@ from ..errors import CursorFormatError, LogCorruptedError, LogVersionError, Miss
 from ..ids import Position
 from ..ledger import Log
 from ._report import AckedLedger, CursorReport
-from ._scan import InspectedLog
-from ._store import InspectedStore
+from ._store import InspectedLog, InspectedStore
 
 _T = TypeVar("_T")
 _Numbered = Mapping[int, bytes]

@@ -18,8 +18,7 @@ from ..delayed.format import (
 )
 from ..errors import LogVersionError, MissingExtraError, SnapshotFormatError
 from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
-from ._scan import InspectedLog
-from ._store import InspectedStore
+from ._store import InspectedLog, InspectedStore
 
 
 def inspect_delayed(store: InspectedStore, cursors: Sequence[CursorReport]) -> tuple[DelayedReport, ...]:

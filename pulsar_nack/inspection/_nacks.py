@@ -20,8 +20,7 @@ from ..consumer.durable import (
     log_name,
 )
 from ._report import NacksReport, WaitingLedger
-from ._scan import InspectedLog
-from ._store import InspectedStore
+from ._store import InspectedLog, InspectedStore
 
 _NAME: Final = re.compile(r"nacks-(\d{10})(-base)?")
 _FOR_EVER: Final = 1 << 60

@@ -42,24 +42,6 @@ class Fault:
 NO_FAULT: Final = Fault()
 
 
-class FaultQueues:
-    """Coming faults, in order, for each kind of call."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, deque[Fault]] = {name: deque() for name in _CAN_FAIL}
-
-    def add(self, name: str, fault: Fault, times: int) -> None:
-        """Give this fault to the next ``times`` calls that have none yet."""
-        if name not in _CAN_FAIL:
-            raise InvalidArgumentError("call", name, f"one of {', '.join(_CAN_FAIL)}")
-        self._waiting[name].extend([fault] * check_integer("times", times, 1))
-
-    def take(self, name: str) -> Fault:
-        """Return the fault of the call that begins now."""
-        waiting = self._waiting.get(name)
-        return waiting.popleft() if waiting else NO_FAULT
-
-
 class PortWithFaults:
     """Base class of ports whose calls fail, are delayed or are lost when a test orders it."""
 
@@ -69,7 +51,7 @@ class PortWithFaults:
     def __init__(self) -> None:
         self.calls: list[FakeCall] = []
         """Every call, in the order in which the calls ended."""
-        self._faults = FaultQueues()
+        self._coming_faults: dict[str, deque[Fault]] = {name: deque() for name in _CAN_FAIL}
         self._duplicates: deque[int | None] = deque()
         self._is_closed = False
 
@@ -93,17 +75,17 @@ class PortWithFaults:
         if carried_out and call == "receive":
             raise InvalidArgumentError("carried_out", carried_out, "False for receive: it would lose a message")
         failure = error or BrokerError(f"{call} failed, as the test asked")
-        self._faults.add(call, Fault(error=failure, is_carried_out=carried_out), times)
+        self._add_fault(call, Fault(error=failure, is_carried_out=carried_out), times)
 
     def lose_next(self, call: Literal["acknowledge", "redeliver"], times: int = 1) -> None:
         """Let the next calls of one kind be accepted, and lost: clients drop what they could not send yet."""
         if call not in {"acknowledge", "redeliver"}:
             raise InvalidArgumentError("call", call, "acknowledge or redeliver")
-        self._faults.add(call, Fault(is_lost=True), times)
+        self._add_fault(call, Fault(is_lost=True), times)
 
     def delay_next(self, call: CallName, delay: float, times: int = 1) -> None:
         """Let the next calls of one kind begin only after ``delay`` seconds."""
-        self._faults.add(call, Fault(delay=seconds("delay", delay)), times)
+        self._add_fault(call, Fault(delay=seconds("delay", delay)), times)
 
     def duplicate_next(self, times: int = 1, *, second_count: int | None = None) -> None:
         """Let the next entries that this port has redelivered arrive twice, as busy brokers send them.
@@ -112,9 +94,16 @@ class PortWithFaults:
         """
         self._duplicates.extend([second_count] * check_integer("times", times, 1))
 
+    def _add_fault(self, call: str, fault: Fault, times: int) -> None:
+        """Give this fault to the next ``times`` calls that have none yet."""
+        if call not in _CAN_FAIL:
+            raise InvalidArgumentError("call", call, f"one of {', '.join(_CAN_FAIL)}")
+        self._coming_faults[call].extend([fault] * check_integer("times", times, 1))
+
     async def _begin(self, name: CallName, ids: tuple[MessageId, ...]) -> Fault:
         self._check_open()
-        fault = self._faults.take(name)
+        coming = self._coming_faults.get(name)
+        fault = coming.popleft() if coming else NO_FAULT
         if fault.delay or (self._yields_always and name != "receive"):
             await asyncio.sleep(fault.delay)
             self._check_open()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .._check import check_integer
 from ..errors import BrokerError
 from ..ids import MessageId
-from ._call_faults import seconds
+from ._call_faults import NO_FAULT, Fault, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class FakePublisher:
         self.attempts = 0
         """How often publishing was tried."""
         self._latency = seconds("latency", latency)
-        self._failures: deque[tuple[BaseException, bool]] = deque()
+        self._faults: deque[Fault] = deque()
         self._may_go = asyncio.Event()
         self._may_go.set()
 
@@ -50,8 +50,8 @@ class FakePublisher:
         :param error: by default a :class:`~pulsar_nack.BrokerError`
         :param carried_out: the letter is published, and only the answer is lost
         """
-        fault = error or BrokerError("publish failed, as the test asked")
-        self._failures.extend([(fault, carried_out)] * check_integer("times", times, 1))
+        fault = Fault(error=error or BrokerError("publish failed, as the test asked"), is_carried_out=carried_out)
+        self._faults.extend([fault] * check_integer("times", times, 1))
 
     def hold(self) -> None:
         """Let no call return until :meth:`release`."""
@@ -77,10 +77,10 @@ class FakePublisher:
         if self._latency:
             await asyncio.sleep(self._latency)
         await self._may_go.wait()
-        error, carried_out = self._failures.popleft() if self._failures else (None, True)
-        if carried_out:
+        fault = self._faults.popleft() if self._faults else NO_FAULT
+        if fault.error is None or fault.is_carried_out:
             about = dict(properties), key, ordering_key, event_time_ms, deliver_at_ms
             self.letters.append(FakeLetter(topic, data, *about))
-        if error is not None:
-            raise error
+        if fault.error is not None:
+            raise fault.error
         return MessageId(0, len(self.letters) - 1)

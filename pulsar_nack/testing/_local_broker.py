@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-from .._check import check_clock, check_config, check_kind
+from .._check import check_clock, check_config, check_integer, check_kind
 from .._lifetime import ClosesOnExit
 from ..clock import Clock, LoopClock
 from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, ConsumerPort, Subscribing
 from ..consumer.transport import AnyType
-from ..errors import ClosedError
+from ..errors import ClosedError, LogStorageError
+from ..ledger import LocalLog, LocalLogStore
 from ..ledger.faults import FaultyFiles
 from ..ledger.memory import MemoryFiles
 from ..topic import LocalPort, LocalTopic
+from ._call_faults import seconds
 from ._faulty_port import FaultyPort
-from ._faulty_store import EntryFaults, FaultyStore
 
+_LEDGER: Final = "ledger-"
 _TOPIC: Final = "persistent://public/default/local"
 _PORT_OPTIONS: Final = (
     "consumer_name",
@@ -71,7 +74,7 @@ class LocalBroker(ClosesOnExit):
         self.files = FaultyFiles(MemoryFiles(Random(seed)))  # noqa: S311
         """The disk, with faults on demand, see :class:`FaultyFiles`; another object after a restart."""
         self.entries = EntryFaults()
-        self._stores: list[FaultyStore] = []
+        self._stores: list[_FaultyStore] = []
         self._topics: dict[str, LocalTopic] = {}
         self._changing = asyncio.Lock()
         self._is_closed = False
@@ -87,7 +90,7 @@ class LocalBroker(ClosesOnExit):
 
     async def _open(self, name: str, first_ledger: int = 1) -> LocalTopic:
         folder = f"/{name.encode().hex()}"
-        store = await FaultyStore.open(folder, files=self.files, threads=2)
+        store = await _FaultyStore.open(folder, files=self.files, threads=2)
         store.faults = self.entries
         self._stores.append(store)
         about: dict[str, Any] = {"delayed": self._delayed, "clock": self._clock, "first_ledger": first_ledger}
@@ -200,3 +203,72 @@ class LocalBroker(ClosesOnExit):
             await topic.aclose()
         for store in stores:
             await store.aclose()
+
+
+# --- storage whose entries fail -------------------------------------------------------------------------------------
+
+
+class EntryFaults:
+    """Faults of the next reads and appends of a topic's entries; everything else works."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        """How often entries were read."""
+        self.entries_read = 0
+        self._delay = 0.0
+        self._failures = {"read": 0, "append": 0}
+
+    def fail(self, call: str, times: int) -> None:
+        """Let the next calls of one kind fail."""
+        self._failures[call] += check_integer("times", times, 1)
+
+    def delay(self, delay: float) -> None:
+        """Delay each read by ``delay`` seconds from now on."""
+        self._delay = seconds("delay", delay)
+
+    def heal(self) -> None:
+        """Remove all faults and delays."""
+        self._delay = 0.0
+        self._failures = dict.fromkeys(self._failures, 0)
+
+    async def before_read(self, log: str, entries: int) -> None:
+        """Delay a read, or raise, as ordered."""
+        self.reads += 1
+        self.entries_read += entries
+        if self._delay:
+            await asyncio.sleep(self._delay)
+        self._check("read", log)
+
+    def before_append(self, log: str) -> None:
+        """Raise for an append, as ordered."""
+        self._check("append", log)
+
+    def _check(self, call: str, log: str) -> None:
+        if self._failures[call]:
+            self._failures[call] -= 1
+            raise LogStorageError(log, call, "the test asked for it")
+
+
+class _FaultyStore(LocalLogStore):
+    """A store in a folder whose ledgers have faults."""
+
+    faults: EntryFaults
+
+    def _make_log(self, opened: Any) -> LocalLog:
+        if not opened.name.startswith(_LEDGER):
+            return super()._make_log(opened)
+        log = _FaultyLog(self._directory, opened, self._executor)
+        log.faults = self.faults
+        return log
+
+
+class _FaultyLog(LocalLog):
+    faults: EntryFaults
+
+    async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
+        self.faults.before_append(self.name)
+        return await super().append_many(records)
+
+    async def read(self, first: int, last: int) -> list[bytes]:
+        await self.faults.before_read(self.name, last - first + 1)
+        return await super().read(first, last)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_nack.cli._demo._figures import figures_of, percentile
-from pulsar_nack.cli._demo._journal import LONGEST, SHORTEST, Journal, delays
+from pulsar_nack.cli._demo._figures import LONGEST, SHORTEST, Journal, delays, figures_of, percentile
 from pulsar_nack.cli._demo._report import class_of, comparison, milliseconds, span
 
 

@@ -23,7 +23,7 @@ class NowaitPort(FakePort):
     def receive_nowait(self) -> Delivery | None:
         """Return what is here; a receive that is to fail, or to be late, has to wait."""
         self._check_open()
-        if self._faults._waiting["receive"] or not self._inbox._here:
+        if self._coming_faults["receive"] or not self._inbox._here:
             return None
         delivery = self._inbox._here.popleft()
         self._end("receive", (delivery.id,), NO_FAULT)

@@ -113,7 +113,7 @@ async def test_what_is_held_meanwhile(settle: Settle, kind: Any) -> None:
     port.topic.publish(b"x")
     async with Consumer(port, config=EXACT) as consumer:
         message = await consumer.receive()
-        port._faults.add("acknowledge", Fault(delay=1, error=BrokerError("late")), 1)
+        port._add_fault("acknowledge", Fault(delay=1, error=BrokerError("late")), 1)
         settling = asyncio.create_task(settle(consumer, message))
         await asyncio.sleep(0)
         assert await consumer.drain(100) == DrainReport(settled=1)

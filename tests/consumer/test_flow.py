@@ -140,7 +140,7 @@ async def test_a_cancelled_list_goes_on(ports: Ports, fails: str) -> None:
         if fails == "before":
             port.fail_next("acknowledge")
         elif fails == "after":
-            port._faults.add("acknowledge", Fault(delay=0.5, error=BrokerError("no")), 1)
+            port._add_fault("acknowledge", Fault(delay=0.5, error=BrokerError("no")), 1)
         port.delay_next("acknowledge", 0.5, times=3)
         call = asyncio.create_task(consumer.acknowledge(messages))
         await asyncio.sleep(0.1)

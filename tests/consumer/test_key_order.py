@@ -491,7 +491,7 @@ async def test_a_worker_that_is_cancelled_while_it_settles(settles: str) -> None
         if len(handled) > 1:
             return
         error = BrokerError("late") if settles == "ack that fails" else None
-        port._faults.add("acknowledge", Fault(delay=1, error=error), 1)
+        port._add_fault("acknowledge", Fault(delay=1, error=error), 1)
         worker = asyncio.current_task()
         assert worker is not None
         asyncio.get_running_loop().call_later(0.5, worker.cancel)

@@ -545,7 +545,7 @@ async def test_a_lease_that_ends_while_the_ack_is_under_way(ports: Ports, is_fai
         message = await consumer.receive()
         await asyncio.sleep(0.8)
         error = BrokerError("as the test asked") if is_failing else None
-        port._faults.add("acknowledge", Fault(delay=1, error=error), 1)
+        port._add_fault("acknowledge", Fault(delay=1, error=error), 1)
         if is_failing:
             with pytest.raises(BrokerError):
                 await message.ack()

@@ -172,7 +172,7 @@ async def test_a_block_ends_while_another_call_acknowledges() -> None:
     message_id = port.topic.publish(b"x")
     async with Consumer(port, config=EXACT) as consumer:
         message = await consumer.receive()
-        port._faults.add("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
+        port._add_fault("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
         acknowledging = asyncio.create_task(consumer.acknowledge(message_id))
         with pytest.raises(BrokerError, match="lost"):
             async with message.process():

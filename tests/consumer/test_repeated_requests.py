@@ -171,7 +171,7 @@ async def test_a_failed_ack_of_what_was_asked_for_does_not_end_the_request(ports
         message = await consumer.receive()
         await message.nack(delay=1)
         await asyncio.sleep(20)
-        port._faults.add("acknowledge", Fault(delay=20, error=BrokerError("refused")), 1)
+        port._add_fault("acknowledge", Fault(delay=20, error=BrokerError("refused")), 1)
         ack = asyncio.create_task(consumer.acknowledge(message.id))
         await asyncio.wait([ack])
         assert ack.exception() is not None
@@ -266,8 +266,8 @@ async def test_a_request_and_an_acknowledgement_that_both_fail() -> None:
     port.topic.publish(b"x")
     async with Consumer(port, config=EXACT) as consumer:
         message = await consumer.receive()
-        port._faults.add("redeliver", Fault(delay=1, error=BrokerError("lost")), 1)
-        port._faults.add("acknowledge", Fault(delay=2, error=BrokerError("lost")), 1)
+        port._add_fault("redeliver", Fault(delay=1, error=BrokerError("lost")), 1)
+        port._add_fault("acknowledge", Fault(delay=2, error=BrokerError("lost")), 1)
         await message.nack(0)
         await asyncio.sleep(0.5)
         with pytest.raises(BrokerError, match="lost"):

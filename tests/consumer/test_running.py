@@ -313,7 +313,7 @@ async def test_an_acknowledgement_by_another_call_that_fails(key_ordered: bool) 
     async with Consumer(port, config=EXACT, backoff=[1]) as consumer:
         async with running(consumer, handler, key_ordered=key_ordered):
             await asyncio.sleep(0.1)
-            port._faults.add("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
+            port._add_fault("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
             with pytest.raises(BrokerError, match="lost"):
                 await consumer.acknowledge(message_id)
             await until(lambda: port.subscription.backlog == 0)

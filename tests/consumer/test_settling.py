@@ -287,7 +287,7 @@ async def test_a_failed_ack_of_what_was_never_received(ports: Ports, has_come_me
     port: Any = ports.port()
     message_id = port.topic.publish(b"x")
     async with Consumer(port) as consumer:
-        port._faults.add("acknowledge", Fault(delay=1.0, error=BrokerError("as the test wants it")), 1)
+        port._add_fault("acknowledge", Fault(delay=1.0, error=BrokerError("as the test wants it")), 1)
         if is_soon:
             consumer.acknowledge_soon(message_id)
         else:
@@ -323,7 +323,7 @@ async def test_a_failed_ack_of_a_member_that_was_never_received(ports: Ports, is
     port: Any = ports.port(ports.topic(batch_index_ack=True))
     ids = port.topic.publish_batch([b"0", b"1", b"2"])
     async with Consumer(port) as consumer:
-        port._faults.add("acknowledge", Fault(delay=1.0, error=BrokerError("as the test wants it")), 1)
+        port._add_fault("acknowledge", Fault(delay=1.0, error=BrokerError("as the test wants it")), 1)
         if is_soon:
             consumer.acknowledge_soon(ids[1])
         else:
@@ -383,7 +383,7 @@ async def test_an_acknowledgement_by_id_that_fails_while_its_message_is_received
     async with Consumer(port, redelivery="local", config=EXACT) as consumer:
         await (await consumer.receive()).nack(0)
         await asyncio.sleep(1)
-        port._faults.add("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
+        port._add_fault("acknowledge", Fault(delay=1, error=BrokerError("lost")), 1)
         acknowledging = asyncio.create_task(consumer.acknowledge(message_id))
         await asyncio.sleep(0)
         with pytest.raises(TimeoutError):

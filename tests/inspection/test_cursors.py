@@ -179,7 +179,7 @@ async def test_agrees_with_the_next_opening(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With any byte wrong, or cut off anywhere, position and counts are those with which the cursor is opened."""
-    monkeypatch.setattr("pulsar_nack.inspection._scan._PAUSE_S", 0)  # nobody writes here
+    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nobody writes here
     rnd = random.Random(seed)
     folder = tmp_path / "cursor"
     steps = [[(rnd.randint(1, 4), rnd.randint(0, 30)) for _ in range(rnd.randint(1, 25))] for _ in range(6)]

@@ -275,7 +275,7 @@ async def opened(folder: Path, name: str) -> int | None:
 
 async def test_every_torn_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A last file that ends anywhere is reported as the library reads it: its records, torn except at a write's end."""
-    monkeypatch.setattr("pulsar_nack.inspection._scan._PAUSE_S", 0)  # nobody writes here
+    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nobody writes here
     await write_plain(tmp_path, 3)
     (file,) = segments(tmp_path, "events")
     whole = file.read_bytes()
@@ -291,7 +291,7 @@ async def test_every_torn_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 async def test_every_flipped_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte that is wrong is found wherever it is, the good records before it are counted, and nothing raises."""
-    monkeypatch.setattr("pulsar_nack.inspection._scan._PAUSE_S", 0)  # nobody writes here
+    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nobody writes here
     await write_plain(tmp_path, 3)
     (file,) = segments(tmp_path, "events")
     whole = file.read_bytes()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack.pipeline._watch_rules import Alert, Event, OverdueRules, Pending
+from pulsar_nack.pipeline._watch import Alert, Event, OverdueRules, Pending
 from tests.tiers import examples
 
 RULES = OverdueRules(bound_ms=100)

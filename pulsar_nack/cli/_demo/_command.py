@@ -19,8 +19,7 @@ from ... import NackConfig, __version__
 from ...errors import MissingExtraError, PulsarNackError
 from ...testing import EmbeddedBroker
 from .._terminal import print_json, require
-from ._figures import Figures, figures_of
-from ._journal import Journal
+from ._figures import Figures, Journal, figures_of
 from ._play import OFFICIAL, Load, LocalPlay, Restart, Watch, play
 from ._plot import SUFFIXES, save
 from ._stage import LOCAL_BROKER, OFFICIAL_DELAY, OURS, open_local_stage, open_stage

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ... import Consumer, Message
-from ._journal import LONGEST, Journal, delays
+from ._figures import LONGEST, Journal, delays
 from ._stage import OFFICIAL_DELAY, OURS, LocalStage, Stage
 
 OFFICIAL: Final = "official client"
@@ -43,26 +43,37 @@ async def play(stage: Stage, load: Load, watch: Watch) -> list[Journal]:
     :param watch: called with the journals ten times a second
     """
     journals: list[Journal] = []
+    work: list[Coroutine[Any, Any, None]] = []
     asked = delays(load.messages, load.seed)
+    if stage.official is not None:
+        journals.append(Journal(OFFICIAL, load.messages))
+        work.append(_fail_official(stage.official, journals[-1]))
+    for name, consumer in stage.consumers.items():
+        journals.append(Journal(name, load.messages))
+        work.append(_fail_ours(consumer, journals[-1], asked))
+    await _perform(journals, work, _send(stage, load), watch, LONGEST + _PATIENCE)
+    return journals
+
+
+async def _perform(
+    journals: Sequence[Journal],
+    work: Sequence[Coroutine[Any, Any, None]],
+    sending: Coroutine[Any, Any, None],
+    watch: Watch,
+    patience: float,
+) -> None:
+    """Send the messages while ``work`` handles them, until all are back or for at most ``patience`` seconds more."""
     async with asyncio.TaskGroup() as group:
-        tasks: list[asyncio.Task[None]] = []
-        if stage.official is not None:
-            journals.append(Journal(OFFICIAL, load.messages))
-            tasks.append(group.create_task(_fail_official(stage.official, journals[-1])))
-        for name, consumer in stage.consumers.items():
-            journals.append(Journal(name, load.messages))
-            tasks.append(group.create_task(_fail_ours(consumer, journals[-1], asked)))
-        tasks.append(group.create_task(_report_progress(watch, journals)))
-        await _send(stage, load)
+        tasks = [group.create_task(each) for each in (*work, _report_progress(watch, journals))]
+        await sending
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LONGEST + _PATIENCE):
+            async with asyncio.timeout(patience):
                 for journal in journals:
                     await journal.all_back.wait()
         await asyncio.sleep(_LINGER)
         for task in tasks:
             task.cancel()
     watch(journals)
-    return journals
 
 
 async def _send(stage: Stage, load: Load) -> None:
@@ -169,17 +180,7 @@ class LocalPlay:
 
     async def run(self) -> list[Journal]:
         """Run the demo; return the journals, that of the nacks first."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._fail()), group.create_task(_report_progress(self._watch, self.journals))]
-            await self._send()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(2 * LONGEST + _PATIENCE):
-                    for journal in self.journals:
-                        await journal.all_back.wait()
-            await asyncio.sleep(_LINGER)
-            for task in tasks:
-                task.cancel()
-        self._watch(self.journals)
+        await _perform(self.journals, [self._fail()], self._send(), self._watch, 2 * LONGEST + _PATIENCE)
         return self.journals
 
     async def _send(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ._journal import LONGEST, SHORTEST, Journal
+from ._figures import LONGEST, SHORTEST, Journal
 from ._play import OFFICIAL
 
 SUFFIXES: Final = (".png", ".svg")

@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from .._terminal import open_console
-from ._figures import CLASSES, MARGIN, Figures, Row
-from ._journal import Journal
+from ._figures import CLASSES, MARGIN, Figures, Journal, Row
 from ._play import OFFICIAL, Restart, Watch
 
 _WIDTH: Final = 100  # if stdout is not a terminal
