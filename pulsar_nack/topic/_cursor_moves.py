@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from .._tasks import TaskOwner
 from ..consumer import SessionEvent
 from ..cursor import BatchSet, Cursor
 from ..errors import InvalidArgumentError, LogNotFoundError, WouldBlockError
 from ..ids import MessageId, Position
-from ._admission import AdmissionControl
 from ._delivery_loop import DeliveryLoop
 from ._dispatcher import Dispatcher
 from ._ledgers import TopicLedgers
@@ -23,15 +21,12 @@ from ._ledgers import TopicLedgers
 _LATEST = (1 << 63) - 1
 
 
-class TopicAcks(NamedTuple):
-    """Entries to acknowledge, each once, and the batch sets of those acknowledged in part."""
-
-    positions: list[Position]
-    batch_sets: dict[Position, BatchSet]
+TopicAcks = dict[Position, BatchSet | None]
+"""Entries to acknowledge, with the batch sets of those that are acknowledged in part."""
 
 
 class CursorMoves:
-    """Changes the cursor of one subscription, and keeps dispatcher and gate in step with it.
+    """Changes the cursor of one subscription, and keeps the dispatcher in step with it.
 
     :param on_trimmable: called when the mark-delete position has moved to another ledger
     """
@@ -42,7 +37,6 @@ class CursorMoves:
         ledgers: TopicLedgers,
         *,
         dispatcher: Dispatcher,
-        admission: AdmissionControl,
         delivery: DeliveryLoop,
         tasks: TaskOwner,
         on_trimmable: Callable[[], None],
@@ -50,7 +44,6 @@ class CursorMoves:
         self._cursor = cursor
         self._ledgers = ledgers
         self._dispatcher = dispatcher
-        self._admission = admission
         self._delivery = delivery
         self._tasks = tasks
         self._on_trimmable = on_trimmable
@@ -63,43 +56,35 @@ class CursorMoves:
 
         :raises InvalidArgumentError: one of them cannot exist; none was acknowledged
         """
-        request = await self._request_of(ids)
+        acks = await self._acks_of(ids)
         try:
-            self._cursor.acknowledge_nowait(request.positions, batch_sets=request.batch_sets or None)
+            self._cursor.acknowledge_nowait(list(acks), batch_sets=_batch_sets(acks))
         except WouldBlockError:
-            await asyncio.shield(self._tasks.begin(self._acknowledge(request)))
+            await asyncio.shield(self._tasks.begin(self._acknowledge(acks)))
         else:
-            self._note(request)
+            self._note(acks)
 
-    async def _request_of(self, ids: Sequence[MessageId]) -> TopicAcks:
+    async def _acks_of(self, ids: Sequence[MessageId]) -> TopicAcks:
         """Gather the messages of each entry.
 
         :raises InvalidArgumentError: a batch index that the entry does not have
         """
-        positions: dict[Position, None] = {}
-        batch_sets: dict[Position, BatchSet] = {}
-        whole: set[Position] = set()
+        acks: TopicAcks = {}
         for message_id in ids:
-            position = Position(*message_id[:2])
-            positions[position] = None
-            if message_id.batch_index < 0:
-                whole.add(position)
-                continue
-            one = BatchSet.acked(await self._batch_size(message_id), [message_id.batch_index])
-            known = batch_sets.get(position)
-            batch_sets[position] = one if known is None else known.merge(one)
-        return TopicAcks(list(positions), {each: left for each, left in batch_sets.items() if each not in whole})
+            position, index = Position(*message_id[:2]), message_id.batch_index
+            one = None if index < 0 else BatchSet.acked(await self._batch_size(message_id), [index])
+            known = acks.get(position, one)
+            acks[position] = None if one is None or known is None else known.merge(one)
+        return acks
 
-    async def _acknowledge(self, request: TopicAcks) -> None:
-        await self._cursor.acknowledge(request.positions, batch_sets=request.batch_sets or None)
-        self._note(request)
+    async def _acknowledge(self, acks: TopicAcks) -> None:
+        await self._cursor.acknowledge(list(acks), batch_sets=_batch_sets(acks))
+        self._note(acks)
 
-    def _note(self, request: TopicAcks) -> None:
-        for position in request.positions:
-            left = request.batch_sets.get(position)
+    def _note(self, acks: TopicAcks) -> None:
+        for position, left in acks.items():
             if left is None or self._dispatcher.acked_in_part(position, left.unacked):
                 self._dispatcher.acked(position)
-                self._admission.acked(position)
         self._after_acks()
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
@@ -137,8 +122,7 @@ class CursorMoves:
             return  # a skip or a clear has overtaken it
         mark = self._cursor.mark_delete_position
         if position > mark and left is not None:
-            self._note(TopicAcks([position], {position: left}))
-        self._admission.passed(mark)
+            self._note({position: left})
         self._dispatcher.forget(mark)
         self._after_acks()
 
@@ -215,10 +199,7 @@ class CursorMoves:
             except InvalidArgumentError:
                 if last > self._cursor.mark_delete_position:
                     raise  # otherwise others acknowledged more while this call waited
-        in_flight = [each for each in self._dispatcher.in_flight if each <= last]
-        self._delivery.take_back(in_flight, *self._delivery.inboxes)
-        self._dispatcher.forget(last)
-        self._admission.forget(last)
+        self._delivery.forget(last)
         self._after_acks()
 
     def check_seek(self, position: MessageId) -> None:
@@ -259,14 +240,17 @@ class CursorMoves:
         await self._cursor.reset(target)
         if left is not None:
             await self._cursor.acknowledge([target], batch_sets={target: left})
-        inboxes = self._delivery.inboxes
-        self._delivery.take_back(list(self._dispatcher.in_flight), *inboxes)
-        for number in list(inboxes):
+        self._delivery.forget()
+        self._dispatcher.queue.due.clear()
+        for number in list(self._delivery.inboxes):
             self._delivery.report(SessionEvent.CLOSED, number)
             self._delivery.report(SessionEvent.BEGAN, number)
-        self._admission.forget()
         self._delivery.rewind(forget=True)
         if self._delivery.tracker is not None:
             await self._delivery.tracker.clear()
         self._mark_ledger = self._cursor.mark_delete_position.ledger
         self._delivery.changed()
+
+
+def _batch_sets(acks: TopicAcks) -> dict[Position, BatchSet] | None:
+    return {position: left for position, left in acks.items() if left is not None} or None

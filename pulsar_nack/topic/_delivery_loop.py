@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from ..consumer import SessionEvent
@@ -78,16 +78,19 @@ class DeliveryLoop:
         begin = _after(self._cursor.mark_delete_position)
         self._read_at = begin if forget else min(self._read_at, begin)
 
-    def take_back(self, positions: list[Position], *numbers: int) -> None:
-        """Note that entries came back from consumers.
-
-        :param numbers: the consumers whose queues drop the messages of these entries that were not received yet
-        """
-        self._admission.came_back(positions)
+    def drop_unreceived(self, positions: Collection[Position], numbers: Iterable[int]) -> None:
+        """Drop the messages of entries from the queues of these consumers: the entries came back."""
         for number in numbers:
             dropped = self.inboxes[number].give_back(positions)
             if dropped:
                 self._dispatcher.take_room(number, -dropped)
+
+    def forget(self, up_to: Position | None = None) -> None:
+        """Forget all entries, or those up to one: they were skipped, or the subscription was moved."""
+        gone = [each for each in self._dispatcher.in_flight if up_to is None or each <= up_to]
+        self.drop_unreceived(gone, self.inboxes)
+        self._dispatcher.forget(up_to)
+        self._admission.gate.reset()
 
     def report(self, event: SessionEvent, number: int) -> None:
         """Report an event of its session to a consumer."""
@@ -124,7 +127,7 @@ class DeliveryLoop:
         await self._take_due(limit)
         queued = dispatcher.next_queued(_AT_A_TIME)
         in_order = dispatcher.kind is not SubscriptionType.SHARED
-        if chosen := self._admission.choose(queued, dispatcher.queue.info, in_order=in_order):
+        if chosen := self._admission.choose(queued, are_queued=True, in_order=in_order):
             await self._deliver(chosen[:limit], are_new=False)
             return True
         tracker = self._delaying_tracker
@@ -144,18 +147,14 @@ class DeliveryLoop:
             return
         mark = self._cursor.mark_delete_position
         due = [position for position in tracker.get_scheduled_messages(limit) if position > mark]
-        self._admission.due.update(due)
+        self._dispatcher.queue.due.update(due)
         self._dispatcher.requeue(due)
         for position in due:
             is_acked = await self._cursor.is_acked(position)
             if moves != self._moves:
                 return
             if is_acked:
-                self._acked(position)
-
-    def _acked(self, position: Position) -> None:
-        self._dispatcher.acked(position)
-        self._admission.acked(position)
+                self._dispatcher.acked(position)
 
     async def _read_on(self, limit: int, before: Position | None) -> bool:
         """Deliver new entries, up to one that the gate holds; return whether there may be more to deliver at once."""
@@ -163,7 +162,7 @@ class DeliveryLoop:
         found, read_at = await self._new_entries(start, limit, before)
         if moves != self._moves:
             return True
-        chosen = self._admission.choose(found, None)
+        chosen = self._admission.choose(found, are_queued=False)
         if len(chosen) < len(found):  # the entry that the gate holds, and what follows, is read again
             held = next(position for position in found if position not in set(chosen))
             chosen = [position for position in chosen if position < held]
@@ -244,7 +243,7 @@ class DeliveryLoop:
         mark = self._cursor.mark_delete_position
         for position in positions:
             if position <= mark:
-                self._acked(position)
+                self._dispatcher.acked(position)
         self._dispatcher.requeue([position for position in positions if position > mark])
 
     async def _send(self, position: Position, entry: Entry, refused: set[int], *, is_new: bool, moves: int) -> None:
@@ -257,7 +256,7 @@ class DeliveryLoop:
         if moves != self._moves or position in dispatcher.in_flight:
             return
         if is_acked:
-            self._acked(position)
+            dispatcher.acked(position)
             return
         if self._delays(position, entry):
             dispatcher.queue.discard(position)
@@ -271,7 +270,6 @@ class DeliveryLoop:
             return
         left = (1 << len(entry.messages)) - 1 if batch is None else batch.unacked
         count = dispatcher.sent(position, number, left, info)
-        self._admission.sent(position, entry.batch_size)
         indexes = range(len(entry.messages)) if batch is None else batch
         self.inboxes[number].take(deliveries_of(self._topic, position, entry, indexes, count))
 
@@ -286,7 +284,7 @@ class DeliveryLoop:
 
     def _delays(self, position: Position, entry: Entry) -> bool:
         tracker = self._delaying_tracker
-        if entry.deliver_at_ms is None or tracker is None or position in self._admission.due:
+        if entry.deliver_at_ms is None or tracker is None or position in self._dispatcher.queue.due:
             return False
         return tracker.add_message(position.ledger, position.entry, entry.deliver_at_ms)
 

@@ -20,12 +20,16 @@ class EntryInfo(NamedTuple):
 class DispatchQueue:
     """The positions that wait, lowest first; of those that were read it has an :class:`EntryInfo`."""
 
-    __slots__ = ("_by_key", "_info", "_positions")
+    __slots__ = ("_by_key", "_info", "_positions", "due", "still_new")
 
     def __init__(self) -> None:
         self._positions = OrderedPositions()
         self._info: dict[Position, EntryInfo] = {}
         self._by_key: dict[int, OrderedPositions] = {}
+        self.due: set[Position] = set()
+        """Delayed entries that are due and were not sent yet."""
+        self.still_new: set[Position] = set()
+        """Batches that the gate held when they were new."""
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -59,13 +63,19 @@ class DispatchQueue:
     def discard(self, position: Position) -> None:
         """Remove an entry, if it is here."""
         self._positions.discard(position)
+        self.due.discard(position)
+        self.still_new.discard(position)
         self._forget(position)
 
     def discard_through(self, last: Position | None) -> None:
-        """Remove the entries up to and including ``last``; None: all of them."""
+        """Remove the entries up to and including ``last``; None: all of them, but those that are due stay known."""
         self._positions.discard_through(last)
-        for position in [each for each in self._info if last is None or each <= last]:
-            self._forget(position)
+        if last is None:
+            self.forget_info()
+            self.still_new.clear()
+            return
+        for position in [each for each in {*self._info, *self.due, *self.still_new} if each <= last]:
+            self.discard(position)
 
     def forget_info(self) -> None:
         """Forget the keys and sizes of the entries; the entries stay."""

@@ -20,11 +20,12 @@ Exclusive and Failover subscriptions they stay 0, as at a broker.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from ..cursor import Reserve
 from ..errors import BrokerError
 from ..ids import Position
 from ._dispatch_queue import DispatchQueue, EntryInfo
@@ -59,6 +60,8 @@ class Dispatcher:
         """The entries that consumers hold. Read only."""
         self.queue = DispatchQueue()
         """The entries that wait to be sent."""
+        self.reserve: Reserve | None = None
+        """What acknowledging the entries in flight may add to the cursor's state, if that is to be known."""
         self.parts_acked = 0
         """How often a part of an entry was acknowledged."""
         self._consumers: dict[int, AttachedConsumer] = {}
@@ -199,6 +202,8 @@ class Dispatcher:
         """
         self.queue.discard(position)
         held = self.in_flight[position] = HeldEntry(number, left, info.key_hash, info.batch_size)
+        if self.reserve is not None:
+            self.reserve.add(position, info.batch_size)
         self._consumers[number].take(position, held.messages)
         by_key = self._by_key.setdefault(info.key_hash, {})
         by_key[number] = by_key.get(number, 0) + 1
@@ -266,10 +271,6 @@ class Dispatcher:
         for position in [each for each in self._counts if up_to is None or each <= up_to]:
             del self._counts[position]
 
-    def held_by(self, number: int) -> Iterator[Position]:
-        """Yield the entries that a consumer holds."""
-        return iter(self._consumers[number].held)
-
     def _return_to_queue(self, position: Position) -> None:
         """Queue an entry that is in flight."""
         held = self._release(position)
@@ -279,6 +280,8 @@ class Dispatcher:
     def _release(self, position: Position) -> HeldEntry | None:
         held = self.in_flight.pop(position, None)
         if held is not None:
+            if self.reserve is not None:
+                self.reserve.discard(position)
             self._consumers[held.consumer].let_go(position, held.messages)
             by_key = self._by_key[held.key_hash]
             by_key[held.consumer] -= 1

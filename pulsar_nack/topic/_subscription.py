@@ -56,7 +56,7 @@ class Subscription:
         self.cursor = cursor
         self.delayed = delayed
         self._dispatcher = Dispatcher(SubscriptionType.SHARED)
-        self._admission = AdmissionControl(cursor, config, name, clock)
+        self._admission = AdmissionControl(cursor, self._dispatcher, config, name, clock)
         self._delivery = DeliveryLoop(
             name, topic, ledgers, cursor=cursor, dispatcher=self._dispatcher, admission=self._admission
         )
@@ -67,7 +67,6 @@ class Subscription:
             cursor,
             ledgers,
             dispatcher=self._dispatcher,
-            admission=self._admission,
             delivery=self._delivery,
             tasks=self._tasks,
             on_trimmable=on_trimmable,
@@ -167,7 +166,7 @@ class Subscription:
         if kind is not kind_before:
             self._delivery.rewind(forget=True)
         elif not kind.is_shared and before is not None and self._dispatcher.active != before:
-            self._delivery.take_back(self._dispatcher.rewind(), before)
+            self._delivery.drop_unreceived(self._dispatcher.rewind(), [before])
             self._delivery.report(SessionEvent.INACTIVE, before)
         self.wake()
         return number
@@ -175,7 +174,6 @@ class Subscription:
     def leave(self, number: int) -> None:
         """Remove a consumer, if it is there; its unacknowledged entries go to the others at once."""
         if self._inboxes.pop(number, None) is not None:
-            self._admission.came_back(list(self._dispatcher.held_by(number)))
             self._dispatcher.leave(number)
             self._delivery.changed()
 
@@ -203,7 +201,7 @@ class Subscription:
     def give_back(self, number: int, positions: Iterable[Position]) -> None:
         """Give undelivered entries of a consumer to the others; they count as never sent to it."""
         if number in self._inboxes:
-            self._delivery.take_back(self._dispatcher.give_back(number, positions), number)
+            self._delivery.drop_unreceived(self._dispatcher.give_back(number, positions), [number])
             self._delivery.changed()
 
     def redeliver(self, number: int, positions: Iterable[Position]) -> None:
@@ -212,5 +210,6 @@ class Subscription:
         On the other types the messages of these entries that were not received yet stay in the consumer's queue.
         """
         positions = self._dispatcher.redeliver(number, positions)
-        self._delivery.take_back(positions, *(() if self.type.is_shared else (number,)))
+        if not self.type.is_shared:
+            self._delivery.drop_unreceived(positions, [number])
         self._delivery.changed()

@@ -17,6 +17,7 @@ from pulsar_nack.topic import LocalTopic
 from pulsar_nack.topic._admission import AdmissionControl
 from pulsar_nack.topic._delivery_loop import DeliveryLoop
 from pulsar_nack.topic._dispatch_queue import EntryInfo
+from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
 from tests.tiers import seeds, size
 
 from .test_gate_on_topics import LIMIT, TICK
@@ -165,18 +166,23 @@ def test_what_is_held_keeps_its_key_back() -> None:
     """K42: what the gate holds keeps back what follows of its key, or everything where its key is not known."""
     cursor = FakeCursor()
     config = TopicConfig(cursor=CursorConfig(max_per_cursor_metadata_size_in_bytes=LIMIT))
-    admission = AdmissionControl(cast("Cursor", cursor), config, "s", ManualClock())
+    dispatcher = Dispatcher(SubscriptionType.KEY_SHARED)
+    admission = AdmissionControl(cast("Cursor", cursor), dispatcher, config, "s", ManualClock())
     first, second, third, fourth = (Position(1, entry) for entry in (10, 20, 30, 40))
     known = {first: EntryInfo(1), second: EntryInfo(2), third: EntryInfo(1), fourth: EntryInfo(2)}
 
     def chosen(*, in_order: bool, without: Position | None = None) -> list[Position]:
-        return admission.choose(known, lambda each: None if each == without else known[each], in_order=in_order)
+        for position, info in known.items():
+            dispatcher.queue.add(position, info)
+        if without is not None:
+            dispatcher.queue._forget(without)
+        return admission.choose(known, are_queued=True, in_order=in_order)
 
     cursor.free = {second, third, fourth}
     assert chosen(in_order=False) == [second, third, fourth]
     assert chosen(in_order=True) == [second, fourth]
     assert chosen(in_order=True, without=first) == []
-    admission.due = {first}
+    dispatcher.queue.due.add(first)
     assert chosen(in_order=True, without=first) == [second, third, fourth]
     cursor.free = {first, third, fourth}
     assert chosen(in_order=True, without=first) == [first, third]

@@ -133,7 +133,7 @@ class Lives:
                 member = dispatcher._consumers[number]
                 if member.name in self.queues:
                     assert member.room + len(inbox) == self.queues[member.name]
-                held = [dispatcher.in_flight[position] for position in dispatcher.held_by(number)]
+                held = [dispatcher.in_flight[position] for position in dispatcher._consumers[number].held]
                 assert member.unacked == sum(each.messages for each in held)
                 assert all(each.consumer == number and each.left for each in held)
 
