@@ -1,10 +1,9 @@
 """Local topics: publish, subscriptions and dispatch in this process, durable on logs."""
 
 from ._dispatcher import SubscriptionType
-from ._opening import OpeningTopic, open_local
 from ._port import LocalPort
 from ._statistics import SubscriptionStatistics, TopicStatistics
-from ._topic import LocalTopic
+from ._topic import LocalTopic, OpeningTopic, open_local
 
 __all__ = [
     "LocalPort",

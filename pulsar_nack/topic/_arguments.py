@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
-from .._check import INT64_MAX, check_flag, check_integer, check_text
+from .._check import INT64_MAX, check_flag, check_integer, check_text, clock_of, config_of
 from .._delays import delay_ms
-from ..config import BucketConfig, DelayedDeliveryConfig
+from ..clock import Clock
+from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer.transport import InitialPosition, initial_position, local_settings, subscription_type
 from ..errors import InvalidArgumentError
 from ._dispatcher import SubscriptionType
@@ -20,7 +21,24 @@ _T = TypeVar("_T")
 _MAX_NAME: Final = 100
 
 
-def as_bucket_config(config: DelayedDeliveryConfig | None) -> BucketConfig | None:
+class TopicSettings(NamedTuple):
+    """The checked settings of a topic, or of one of its subscriptions.
+
+    :param delayed: how delayed messages are kept
+    """
+
+    config: TopicConfig
+    delayed: BucketConfig
+    clock: Clock
+
+
+def check_topic(config: object, delayed: DelayedDeliveryConfig | None, clock: Clock | None) -> TopicSettings:
+    """Check the settings of a topic, and return them."""
+    memory = BucketConfig(delayed_delivery_tracker_factory_class_name="memory")
+    return TopicSettings(config_of(config, TopicConfig), _as_bucket_config(delayed) or memory, clock_of(clock))
+
+
+def _as_bucket_config(config: DelayedDeliveryConfig | None) -> BucketConfig | None:
     """Return settings that name a tracker: a plain DelayedDeliveryConfig means the one in memory."""
     if config is None or isinstance(config, BucketConfig):
         return config
@@ -74,7 +92,7 @@ def check_subscribe(
     check_flag("batch_index_ack", batch_index_ack)
     if unacked_limit is not None:
         check_integer("unacked_limit", unacked_limit, 1)
-    queue, config = receiver_queue_size, as_bucket_config(delayed)
+    queue, config = receiver_queue_size, _as_bucket_config(delayed)
     return Joining(name, found, initial, cast("str", label), queue, config, unacked_limit, batch_index_ack)
 
 

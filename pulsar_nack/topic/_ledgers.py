@@ -34,7 +34,7 @@ from ..errors import (
 from ..ids import Position
 from ..ledger import Log, LogStore
 from ._entry import Entry, decode_entry, encode_entry
-from ._writer import EntryWriter, WritePlace, WrittenEntry
+from ._writer import EntryWriter, QueuedEntry, WritePlace
 
 STATE: Final = "topic"
 """The part of its store that a topic takes."""
@@ -162,9 +162,9 @@ class TopicLedgers:
             await self._roll()
         return WritePlace(self._ids[-1], self._current, self._config.max_entries_per_ledger - self._current.length)
 
-    def _note(self, written: Sequence[WrittenEntry]) -> None:
-        for position, entry, size in written:
-            self.cache.put(position, entry, size)
+    def _note(self, written: Sequence[QueuedEntry], positions: Sequence[Position]) -> None:
+        for position, each in zip(positions, written, strict=True):
+            self.cache.put(position, each.entry, len(each.data))
         self.on_growth()
 
     def _is_full(self) -> bool:

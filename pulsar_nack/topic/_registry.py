@@ -1,35 +1,42 @@
-"""The subscriptions of a topic and their trackers: opening, creating and deleting them, one at a time."""
+"""The subscriptions of a topic: opening, creating and deleting them one at a time, with their cursors and trackers.
+
+A subscription exists if there are logs of its cursor, in the topic's own store. Ledgers that no subscription needs any
+more are deleted.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from .._tasks import TaskOwner
 from ..clock import Clock
-from ..config import BucketConfig, TopicConfig
+from ..config import BucketConfig
 from ..consumer.transport import InitialPosition
 from ..cursor import Cursor
+from ..cursor.format import CURSOR_LOG_NAME, cursors_in, subscription_cursor, subscription_of
 from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory
 from ..delayed.bucket import LogDelayedCursor, LogSnapshotStorage
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
+from ..ids import Position
 from ..ledger import LogStore
-from ._arguments import Joining
-from ._cursors import Cursors, LedgerTrimmer
+from ..ledger.ownership import close_on_error
+from ._arguments import Joining, TopicSettings
 from ._ledgers import TopicLedgers
 from ._port import LocalPort
 from ._subscription import Subscription
 
 _T = TypeVar("_T")
+_log: Final = logging.getLogger("pulsar_nack.topic")
 
 
 class SubscriptionRegistry:
     """Holds the subscriptions of one topic, with their cursors and trackers.
 
-    :param delayed: how subscriptions keep delayed messages by default
     :param check_open: raises an error when the topic is closed
     """
 
@@ -38,24 +45,20 @@ class SubscriptionRegistry:
         topic: str,
         store: LogStore,
         ledgers: TopicLedgers,
-        *,
-        config: TopicConfig,
-        delayed: BucketConfig,
-        clock: Clock,
+        settings: TopicSettings,
         check_open: Callable[[], None],
     ) -> None:
-        self.cursors = Cursors(store, ledgers, config.cursor)
-        """The cursors of all subscriptions, also of those that were not used since the topic was opened."""
+        self.cursors: dict[str, Cursor] = {}
+        """The cursors of all subscriptions, also of those that were not used since the topic was opened. Read only."""
         self.used: dict[str, Subscription] = {}
         """The subscriptions that were used since the topic was opened, by name. Read only."""
-        self._settings: dict[str, BucketConfig] = {}
+        self._delayed: dict[str, BucketConfig] = {}
         """How each subscription keeps delayed messages, also after it could not be used with other settings."""
         self._topic = topic
+        self._store = store
         self._ledgers = ledgers
-        self._config = config
-        self._delayed = delayed
-        self._clock = clock
-        self._trackers = Trackers(topic, store, clock)
+        self._settings = settings
+        self._trackers = Trackers(topic, store, settings.clock)
         self._trimmer = LedgerTrimmer(ledgers, self.cursors)
         self._changing = asyncio.Lock()
         self._check_open = check_open
@@ -64,11 +67,27 @@ class SubscriptionRegistry:
         self._ports_made = 0
 
     async def open(self) -> None:
-        """Open the cursors of all subscriptions; if entries were lost, continue behind them."""
-        await self.cursors.open_all()
-        lost = self.cursors.highest_lost
+        """Open the cursors of all subscriptions; if entries were lost, continue behind them.
+
+        :raises LedgerError: one cannot be read; nothing is open then
+        """
+        opened: list[Cursor] = []
+        async with close_on_error(opened):
+            for cursor in sorted(cursors_in(await self._store.names())):
+                if (name := subscription_of(cursor)) is not None:
+                    self.cursors[name] = await self._open_cursor(name, None)
+                    opened.append(self.cursors[name])
+        lost = self._highest_lost
         if self._ledgers.is_torn or lost is not None:
             await self._ledgers.continue_after(lost or 0)
+
+    @property
+    def _highest_lost(self) -> int | None:
+        """Return the highest ledger of which a cursor has acknowledged lost entries, None if no entries are lost."""
+        last, cursors = self._ledgers.ids[-1], self.cursors.values()
+        lost = [last for each in cursors if each.statistics().cut_entries]
+        reached = (max(each.highest_acked, each.mark_delete_position).ledger for each in cursors)
+        return max([*lost, *(ledger for ledger in reached if ledger > last)], default=None)
 
     def trim(self) -> None:
         """Delete the ledgers that no subscription needs."""
@@ -79,9 +98,9 @@ class SubscriptionRegistry:
 
         :raises InvalidArgumentError: there is no such subscription
         """
-        cursor = self.cursors.all.get(name)
+        cursor = self.cursors.get(name)
         if cursor is None:
-            raise InvalidArgumentError("subscription", name, f"one of {sorted(self.cursors.all)}")
+            raise InvalidArgumentError("subscription", name, f"one of {sorted(self.cursors)}")
         return cursor
 
     async def get(self, name: str) -> Subscription:
@@ -148,10 +167,13 @@ class SubscriptionRegistry:
             raise BrokerError(f"subscription {name!r} has a consumer")
         if subscription.tracker is not None:
             await self._trackers.delete(subscription.tracker, subscription.delayed)
-        del self.used[name], self._settings[name]
+        del self.used[name], self._delayed[name]
         with suppress(LedgerError, TimeoutError):  # what could not be written is deleted
             await subscription.aclose()
-        await self.cursors.delete(name)
+        for log in await self._store.names():
+            if (match := CURSOR_LOG_NAME.fullmatch(log)) and match[1] == subscription_cursor(name):
+                await self._store.delete(log)
+        self.cursors.pop(name, None)
         self.trim()
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
@@ -166,7 +188,7 @@ class SubscriptionRegistry:
 
     async def flush(self) -> None:
         """Return when everything that was acknowledged before the call is durable."""
-        await asyncio.gather(*map(self._flush, list(self.cursors.all.values())))
+        await asyncio.gather(*map(self._flush, list(self.cursors.values())))
 
     async def _flush(self, cursor: Cursor) -> None:
         try:
@@ -184,7 +206,7 @@ class SubscriptionRegistry:
                 await port.close()
         await self._trimmer.end()
         closers: list[Callable[[], Awaitable[None]]] = [each.aclose for each in self.used.values()]
-        closers += [each.aclose for name, each in self.cursors.all.items() if name not in self.used]
+        closers += [each.aclose for name, each in self.cursors.items() if name not in self.used]
         errors: list[Exception] = []
         for close in [*closers, self._trackers.aclose, *others]:
             try:
@@ -211,10 +233,8 @@ class SubscriptionRegistry:
             self._topic,
             self._ledgers,
             cursor,
-            self._clock,
-            config=self._config,
+            self._settings._replace(delayed=delayed or self._delayed.get(name, self._settings.delayed)),
             on_trimmable=self.trim,
-            delayed=delayed or self._settings.get(name, self._delayed),
         )
         try:
             made.begin(await self._trackers.make(name, cursor, made.delayed, made.wake))
@@ -222,14 +242,72 @@ class SubscriptionRegistry:
             await made.end()
             raise
         self.used[name] = made
-        self._settings[name] = made.delayed
+        self._delayed[name] = made.delayed
         return made
 
     async def _get_or_create_cursor(self, name: str, initial: InitialPosition) -> Cursor:
-        known = self.cursors.all.get(name)
+        """Return a cursor; a new one begins at the end or with the first entry, and is durable when this returns."""
+        known = self.cursors.get(name)
         if known is not None and not known.is_closed:
             return known
-        return await self.cursors.create(name, self._ledgers.last_position if initial == "latest" else None)
+        cursor = await self._open_cursor(name, self._ledgers.last_position if initial == "latest" else None)
+        try:
+            ledger, entry = cursor.mark_delete_position
+            await cursor.reset((ledger, entry + 1))
+            await cursor.flush()
+        except BaseException:
+            await cursor.aclose()
+            raise
+        self.cursors[name] = cursor
+        return cursor
+
+    async def _open_cursor(self, name: str, start: Position | None) -> Cursor:
+        config = self._settings.config.cursor
+        return await Cursor.open(self._store, self._ledgers, config, name=subscription_cursor(name), start=start)
+
+
+class LedgerTrimmer:
+    """Deletes the ledgers that every subscription has acknowledged durably; without a subscription, none."""
+
+    def __init__(self, ledgers: TopicLedgers, cursors: Mapping[str, Cursor]) -> None:
+        self._ledgers = ledgers
+        self._cursors = cursors
+        self._is_ended = False
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Look for ledgers to delete: a subscription needs fewer than before."""
+        if self._task is None and not self._is_ended and self._is_useful():
+            self._task = asyncio.get_running_loop().create_task(self._trim(), name="pulsar_nack.LocalTopic trim")
+
+    def _first_needed(self) -> int | None:
+        """Return the lowest ledger that has to stay, None if all have to. The last one always stays."""
+        nexts = [cursor.next_position for cursor in self._cursors.values()]
+        return min((self._ledgers.ids[-1] if each is None else each.ledger for each in nexts), default=None)
+
+    def _is_useful(self) -> bool:
+        first = self._first_needed()
+        return first is not None and self._ledgers.ids[0] < first
+
+    async def _trim(self) -> None:
+        try:
+            while self._is_useful() and not self._is_ended:
+                for cursor in list(self._cursors.values()):
+                    if not cursor.is_closed:
+                        await cursor.flush()
+                first = self._first_needed()
+                if first is not None:
+                    await self._ledgers.trim(first)
+        except (LedgerError, ClosedError) as error:
+            _log.warning("ledgers that are not needed could not be deleted and stay for now: %s", error)
+        finally:
+            self._task = None
+
+    async def end(self) -> None:
+        """Begin no more deletions, and wait for the present one."""
+        self._is_ended = True
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
 
 class Trackers:

@@ -11,15 +11,13 @@ import logging
 from collections.abc import Callable, Iterable
 
 from .._tasks import TaskOwner
-from ..clock import Clock
-from ..config import BucketConfig, TopicConfig
 from ..consumer import SessionEvent
 from ..cursor import Cursor
 from ..delayed import DelayedDeliveryTracker
 from ..errors import BrokerError
 from ..ids import MessageId, Position
 from ._admission import AdmissionControl
-from ._arguments import Joining
+from ._arguments import Joining, TopicSettings
 from ._cursor_moves import CursorMoves
 from ._delivery_loop import DeliveryLoop
 from ._dispatcher import Dispatcher, SubscriptionType
@@ -33,9 +31,7 @@ _log = logging.getLogger("pulsar_nack.topic")
 class Subscription:
     """One subscription and its consumers; made by :class:`~pulsar_nack.LocalTopic`.
 
-    :param config: how large the acknowledgement state may grow
     :param on_trimmable: called when the mark-delete position has moved to another ledger
-    :param delayed: how delayed messages are kept
     """
 
     def __init__(
@@ -44,19 +40,17 @@ class Subscription:
         topic: str,
         ledgers: TopicLedgers,
         cursor: Cursor,
-        clock: Clock,
+        settings: TopicSettings,
         *,
-        config: TopicConfig,
         on_trimmable: Callable[[], None],
-        delayed: BucketConfig,
     ) -> None:
         self.name = name
         self._topic = topic
         self._ledgers = ledgers
         self.cursor = cursor
-        self.delayed = delayed
+        self.delayed = settings.delayed
         self._dispatcher = Dispatcher(SubscriptionType.SHARED)
-        self._admission = AdmissionControl(cursor, self._dispatcher, config, name, clock)
+        self._admission = AdmissionControl(cursor, self._dispatcher, settings.config, name, settings.clock)
         self._delivery = DeliveryLoop(
             name, topic, ledgers, cursor=cursor, dispatcher=self._dispatcher, admission=self._admission
         )

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from os import PathLike
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Self, overload
 
-from .._check import check_integer, check_text, clock_of, config_of
+from .._check import check_integer, check_text
 from .._delays import FIRST_PUBLISH_MS, seek_position
-from .._lifetime import ClosesOnExit, LoopBound
+from .._lifetime import ClosesOnExit, LoopBound, Opening
 from ..clock import Clock
-from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
+from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, PortTraits, Subscribing
 from ..consumer.transport import AnyPosition, AnyType
 from ..consumer.transport import initial_position as as_initial_position
@@ -23,7 +23,7 @@ from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
-from ._arguments import as_bucket_config, check_options, check_subscribe, check_subscription_name
+from ._arguments import TopicSettings, check_options, check_subscribe, check_subscription_name, check_topic
 from ._entry import entry_class
 from ._ledgers import STATE, TopicLedgers
 from ._port import LocalPort
@@ -50,20 +50,12 @@ class LocalTopic(ClosesOnExit, LoopBound):
 
     _place: LogStore
 
-    def __init__(self, name: str, store: LogStore, ledgers: TopicLedgers, settings: _TopicSettings) -> None:
+    def __init__(self, name: str, store: LogStore, ledgers: TopicLedgers, settings: TopicSettings) -> None:
         self.name = name
         self._ledgers = ledgers
         self._settings = settings
         self._publisher = EntryPublisher(name, ledgers, settings.delayed, settings.clock)
-        self._subscriptions = SubscriptionRegistry(
-            name,
-            store,
-            ledgers,
-            config=settings.config,
-            delayed=settings.delayed,
-            clock=settings.clock,
-            check_open=self._ensure_open,
-        )
+        self._subscriptions = SubscriptionRegistry(name, store, ledgers, settings, self._ensure_open)
         self.retry_topics = RetryTopics()
         """The retry topics of its subscriptions."""
         self._is_closed = True  # until it is open
@@ -97,8 +89,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
         :raises MissingExtraError: protobuf is not installed
         """
         entry_class()
-        memory = BucketConfig(delayed_delivery_tracker_factory_class_name="memory")
-        settings = _TopicSettings(config_of(config, TopicConfig), as_bucket_config(delayed) or memory, clock_of(clock))
+        settings = check_topic(config, delayed, clock)
         check_text("name", name)
         check_integer("first_ledger", first_ledger, 0)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
@@ -169,7 +160,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
     @property
     def subscriptions(self) -> Sequence[str]:
         """Return the names of all subscriptions, with or without a consumer."""
-        return sorted(self._subscriptions.cursors.all)
+        return sorted(self._subscriptions.cursors)
 
     def cursor(self, subscription: str) -> Cursor:
         """Return the cursor of a subscription, to be read and not to be changed.
@@ -381,7 +372,25 @@ class LocalTopic(ClosesOnExit, LoopBound):
         await self._subscriptions.flush()
 
 
-class _TopicSettings(NamedTuple):
-    config: TopicConfig
-    delayed: BucketConfig
-    clock: Clock
+class OpeningTopic(Opening[LocalTopic]):
+    """What :func:`open_local` returns: ``async with`` it, or ``await`` it and close the topic yourself."""
+
+    _what = "topic"
+
+
+def open_local(
+    home: str | PathLike[str] | LogStore,
+    config: TopicConfig | None = None,
+    *,
+    name: str = "persistent://public/default/local",
+    delayed: DelayedDeliveryConfig | None = None,
+    clock: Clock | None = None,
+) -> OpeningTopic:
+    """Open a local topic; the parameters and errors are those of :meth:`~pulsar_nack.LocalTopic.open`.
+
+    ::
+
+        async with pulsar_nack.open_local("data/orders") as topic:
+            await topic.publish(b"an order")
+    """
+    return OpeningTopic(lambda: LocalTopic.open(home, config, name=name, delayed=delayed, clock=clock))

@@ -28,15 +28,9 @@ class WritePlace(NamedTuple):
     room: int
 
 
-class WrittenEntry(NamedTuple):
-    """An entry that was written, and its bytes on storage."""
+class QueuedEntry(NamedTuple):
+    """An entry to be written, and its bytes on storage."""
 
-    position: Position
-    entry: Entry
-    size: int
-
-
-class _QueuedEntry(NamedTuple):
     data: bytes
     entry: Entry
     done: asyncio.Future[Position]
@@ -46,15 +40,17 @@ class EntryWriter:
     """Writes the entries of a topic.
 
     :param find_place: returns where to write next, with room for one entry at least
-    :param on_written: called with the written entries, before their calls return
+    :param on_written: called with the written entries and their positions, before their calls return
     """
 
     def __init__(
-        self, find_place: Callable[[], Awaitable[WritePlace]], on_written: Callable[[Sequence[WrittenEntry]], None]
+        self,
+        find_place: Callable[[], Awaitable[WritePlace]],
+        on_written: Callable[[Sequence[QueuedEntry], Sequence[Position]], None],
     ) -> None:
         self._find_place = find_place
         self._on_written = on_written
-        self._queue: deque[_QueuedEntry] = deque()
+        self._queue: deque[QueuedEntry] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def append(self, entry: Entry, data: bytes) -> Position:
@@ -64,7 +60,7 @@ class EntryWriter:
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Position] = loop.create_future()
-        self._queue.append(_QueuedEntry(data, entry, done))
+        self._queue.append(QueuedEntry(data, entry, done))
         if self._task is None:
             self._task = loop.create_task(self._work(), name="pulsar_nack.LocalTopic write")
         return await done
@@ -86,7 +82,7 @@ class EntryWriter:
 
     async def _write_some(self) -> None:
         """Write as many queued entries as fit into the ledger, and not too many at a time."""
-        group: list[_QueuedEntry] = []
+        group: list[QueuedEntry] = []
         try:
             place = await self._find_place()
             group = self._take(place.room)
@@ -98,19 +94,14 @@ class EntryWriter:
                 raise
             return
         positions = [Position(place.ledger, first + at) for at in range(len(group))]
-        self._on_written(
-            [
-                WrittenEntry(position, each.entry, len(each.data))
-                for position, each in zip(positions, group, strict=True)
-            ]
-        )
+        self._on_written(group, positions)
         for position, waiting in zip(positions, group, strict=True):
             if not waiting.done.done():
                 waiting.done.set_result(position)
 
-    def _take(self, limit: int) -> list[_QueuedEntry]:
+    def _take(self, limit: int) -> list[QueuedEntry]:
         """Take entries from the queue, without those that were withdrawn."""
-        group: list[_QueuedEntry] = []
+        group: list[QueuedEntry] = []
         size = 0
         while self._queue and len(group) < limit:
             size += len(self._queue[0].data) + _HEAD
