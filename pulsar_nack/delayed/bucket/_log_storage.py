@@ -15,6 +15,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from os import PathLike
 from types import TracebackType
 from typing import Final, Self
 
@@ -23,6 +24,7 @@ from ..._delays import Delay, delay_seconds
 from ..._lifetime import LoopBound
 from ..._tasks import TaskOwner
 from ...clock import Clock, WallClock
+from ...config import BucketConfig
 from ...errors import (
     ClosedError,
     LedgerError,
@@ -31,9 +33,9 @@ from ...errors import (
     LogStorageError,
     SnapshotNotFoundError,
 )
-from ...ledger import LogStore
+from ...ledger import LocalLogStore, LogStore
 from ...ledger.format import group_records
-from ...ledger.ownership import storage_timeout
+from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
 from ..format import (
     SNAPSHOT_LOG_NAME,
     Footer,
@@ -41,13 +43,15 @@ from ..format import (
     split_entries,
     subscription_digest,
 )
-from ._log_cursor import CLOSE_TIMEOUT_S
+from ._log_cursor import CLOSE_TIMEOUT_S, CURSOR, LogDelayedCursor, names_of
 from ._open_snapshots import OpenSnapshot, SnapshotCache, snapshot_errors
 
 _RANDOM_BITS: Final = 20
 _LATEST_MS: Final = 1 << 42
 """In the year 2109. Ids have at most 64 bits and the digits that names allow, even if the clock is far off."""
-MAX_APPEND: Final = 1 << 23
+_MAX_APPEND: Final = 1 << 23
+_MAX_LOCAL_APPEND: Final = 1 << 18
+"""Records of one append are read together. Reads of files are cheap, so there it is a few segments of a snapshot."""
 _HIGHEST_APPEND: Final = 15 << 20
 
 
@@ -69,7 +73,7 @@ class LogSnapshotStorage(LoopBound):
         store: LogStore,
         *,
         max_open: int = 64,
-        max_append: int = MAX_APPEND,
+        max_append: int = _MAX_APPEND,
         clock: Clock | None = None,
         close_timeout: Delay = CLOSE_TIMEOUT_S,
     ) -> None:
@@ -280,3 +284,60 @@ class LogSnapshotStorage(LoopBound):
         if self._is_closed:
             raise ClosedError("LogSnapshotStorage")
         self._check_loop("the snapshots")
+
+
+class TrackerLogs:
+    """A cursor and a snapshot storage that are opened and closed together.
+
+    The owner of the cursor's name in the store also owns the snapshots.
+
+    :param place: the store, or its owned part, that is closed at last
+    """
+
+    def __init__(
+        self,
+        cursor: LogDelayedCursor,
+        storage: LogSnapshotStorage,
+        place: OwnedStore | LocalLogStore,
+        close_timeout_s: float,
+    ) -> None:
+        self.cursor = cursor
+        self.storage = storage
+        self.place = place
+        self._close_timeout_s = close_timeout_s
+
+    @classmethod
+    async def open_store(cls, store: LogStore, config: BucketConfig) -> Self:
+        """Open the logs in a store, which its owner closes afterwards."""
+        part = await take_ownership(store, (await names_of(store, CURSOR)).cursor)
+        async with close_on_error([part]):
+            return await cls._open(part, part, config)
+
+    @classmethod
+    async def open_local(cls, path: str | PathLike[str], config: BucketConfig) -> Self:
+        """Open the logs in a folder, which is created if it is missing."""
+        store = await LocalLogStore.open(path)
+        async with close_on_error([store]):
+            names = await names_of(store, CURSOR)
+            return await cls._open(await take_ownership(store, names.cursor), store, config)
+
+    @classmethod
+    async def _open(cls, part: OwnedStore, place: OwnedStore | LocalLogStore, config: BucketConfig) -> Self:
+        timeout = config.close_timeout
+        cursor = await LogDelayedCursor.open(part, close_timeout=timeout)
+        max_append = _MAX_LOCAL_APPEND if isinstance(part, LocalLogStore) else _MAX_APPEND
+        storage = LogSnapshotStorage(part, max_append=max_append, close_timeout=timeout)
+        await storage.start()
+        return cls(cursor, storage, place, timeout.total_seconds())
+
+    async def aclose(self) -> None:
+        """Close cursor, storage and store. Takes at most ``close_timeout``.
+
+        :raises TimeoutError: storage did not answer in time; everything is closed as soon as it does
+        """
+        try:
+            async with storage_timeout(self._close_timeout_s, "the tracker"):
+                await asyncio.gather(self.cursor.aclose(), self.storage.close())
+                await self.place.aclose()
+        finally:
+            self.place.close_soon()

@@ -26,10 +26,10 @@ from ..storage import BucketSnapshotStorage, DelayedCursor
 from ..ticks import LATEST
 from ._index import BucketIndex, split_due
 from ._log_cursor import LogDelayedCursor
+from ._log_storage import TrackerLogs
 from ._snapshots import Snapshots
 from ._statistics import BucketStatistics
 from ._timer import DispatchTimer
-from ._tracker_logs import TrackerLogs
 from ._worker import Worker
 
 _NAME: Final = "BucketDelayedDeliveryTracker"

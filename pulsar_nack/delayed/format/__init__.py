@@ -1,16 +1,6 @@
 """The stored forms of delayed messages: snapshots, their logs, and the cursor properties that name them."""
 
-from ._columns import Columns, Index
-from ._names import (
-    SNAPSHOT_LOG_NAME,
-    NamedSnapshot,
-    bucket_key,
-    free_key,
-    named_snapshots,
-    snapshot_log_name,
-    subscription_digest,
-)
-from ._positions import BulkPositionSet
+from ._indexes import BulkPositionSet, Columns, Index
 from ._snapshot import (
     STEP,
     SegmentRow,
@@ -21,7 +11,18 @@ from ._snapshot import (
     read_metadata,
     snapshot_protobuf,
 )
-from ._snapshot_log import Footer, decode_footer, split_entries
+from ._snapshot_log import (
+    SNAPSHOT_LOG_NAME,
+    Footer,
+    NamedSnapshot,
+    bucket_key,
+    decode_footer,
+    free_key,
+    named_snapshots,
+    snapshot_log_name,
+    split_entries,
+    subscription_digest,
+)
 
 __all__ = [
     "SNAPSHOT_LOG_NAME",
