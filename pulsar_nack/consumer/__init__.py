@@ -8,6 +8,7 @@ from ._events import (
     ConsumerDrained,
     ConsumerEvent,
     ConsumerHook,
+    ConsumerTrace,
     LeaseExpired,
     MessageAcknowledged,
     MessageDeadLettered,
@@ -17,6 +18,7 @@ from ._events import (
     MessageReceived,
     MessageRedelivered,
     MessageRetried,
+    TraceNote,
 )
 from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy
 from ._lifecycle import DrainReport
@@ -47,7 +49,6 @@ from ._runner import Handler
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
-from ._tracing import ConsumerTrace, TraceNote
 
 __all__ = [
     "AcksDone",

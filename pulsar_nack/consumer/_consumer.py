@@ -15,6 +15,7 @@ from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._consumer_state import YIELD_AFTER_MS, ConsumerState
 from ._engine import ConsumerEngine
+from ._events import names_of
 from ._lifecycle import DrainReport, Lifecycle
 from ._message import Message, acknowledge_all, receive_batch
 from ._outcomes import OnError
@@ -23,7 +24,6 @@ from ._runner import Handler, Runner, RunOptions
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._statistics import ConsumerStatistics, statistics_of
 from ._subscription import SubscriptionVerbs
-from ._tracing import names_of
 
 
 class Consumer(ClosesWhenDropped):

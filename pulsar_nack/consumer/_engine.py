@@ -18,6 +18,7 @@ from ..clock import LoopClock, WallClock
 from ..errors import ClosedError
 from ._acks import Acks
 from ._consumer_state import ConsumerState
+from ._events import MessageTrace, names_of
 from ._gate_queue import DurableGateQueue
 from ._key_order import KeyOrder
 from ._letters import Letters
@@ -30,7 +31,6 @@ from ._receiver import Receiver
 from ._redelivery_queue import RedeliveryQueue
 from ._settings import ConsumerSettings
 from ._settler import Settler
-from ._tracing import MessageTrace, names_of
 from ._unacked import UnackedLimiter, watch_held_back
 
 _log = logging.getLogger("pulsar_nack.consumer")

@@ -1,17 +1,30 @@
-"""The events of a consumer: one frozen record for each thing that happens to it and its messages.
+"""The events of a consumer, for its hooks and its trace. All of them are reported by :class:`MessageTrace`.
 
-A hook is any callable that takes one event. A consumer's hooks also get the events of its tracker, see
+A hook is any callable that takes one event, a frozen record. A consumer's hooks also get the events of its tracker, see
 :data:`~pulsar_nack.nack.NackEvent`. Hooks run in the event loop and must not block. The first error that one raises is
 logged, and all are counted (``statistics().nack.hook_errors``); they never reach the consumer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
 
+from ..clock import Clock
 from ..ids import MessageId
-from ..nack import NackEvent
+from ..nack import Hooks, NackEvent
+from ._message_state import SENT_AWAY, MessageState, State
+
+DEAD_LETTER: Final = "dead-letter"
+"""The reason of the acknowledgement of a dead letter."""
+RETRY_TOPIC: Final = "retry-topic"
+"""The reason of the acknowledgement of a message that was published to the retry topic."""
+ASKED_FOR: Final = "redeliver_unacknowledged_messages"
+"""The reason of the nack of a message that this call asks for."""
+LEASE_EXPIRED: Final = "lease expired"
+"""The reason of the nack, or of the dead letter, of a message whose lease ended."""
+_REASONS: Final = {State.DEAD_LETTERING: DEAD_LETTER, State.RETRYING: RETRY_TOPIC}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +163,200 @@ class ConsumerHook(Protocol):
     def __call__(self, event: ConsumerEvent | NackEvent, /) -> None:
         """Handle one event."""
         ...
+
+
+class TraceNote(Protocol):
+    """Notes one event; called on the loop, never blocks, never raises."""
+
+    def __call__(
+        self,
+        event: str,
+        message_id: MessageId,
+        attempt: int | None = None,
+        *,
+        delay_ms: int | None = None,
+        due_in_ms: int | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Note one event.
+
+        :param event: nack, redeliver, arrive, ack, cancel, hold or error
+        :param attempt: how often the message was delivered before
+        :param due_in_ms: its deadline, from now; negative: past
+        """
+        ...
+
+
+class ConsumerTrace(Protocol):
+    """Where consumers note what happens; a :class:`~pulsar_nack.observe.TraceWriter` is one."""
+
+    def source(self, topic: str = "", subscription: str = "", consumer: str = "") -> TraceNote:
+        """Return the callable that one consumer notes its events with."""
+        ...
+
+
+class MessageTrace:
+    """Reports what happens to the trace and to the hooks, and counts what is rare.
+
+    Callers may leave out a call while :attr:`is_on` is false, except those that count.
+
+    :param note: takes the events of the trace; None: they are dropped
+    :param hooks: take the events above
+    """
+
+    def __init__(self, note: TraceNote | None, clock: Clock, hooks: Sequence[ConsumerHook] = ()) -> None:
+        self.hooks = Hooks(hooks)
+        self._has_hooks = bool(self.hooks)
+        self.is_on = note is not None or self._has_hooks
+        self.total_retried = self.total_deferred = self.total_leases_expired = self.total_drains = 0
+        self._note = note
+        self.clock = clock
+        self._redelivery_hooks = Hooks([])
+
+    def watch_redeliveries(self, hook: Callable[[MessageRedelivered], None]) -> None:
+        """Call a hook with each :class:`MessageRedelivered` from now on, and with nothing else: for metrics."""
+        self._redelivery_hooks = Hooks([*self._redelivery_hooks, hook])
+        self.is_on = True
+
+    def arrive(self, record: MessageState, due_at_ms: int | None, *, is_local: bool = False) -> None:
+        """Note a delivery to the user; ``due_at_ms``: the deadline, if a redelivery was awaited."""
+        if self._note is not None:
+            self._note("arrive", record.id, record.redelivery_count, due_in_ms=self._due_in(due_at_ms))
+        if due_at_ms is None:
+            if self._has_hooks:
+                self.hooks.emit(MessageReceived(*self._about(record)))
+        elif self._has_hooks or self._redelivery_hooks:
+            message_id, attempt, now_ms = self._about(record)
+            event = MessageRedelivered(message_id, attempt, now_ms, is_local, now_ms - due_at_ms)
+            if self._has_hooks:
+                self.hooks.emit(event)
+            self._redelivery_hooks.emit(event)
+
+    def nack(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
+        """Note a negative acknowledgement; ``delay_ms`` is None for a message that goes to another topic."""
+        self._note_held(record, delay_ms, reason)
+        if self._has_hooks and delay_ms is not None:
+            self.hooks.emit(MessageNacked(*self._about(record), delay_ms, reason or ""))
+
+    def nacked_last(self, message_id: MessageId, count: int, reason: str) -> None:
+        """Note the negative acknowledgement of the last attempt; the trace has its dead letter."""
+        if self._has_hooks:
+            self.hooks.emit(MessageNacked(message_id, count + 1, self.clock.now_ms(), None, reason))
+
+    def deferred(self, record: MessageState, delay_ms: int) -> None:
+        """Note and count a message that is postponed: in the trace a nack with the reason ``deferred``."""
+        self.total_deferred += 1
+        self._note_held(record, delay_ms, "deferred")
+        if self._has_hooks:
+            self.hooks.emit(MessageDeferred(*self._about(record), delay_ms))
+
+    def lease_expired(self, record: MessageState, delay_ms: int | None) -> None:
+        """Note and count the end of a lease: in the trace a nack, unless that has the nack of a dead letter already.
+
+        :param delay_ms: None for a dead letter
+        """
+        self.total_leases_expired += 1
+        if delay_ms is not None:
+            self._note_held(record, delay_ms, LEASE_EXPIRED)
+        if self._has_hooks:
+            self.hooks.emit(LeaseExpired(*self._about(record)))
+
+    def hold(self, message_id: MessageId, count: int, reason: str) -> None:
+        """Note why a message, or its nack, has to wait."""
+        if self._note is not None:
+            self._note("hold", message_id, count, reason=reason)
+
+    def redeliver(self, record: MessageState, reason: str | None = None) -> None:
+        """Note that a message is due and redelivered, from memory or by the broker."""
+        if self._note is not None:
+            count, due_in_ms = record.redelivery_count, self._due_in(record.due_at_ms)
+            self._note("redeliver", record.id, count, due_in_ms=due_in_ms, reason=reason)
+
+    def request_again(self, counts: Iterable[tuple[MessageId, int | None]], reason: str) -> None:
+        """Note repeated requests; without a deadline, for another consumer may have nacked since."""
+        if self._note is not None:
+            for message_id, count in counts:
+                self._note("redeliver", message_id, count, reason=reason)
+
+    def cancel(self, message_id: MessageId, count: int | None, reason: str) -> None:
+        """Note that a hold, or a message that waited to be redelivered, is dropped."""
+        if self._note is not None:
+            self._note("cancel", message_id, count, reason=reason)
+
+    def cancel_all(self, records: Iterable[MessageState], reason: str) -> None:
+        """Note that waiting messages are dropped."""
+        for record in records:
+            self.cancel(record.id, record.redelivery_count, reason)
+
+    def settled(self, records: Sequence[MessageState]) -> None:
+        """Note confirmed acknowledgements, and the holds that they ended."""
+        if self._has_hooks:
+            for record in records:
+                if record.before_ack not in SENT_AWAY:
+                    self.hooks.emit(MessageAcknowledged(*self._about(record)))
+        if self._note is not None:
+            for record in records:
+                if record.before_ack is State.HELD:
+                    self._note("cancel", record.id, record.redelivery_count, reason="ack")
+                reason = _REASONS.get(record.before_ack or State.DELIVERED, "ack")
+                self._note("ack", record.id, record.redelivery_count, reason=reason)
+
+    def settled_through(self, record: MessageState, *, was_held: bool) -> None:
+        """Note a message that a cumulative acknowledgement covers."""
+        if self._note is not None:
+            if was_held:
+                self._note("cancel", record.id, reason="ack")
+            self._note("ack", record.id, reason="ack")
+        if self._has_hooks:
+            self.hooks.emit(MessageAcknowledged(*self._about(record)))
+
+    def dead_lettered(self, record: MessageState, topic: str, reason: str) -> None:
+        """Note a message that is in the dead-letter topic, and acknowledged."""
+        if self._has_hooks:
+            self.hooks.emit(MessageDeadLettered(*self._about(record), topic, reason))
+
+    def retried(self, record: MessageState, topic: str, delay_ms: int) -> None:
+        """Note and count a message that is in the retry topic, and acknowledged."""
+        self.total_retried += 1
+        if self._has_hooks:
+            self.hooks.emit(MessageRetried(*self._about(record), topic, delay_ms))
+
+    def error(self, message_id: MessageId, count: int | None, what: str, error: BaseException) -> None:
+        """Note that a request for a message failed."""
+        if self._note is not None:
+            self._note("error", message_id, count, reason=f"{what}: {error!r}")
+
+    def connected(self, topic: str, partition: int) -> None:
+        """Note that a session began, or that the consumer is open."""
+        if self._has_hooks:
+            self.hooks.emit(ConsumerConnected(topic, partition, self.clock.now_ms()))
+
+    def disconnected(self, topic: str, partition: int, reason: str) -> None:
+        """Note that a session ended, or that the consumer is closed."""
+        if self._has_hooks:
+            self.hooks.emit(ConsumerDisconnected(topic, partition, self.clock.now_ms(), reason))
+
+    def drained(self, given_back: int, left: int) -> None:
+        """Note and count a drain that is over."""
+        self.total_drains += 1
+        if self._has_hooks:
+            self.hooks.emit(ConsumerDrained(self.clock.now_ms(), given_back, left))
+
+    def _note_held(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
+        if self._note is not None:
+            is_held = delay_ms is not None and record.is_held
+            due_in_ms = max(record.due_at_ms - self.clock.now_ms(), 0) if is_held else None
+            count = record.redelivery_count
+            self._note("nack", record.id, count, delay_ms=delay_ms, due_in_ms=due_in_ms, reason=reason or None)
+
+    def _about(self, record: MessageState) -> tuple[MessageId, int, int]:
+        return record.id, record.redelivery_count + 1, self.clock.now_ms()
+
+    def _due_in(self, due_at_ms: int | None) -> int | None:
+        return None if due_at_ms is None else due_at_ms - self.clock.now_ms()
+
+
+def names_of(port: Any) -> tuple[str, str, str]:
+    """Return topic, subscription and consumer name, each empty where the port does not name it."""
+    names = getattr(port, "names", ("", "", ""))
+    return (str(names[0]), str(names[1]), str(names[2]))

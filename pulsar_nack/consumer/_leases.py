@@ -20,9 +20,9 @@ from .._delays import Delay, positive_delay_ms
 from ..errors import AlreadySettledError, LeaseExpiredError
 from ..ids import MessageId
 from ._consumer_state import ConsumerState
+from ._events import LEASE_EXPIRED
 from ._message_state import Lease, MessageState, State
 from ._port import Delivery
-from ._tracing import LEASE_EXPIRED
 
 _log = logging.getLogger("pulsar_nack.consumer")
 PAST_LEASE: Final = "past its lease"

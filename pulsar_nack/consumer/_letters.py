@@ -16,6 +16,7 @@ from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._acks import Acks
+from ._events import MessageTrace, names_of
 from ._letter_route import LetterRoute
 from ._letter_rules import DeadLetterRules, LetterMessage, RetryTopic, Wait, as_reason, attempts_failed
 from ._mark_delete import MarkDeleteWatch
@@ -24,7 +25,6 @@ from ._message_table import MessageTable
 from ._payloads import kept_bytes
 from ._port import ConsumerPort, Delivery
 from ._settings import ConsumerSettings
-from ._tracing import MessageTrace, names_of
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _MOST: Final = 1_000

@@ -17,6 +17,7 @@ from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
 from ..nack import NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member
+from ._events import ASKED_FOR, MessageTrace
 from ._message_state import MessageState, State
 from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
@@ -25,7 +26,6 @@ from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
 from ._sessions import place_of
 from ._settings import ConsumerSettings
-from ._tracing import ASKED_FOR, MessageTrace
 
 _MAX_IN_A_TURN: Final = 1_000
 """Messages that one turn of the loop handles."""

@@ -8,22 +8,20 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
-from .._check import check_callable, check_clock, check_config, check_integer, check_list, suggest_name
+from .._check import check_clock, check_config, check_integer, check_metadata_limit, suggest_name
 from .._delays import Delay, delay_ms, positive_delay_ms
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
-from ._events import ConsumerHook
+from ..nack import Hooks
+from ._events import ConsumerHook, ConsumerTrace
 from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy
 from ._port import PortTraits
 from ._redelivery_router import Redelivery, RedeliveryRouter
-from ._tracing import ConsumerTrace
 
 if TYPE_CHECKING:
     from .durable import DurableHome
-
-_MIN_ACK_STATE_BYTES: Final = 1_024
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -119,9 +117,7 @@ class ConsumerSettings:
             expected = "None on Exclusive and Failover subscriptions, where a broker delays no message"
             raise InvalidArgumentError("retry_topic", self.retry_topic, expected)
         RedeliveryRouter(self.redelivery, traits)
-        check_list("hooks", self.hooks, "a list of callables that take one event")
-        for index, hook in enumerate(self.hooks):
-            check_callable(f"hooks[{index}]", hook, "a callable that takes one event")
+        Hooks(self.hooks)
         if self.durable is not None:
             from .durable import check_home
 
@@ -140,10 +136,7 @@ class ConsumerSettings:
         if self.lease is not None:
             positive_delay_ms(self.lease, "lease")
         delay_ms(self.durable_ttl, "durable_ttl")
-        most = self.max_ack_state_bytes
-        if type(most) is not int or 1 <= most < _MIN_ACK_STATE_BYTES:
-            what = f"whole bytes: at least {_MIN_ACK_STATE_BYTES:,}, or below 1 for no bound"
-            raise InvalidArgumentError("max_ack_state_bytes", most, what)
+        check_metadata_limit("max_ack_state_bytes", self.max_ack_state_bytes)
 
 
 CONSUMER_SETTINGS: Final = tuple(field.name for field in fields(ConsumerSettings))

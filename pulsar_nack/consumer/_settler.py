@@ -15,13 +15,13 @@ from .._delays import Delay, delay_ms
 from ..errors import InvalidArgumentError, NoDeadLetterError, NotDurableError
 from ..ids import MessageId
 from ._consumer_state import ConsumerState
+from ._events import ASKED_FOR, DEAD_LETTER, RETRY_TOPIC
 from ._leases import Leases
 from ._letter_rules import Wait, as_reason, check_properties
 from ._letters import Letters
 from ._message_state import SENT_AWAY, MessageState, State
 from ._port import Delivery
 from ._redelivery_router import RedeliveryPlan
-from ._tracing import ASKED_FOR, DEAD_LETTER, RETRY_TOPIC
 
 if TYPE_CHECKING:
     from .durable import DurableNacks, Outcome
