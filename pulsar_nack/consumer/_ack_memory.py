@@ -152,9 +152,6 @@ class UnstampedEntries:
     def __len__(self) -> int:
         return sum(map(len, self._since.values())) + sum(map(len, self._before.values()))
 
-    def __contains__(self, key: EntryKey) -> bool:
-        return self.stamp(key) is not None
-
     def stamp(self, key: EntryKey) -> Stamp | None:
         """Return the stamp of an entry: its turn is that of the last close before it. None if it is not here."""
         ledger, entry, partition = key

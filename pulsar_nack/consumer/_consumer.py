@@ -111,8 +111,11 @@ class Consumer(ClosesWhenDropped):
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
             wait = receiver.inbox.get if state.durable is None else receiver.wait_noted
-            async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
+            if timeout is None:
                 message = await wait()
+            else:
+                async with asyncio.timeout(delay_ms(timeout, "timeout") / 1000):
+                    message = await wait()
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
             else:

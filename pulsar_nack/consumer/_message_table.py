@@ -90,7 +90,7 @@ class MessageTable:
         if acked.marks or requests.retries.known:
             return None
         key = message_id[:3]
-        if key in acked.entries or key in acked.unstamped:
+        if key in acked.entries or acked.unstamped.stamp(key) is not None:
             return None
         record = records[message_id] = MessageState(message_id, State.DELIVERED, broker_count)
         self.delivered += 1

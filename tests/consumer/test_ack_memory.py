@@ -92,7 +92,7 @@ def test_it_does_not_grow_with_the_age_of_a_consumer() -> None:
         assert len(memory.entries) <= _ack_memory.COMPACT_STEP + MEMORY_MS // 10
     assert len(memory.unstamped) > 15_000
     assert sum(ledger.memory_bytes for ledger in memory.unstamped._since.values()) < 30_000
-    first = next(entry for entry in range(20_000) if (7, entry, -1) in memory.unstamped)
+    first = next(entry for entry in range(20_000) if memory.unstamped.stamp((7, entry, -1)) is not None)
     assert memory.judge(MessageId(7, first), now_ms) is Verdict.REPLAY
 
 
