@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._requests import set_response
 from pulsar_nack.wire._connection._session import Session
 from pulsar_nack.wire._consumer import _commands as commands
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -58,6 +60,12 @@ class Recorder(Handler):
 
     def on_connection_lost(self, error: Exception) -> None:
         self._note("lost", type(error))
+
+
+def begin(connection: Connection) -> tuple[int, asyncio.Future[pb.BaseCommand]]:
+    """Begin a request; return its id, and a future for the response."""
+    response: asyncio.Future[pb.BaseCommand] = asyncio.get_running_loop().create_future()
+    return connection.begin_request("ACK", partial(set_response, response)), response
 
 
 class Stage:
@@ -158,7 +166,7 @@ async def test_all_are_called_about_the_loss() -> None:
         await late.register(commands.close)
     assert not connection.consumers
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
-        connection.begin_request("ACK")
+        begin(connection)
 
 
 @virtual_time
@@ -183,7 +191,7 @@ async def test_nothing_is_called_after_the_end() -> None:
     bad.connected.server_version = "again"
     sent = command("REACHED_END_OF_TOPIC")
     sent.reachedEndOfTopic.consumer_id = 1
-    _, waiting = stage.connection.begin_request("ACK")
+    _, waiting = begin(stage.connection)
     stage.link.transport.deliver(frame(sent) + frame(bad) + frame(sent))
     await asyncio.sleep(0.1)
     with pytest.raises(ConnectionLostError, match="CONNECTED on a connection that is open") as caught:
@@ -221,7 +229,7 @@ async def test_receipts_by_expectation() -> None:
     """A request that is begun gets the response, refusal or loss by its id; a cancelled one affects no other."""
     stage = await open_stage()
     connection = stage.connection
-    numbers, (good, bad, let_go, lost) = zip(*(connection.begin_request("ACK") for _ in range(4)), strict=True)
+    numbers, (good, bad, let_go, lost) = zip(*(begin(connection) for _ in range(4)), strict=True)
     let_go.cancel()
     for number in numbers[:3]:
         failed = {"error": 0, "message": "no"} if number == numbers[1] else {}

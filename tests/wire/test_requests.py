@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
 from pulsar_nack.errors import ConnectionLostError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire._connection._requests import PendingRequests
+from pulsar_nack.wire._connection._requests import PendingRequests, set_response
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 
+Response = asyncio.Future[pb.BaseCommand]
 DONE = pb.BaseCommand(type=pb.BaseCommand.SUCCESS)
 
 
 def table(timeout: float = 10) -> PendingRequests:
     """Return an empty table in the running loop."""
     return PendingRequests(asyncio.get_running_loop(), timeout, "pulsar://b:1")
+
+
+def begin(requests: PendingRequests, what: str, timeout: float | None = None) -> tuple[int, Response]:
+    """Begin a request; return its id, and a future for the response."""
+    response: Response = asyncio.get_running_loop().create_future()
+    return requests.begin(what, partial(set_response, response), timeout), response
 
 
 @virtual_time
@@ -28,7 +36,7 @@ async def test_each_has_its_own_time() -> None:
 
     async def wait(name: str, timeout: float | None) -> None:
         with pytest.raises(RequestTimeoutError, match=rf"pulsar://b:1: no answer to {name} within"):
-            await requests.begin(name, timeout)[1]
+            await begin(requests, name, timeout)[1]
         ended[name] = loop.time()
 
     await asyncio.gather(wait("usual", None), wait("short", 2), wait("long", 15), wait("shortest", 1))
@@ -48,7 +56,7 @@ async def test_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
         return call_at(when, *args, **more)
 
     monkeypatch.setattr(loop, "call_at", count)
-    waiting = [requests.begin("PING") for _ in range(1_000)]
+    waiting = [begin(requests, "PING") for _ in range(1_000)]
     assert timers == [10]
     for number, _ in waiting[:-1]:
         requests.resolve(number, DONE)
@@ -64,7 +72,7 @@ async def test_memory_is_that_of_what_waits() -> None:
     """Deadlines of what was answered are dropped when they are the greater part."""
     requests = table()
     for _ in range(10_000):
-        requests.resolve(requests.begin("ACK")[0], DONE)
+        requests.resolve(begin(requests, "ACK")[0], DONE)
     assert len(requests) == 0
     assert len(requests._deadlines) < 100
 
@@ -73,7 +81,7 @@ async def test_memory_is_that_of_what_waits() -> None:
 async def test_answers_that_nobody_waits_for() -> None:
     """Answers and failures of requests that are forgotten, cancelled or unknown are dropped."""
     requests = table()
-    (_, cancelled), (_, forgotten) = requests.begin("a"), requests.begin("b")
+    (_, cancelled), (_, forgotten) = begin(requests, "a"), begin(requests, "b")
     cancelled.cancel()
     requests.discard(2)
     for number in (1, 2, 3):
@@ -82,3 +90,20 @@ async def test_answers_that_nobody_waits_for() -> None:
     await asyncio.sleep(20)
     assert not forgotten.done()
     assert len(requests) == 0
+
+
+@virtual_time
+async def test_a_timeout_that_raises() -> None:
+    """What is called with a timeout and raises is reported to the loop; the others time out all the same."""
+    requests = table()
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    def fail(_: pb.BaseCommand | None, error: Exception | None) -> None:
+        raise RuntimeError("a fault") from error
+
+    requests.begin("ACK", fail, 1)
+    _, other = begin(requests, "PING", 2)
+    with pytest.raises(RequestTimeoutError):
+        await other
+    assert [str(each["exception"]) for each in reported] == ["a fault"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Final, Self, cast
 
 from ..._foreign import shown
@@ -28,7 +29,7 @@ from ._broker_errors import error_in
 from ._handlers import HandlerRegistry
 from ._handshake import Handshake, dial_error, dial_network
 from ._options import ClientOptions
-from ._requests import PendingRequests
+from ._requests import PendingRequests, set_response
 
 _CLOSE_TIMEOUT: Final = 5.0
 _FRAME_OVERHEAD: Final = 10 * 1024
@@ -79,7 +80,9 @@ class Connection(asyncio.BufferedProtocol):
         self.request_id = self._requests.next_id
         """Returns a new request id."""
         self.begin_request = self._requests.begin
-        """Returns a new request id, and a future for the response that gets the errors of :meth:`request`."""
+        """Returns a new request id; a function is called with the response, or with an error of :meth:`request`."""
+        self.discard_request = self._requests.discard
+        """Forgets a request whose response is of no interest."""
         self.fail_request = self._requests.fail
         """Fails a request that has no response yet."""
         self._handshake = Handshake(options.authentication, self._loop, self.send, self.close)
@@ -184,7 +187,9 @@ class Connection(asyncio.BufferedProtocol):
         :raises RequestTimeoutError: no response in time
         """
         self._check_open()
-        _, response = self._requests.begin(pb.BaseCommand.Type.Name(command.type), timeout, request_id)
+        response: asyncio.Future[pb.BaseCommand] = self._loop.create_future()
+        kind = pb.BaseCommand.Type.Name(command.type)
+        self._requests.begin(kind, partial(set_response, response), timeout, request_id)
         try:
             self.send(encode_command(command))
             return await response

@@ -1,20 +1,26 @@
-"""Requests that wait for their responses, with one timer for the earliest timeout."""
+"""Requests that wait for their responses, with one timer for the earliest timeout.
+
+A response is reported in the turn of the loop in which it arrives, not by a future that its owner awaits: an
+acknowledgement has many owners, and each turn costs as much as several messages.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import heapq
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ...errors import RequestTimeoutError
 from .._protocol import _pulsar_pb2 as pb
 
-Response = asyncio.Future[pb.BaseCommand]
+Answered = Callable[[pb.BaseCommand | None, Exception | None], None]
+"""Called once with the response, or with the error; it must not block."""
 
 
 class _Pending(NamedTuple):
-    response: Response
+    answered: Answered
     what: str
     timeout: float
 
@@ -44,38 +50,37 @@ class PendingRequests:
         self._last_id += 1
         return self._last_id
 
-    def begin(self, what: str, timeout: float | None = None, request_id: int | None = None) -> tuple[int, Response]:
-        """Return the id of a request, a new one unless it is given, and a future for the response.
+    def begin(self, what: str, answered: Answered, timeout: float | None = None, request_id: int | None = None) -> int:
+        """Return the id of a request, a new one unless it is given.
 
-        The future fails with RequestTimeoutError after ``timeout`` seconds. Raises a copy of the error of
-        :meth:`fail_all`, after that was called.
+        :param answered: gets the response, or RequestTimeoutError after ``timeout`` seconds
+        :raises Exception: a copy of the error of :meth:`fail_all`, after that was called
         """
         if self._ended_by is not None:
             raise _copy_of(self._ended_by)
         if request_id is None:
             self._last_id = request_id = self._last_id + 1
-        response: Response = self._loop.create_future()
         seconds = self._timeout if timeout is None else timeout
-        self._pending[request_id] = _Pending(response, what, seconds)
+        self._pending[request_id] = _Pending(answered, what, seconds)
         ends_at = self._loop.time() + seconds
         heapq.heappush(self._deadlines, (ends_at, request_id))
         if len(self._deadlines) > 2 * len(self._pending) + 64:
             self._prune()
         if self._timer is None or ends_at < self._timer.when():
             self._arm()
-        return request_id, response
+        return request_id
 
     def resolve(self, request_id: int, command: pb.BaseCommand) -> None:
-        """Set the response to a request; ignored if the request was discarded."""
+        """Report the response to a request; ignored if the request was discarded."""
         pending = self._pending.pop(request_id, None)
-        if pending is not None and not pending.response.done():
-            pending.response.set_result(command)
+        if pending is not None:
+            pending.answered(command, None)
 
     def fail(self, request_id: int, error: Exception) -> None:
         """Fail a request; ignored if it was discarded."""
         pending = self._pending.pop(request_id, None)
-        if pending is not None and not pending.response.done():
-            pending.response.set_exception(error)
+        if pending is not None:
+            pending.answered(None, error)
 
     def discard(self, request_id: int) -> None:
         """Drop a request that nothing waits for any more."""
@@ -94,8 +99,7 @@ class PendingRequests:
         self._deadlines.clear()
         self._arm()
         for each in pending.values():
-            if not each.response.done():
-                each.response.set_exception(_copy_of(error))
+            each.answered(None, _copy_of(error))
 
     def _prune(self) -> None:
         self._deadlines = [each for each in self._deadlines if each[1] in self._pending]
@@ -114,13 +118,27 @@ class PendingRequests:
     def _expire(self) -> None:
         self._timer = None
         now = self._loop.time()
-        while self._deadlines and (self._deadlines[0][1] not in self._pending or self._deadlines[0][0] <= now):
-            _, request_id = heapq.heappop(self._deadlines)
-            pending = self._pending.get(request_id)
-            if pending is not None:
-                problem = f"no answer to {pending.what} within {pending.timeout:g} s"
-                self.fail(request_id, RequestTimeoutError(f"{self._where}: {problem}"))
-        self._arm()
+        try:
+            while self._deadlines and (self._deadlines[0][1] not in self._pending or self._deadlines[0][0] <= now):
+                _, request_id = heapq.heappop(self._deadlines)
+                pending = self._pending.get(request_id)
+                if pending is not None:
+                    problem = f"no answer to {pending.what} within {pending.timeout:g} s"
+                    self.fail(request_id, RequestTimeoutError(f"{self._where}: {problem}"))
+        finally:
+            self._arm()
+
+
+def set_response(
+    response: asyncio.Future[pb.BaseCommand], command: pb.BaseCommand | None, error: Exception | None
+) -> None:
+    """Set the outcome of a request, unless its caller was cancelled."""
+    if response.done():
+        return
+    if command is not None:
+        response.set_result(command)
+    elif error is not None:
+        response.set_exception(error)
 
 
 def _copy_of(error: Exception) -> Exception:

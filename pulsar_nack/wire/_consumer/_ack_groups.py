@@ -13,11 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from ...consumer import AcksDone
 from ...errors import ConnectionLostError
-from .._protocol import _pulsar_pb2 as pb
 
 T = TypeVar("T")
 Done = Callable[[Exception | None], None]
@@ -34,7 +33,7 @@ class AckGroup:
     ``is_cumulative`` there is one entry, and all before it are acknowledged too.
     """
 
-    __slots__ = ("all_done", "entries", "is_cumulative", "receipt", "tokens", "waiting")
+    __slots__ = ("all_done", "entries", "is_cumulative", "tokens", "waiting")
 
     def __init__(self, *, is_cumulative: bool = False) -> None:
         self.entries: dict[tuple[int, int], int] = {}
@@ -43,7 +42,6 @@ class AckGroup:
         self.all_done: AcksDone[Any] | None = None
         """Called with all ``tokens`` together."""
         self.waiting: list[Done] = []
-        self.receipt: asyncio.Future[pb.BaseCommand] | None = None
 
     def finish(self, error: Exception | None) -> None:
         """Report the outcome to all callers of this group."""
@@ -54,8 +52,8 @@ class AckGroup:
             done(error)
 
 
-Send = Callable[[AckGroup], asyncio.Future[pb.BaseCommand] | None]
-"""Sends a group and returns the future of its receipt, None if the broker gives none. Raises ConnectionLostError."""
+Send = Callable[[AckGroup, Done], None]
+"""Sends a group; the second argument is called once with the receipt. Raises ConnectionLostError."""
 
 
 class AckGroupingTracker:
@@ -134,15 +132,8 @@ class AckGroupingTracker:
         self.flush()
 
     def disconnected(self) -> None:
-        """Keep unanswered groups for the next connection; answered ones are done and not sent again."""
+        """Keep unanswered groups for the next connection; receipts from this one are ignored from now on."""
         self._send_group = None
-        for group in list(self._unanswered):
-            receipt = group.receipt
-            if receipt is not None and receipt.done():  # its callback would come too late
-                self._on_receipt(group, receipt)
-            group.receipt = None
-            if receipt is not None:
-                receipt.cancel()
 
     def fail(self, error: Exception | None) -> None:
         """Fail everything that is not confirmed; None: it succeeds, as there is nothing left to acknowledge."""
@@ -185,25 +176,14 @@ class AckGroupingTracker:
         if self._send_group is None:
             return
         try:
-            receipt = self._send_group(group)
+            self._send_group(group, partial(self._on_receipt, group, self._send_group))
         except ConnectionLostError:  # `disconnected` follows; the group is sent again on the next connection
             return
-        if receipt is None:
-            self._loop.call_soon(self._on_receipt, group, None)
-            return
-        group.receipt = receipt
-        receipt.add_done_callback(partial(self._on_receipt, group))
 
-    def _on_receipt(self, group: AckGroup, receipt: asyncio.Future[pb.BaseCommand] | None) -> None:
-        """Finish a group; without a receipt it has succeeded."""
-        error: Exception | None = None
-        if receipt is not None:
-            if receipt.cancelled() or group.receipt is not receipt:
-                return
-            error = cast("Exception | None", receipt.exception())
-            group.receipt = None
-            if isinstance(error, ConnectionLostError):  # the group is sent again on the next connection
-                return
+    def _on_receipt(self, group: AckGroup, sent_by: Send, error: Exception | None) -> None:
+        """Finish a group, unless the connection that it was sent on is lost: it is sent again on the next one."""
+        if sent_by is not self._send_group or isinstance(error, ConnectionLostError):
+            return
         if self._unanswered.pop(group, self) is self:
             return
         group.finish(error)

@@ -8,10 +8,9 @@ from typing import Final
 
 from .._connection._connection import Connection
 from .._connection._session import Session
-from .._protocol import _pulsar_pb2 as pb
 from .._protocol._message_commands import MessageCommand
 from . import _commands as commands
-from ._ack_groups import AckGroup
+from ._ack_groups import AckGroup, Done
 
 _FIRST_WITH_RECEIPTS: Final = 17
 """The protocol version from which on the broker answers acknowledgements."""
@@ -66,21 +65,22 @@ class ConsumerSession(Session):
         """Request all unacknowledged messages again."""
         self.send(commands.rewind(self.id, epoch))
 
-    def send_acks(self, group: AckGroup) -> asyncio.Future[pb.BaseCommand] | None:
-        """Send acknowledgements; return the future of the receipt, None if this broker gives none.
+    def send_acks(self, group: AckGroup, answered: Done) -> None:
+        """Send acknowledgements; ``answered`` is called with the receipt, or soon if this broker gives none.
 
         :raises ConnectionLostError: the connection is closed
         """
+        connection = self.connection
         if not self._has_receipts:
-            self.connection.send(commands.acknowledge(self.id, group, None))
-            return None
-        request_id, receipt = self.connection.begin_request("ACK")
+            connection.send(commands.acknowledge(self.id, group, None))
+            asyncio.get_running_loop().call_soon(answered, None)
+            return
+        request_id = connection.begin_request("ACK", lambda _, error: answered(error))
         try:
-            self.connection.send(commands.acknowledge(self.id, group, request_id))
+            connection.send(commands.acknowledge(self.id, group, request_id))
         except BaseException:
-            receipt.cancel()
+            connection.discard_request(request_id)
             raise
-        return receipt
 
     # --- events of the connection -------------------------------------------------------------------------------------
 
