@@ -135,6 +135,9 @@ class _MemoryPort:
         """Acknowledge in the next turn of the loop, as a port does that had the answer by then."""
         asyncio.get_running_loop().call_soon(done, [token], None)
 
+    def redeliver_nowait(self, ids: Any) -> None:
+        """Do nothing."""
+
     async def acknowledge(self, ids: Any) -> None:
         """Do nothing."""
 

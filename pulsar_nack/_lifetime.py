@@ -14,7 +14,7 @@ import warnings
 from _thread import get_ident
 from collections.abc import Callable, Coroutine, Generator
 from types import SimpleNamespace
-from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Final, Generic, NoReturn, Self, SupportsIndex, TypeAlias, TypeVar
 
 from ._foreign import quoted
 from .errors import AlreadyEnteredError, WrongLoopError
@@ -22,17 +22,6 @@ from .errors import AlreadyEnteredError, WrongLoopError
 _LOG: Final = logging.getLogger("pulsar_nack.lifetime")
 running_loop = asyncio._get_running_loop
 """Returns the loop that runs in this thread, or None. Too slow for the hottest calls: see :func:`loop_thread_of`."""
-
-
-class LoopThread(Protocol):
-    """The thread in which hot calls need no further check: its id, while the loop of the object runs there."""
-
-    @property
-    def _thread_id(self) -> int | None: ...
-
-
-NO_THREAD: Final[LoopThread] = SimpleNamespace(_thread_id=None)
-"""For an object that is closed, or not open yet."""
 
 
 class _OtherLoop:
@@ -46,6 +35,12 @@ class _OtherLoop:
     @property
     def _thread_id(self) -> int | None:
         return self._thread if self._is_running() else None
+
+
+LoopThread: TypeAlias = SimpleNamespace | _OtherLoop
+"""The thread in which hot calls need no further check: ``_thread_id``, while the loop of the object runs there."""
+NO_THREAD: Final[LoopThread] = SimpleNamespace(_thread_id=None)
+"""For an object that is closed, or not open yet."""
 
 
 def loop_thread_of(loop: asyncio.AbstractEventLoop | None) -> LoopThread:

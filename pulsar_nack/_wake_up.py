@@ -3,7 +3,7 @@
 A *ticker* returns nanoseconds, so that for a real loop it can be the C function itself; its caller divides. How a
 :class:`WakeUp` waits depends on the clock:
 
-- a clock that is moved by hand (:class:`~pulsar_nack.clock.AlarmClock`) calls back itself;
+- a clock that is moved by hand (:class:`~pulsar_nack.Clock` with ``call_at``) calls back itself;
 - on the loop's own clock, the loop gets the absolute time; on the monotonic clock, the remaining time;
 - any other clock may be set, as a wall clock is, without the loop's timer noticing: while a wake-up is pending, the
   clock is read once a second.
@@ -22,14 +22,14 @@ from functools import partial
 from typing import Final
 
 from ._delays import MAX_DELAY_MS
-from .clock import AlarmClock, Clock, LoopClock, MonotonicClock
+from .clock import Clock, LoopClock, MonotonicClock
 from .errors import InvalidArgumentError
 
 NS_PER_MS: Final = 1_000_000
 CLOCK_READ_INTERVAL_MS: Final = 1_000
 """How often a clock that may be set is read while a wake-up is pending."""
 
-_EXPECTED: Final = "an AlarmClock, or a running event loop, so that on_due can be called"
+_EXPECTED: Final = "a clock with call_at, or a running event loop, so that on_due can be called"
 Ticker = Callable[[], int]
 
 
@@ -43,7 +43,7 @@ def ticker_of(clock: Clock, loop: asyncio.AbstractEventLoop) -> Ticker:
 
 def is_steady(clock: Clock) -> bool:
     """Return whether the clock cannot be set unnoticed: it runs steadily, or calls back when it is moved."""
-    return isinstance(clock, LoopClock | MonotonicClock | AlarmClock)
+    return isinstance(clock, LoopClock | MonotonicClock) or hasattr(clock, "call_at")
 
 
 def interval_clock(clock: Clock) -> Clock:
@@ -62,12 +62,12 @@ class WakeUp:
 
     :param lead_time: seconds by which to call before the time; works on the loop's own clock only, because other clocks
         count whole ms. :attr:`lead_time_ns` is the value in effect
-    :raises InvalidArgumentError: no loop runs and the clock is not an AlarmClock, so nothing could call back
+    :raises InvalidArgumentError: no loop runs and the clock has no ``call_at``, so nothing could call back
     """
 
     __slots__ = (
-        "_alarm_clock",
         "_call",
+        "_call_at",
         "_cancel",
         "_context",
         "_is_loop_clock",
@@ -83,10 +83,10 @@ class WakeUp:
 
     def __init__(self, clock: Clock, call: Callable[[int], None], lead_time: float = 0.0) -> None:
         self._call = call
-        self._alarm_clock = clock if isinstance(clock, AlarmClock) else None
+        self._call_at: Callable[[int, Callable[[], None]], Callable[[], None]] | None = getattr(clock, "call_at", None)
         self._is_loop_clock = isinstance(clock, LoopClock)
         self._longest_ms = MAX_DELAY_MS if is_steady(clock) else CLOCK_READ_INTERVAL_MS
-        self.loop = None if self._alarm_clock else _running_loop(clock)
+        self.loop = None if self._call_at else _running_loop(clock)
         self.lead_time_ns = 0
         if self.loop is not None and self._is_loop_clock and _is_monotonic(self.loop):
             self.lead_time_ns = round(lead_time * 1e9)
@@ -120,8 +120,8 @@ class WakeUp:
             self._cancel = None
 
     def _schedule(self, at_ms: int, now_ms: int, *, is_retry: bool = False) -> None:
-        if self._alarm_clock is not None:
-            self._cancel = self._alarm_clock.call_at(at_ms, partial(self._run, self._set_count))
+        if self._call_at is not None:
+            self._cancel = self._call_at(at_ms, partial(self._run, self._set_count))
             return
         assert self.loop is not None
         delay = min(max(at_ms - now_ms, 0), self._longest_ms)

@@ -7,27 +7,20 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-__all__ = ["AlarmClock", "Clock", "LoopClock", "MonotonicClock", "WallClock"]
+__all__ = ["Clock", "LoopClock", "MonotonicClock", "WallClock"]
 
 
 @runtime_checkable
 class Clock(Protocol):
-    """A source of time in whole milliseconds that never goes back."""
+    """A source of time in whole milliseconds that never goes back.
+
+    With most clocks the event loop waits. A clock that is moved by hand, as :class:`pulsar_nack.testing.ManualClock`,
+    also has a method ``call_at(at_ms, callback)``: it calls ``callback`` once when the time reaches ``at_ms``, and
+    returns a function that cancels the call.
+    """
 
     def now_ms(self) -> int:
         """Return the present time in ms since an origin that depends on the clock."""
-        ...
-
-
-@runtime_checkable
-class AlarmClock(Clock, Protocol):
-    """A clock that is moved by hand, so it has to call back at the times that are waited for.
-
-    :class:`pulsar_nack.testing.ManualClock` is one. With all other clocks the event loop waits.
-    """
-
-    def call_at(self, at_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` once when the time reaches ``at_ms``; return a function that cancels the call."""
         ...
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pulsar_nack import Clock
-from pulsar_nack.clock import AlarmClock, LoopClock, MonotonicClock, WallClock
+from pulsar_nack.clock import LoopClock, MonotonicClock, WallClock
 from pulsar_nack.testing import ManualClock, virtual_time
 
 
@@ -17,7 +17,7 @@ def test_clocks_are_clocks(clock: Clock) -> None:
     """Every clock fits the protocol and tells an int; one that is moved by hand wakes its waiters by itself."""
     assert isinstance(clock, Clock)
     assert type(clock.now_ms()) is int
-    assert isinstance(clock, AlarmClock) == isinstance(clock, ManualClock)
+    assert hasattr(clock, "call_at") == isinstance(clock, ManualClock)
 
 
 def test_monotonic_clock() -> None:

@@ -11,7 +11,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from pulsar_nack import BrokerError, ClosedError, ConsumerPort, Delivery, InvalidArgumentError, MessageId
-from pulsar_nack.consumer import SupportsPositions
+from pulsar_nack.consumer import SupportsSubscription
 from pulsar_nack.testing import (
     FakeMessage,
     FakePort,
@@ -627,7 +627,7 @@ async def test_a_seek_moves_the_partition_of_its_message() -> None:
 async def test_offers_what_consumers_may_use() -> None:
     """The port supports the optional calls of ports, and says how much it prefetches."""
     port = FakePort(receiver_queue_size=7)
-    assert isinstance(port, SupportsPositions)
+    assert isinstance(port, SupportsSubscription)
     assert port.traits.receiver_queue_size == 7
 
 

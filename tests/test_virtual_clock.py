@@ -18,7 +18,6 @@ import anyio.to_thread
 import pytest
 
 from pulsar_nack import InvalidArgumentError
-from pulsar_nack.clock import AlarmClock
 from pulsar_nack.errors import VirtualDeadlockError
 from pulsar_nack.testing import ManualClock, VirtualClockEventLoop, hold_time, run, virtual_time
 from tests.for_each import for_each
@@ -281,7 +280,7 @@ def test_the_recipe_for_pytest_asyncio(tmp_path: Path) -> None:
 def test_manual_clock_moves_forward_only() -> None:
     """Time stands still until it is moved, and never goes back."""
     clock = ManualClock(5)
-    assert isinstance(clock, AlarmClock)
+    assert hasattr(clock, "call_at")
     assert clock.now_ms() == 5
     clock.advance(10)
     clock.set(15)

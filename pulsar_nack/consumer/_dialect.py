@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from .._check import check_flag, check_integer, check_name, check_strings, suggest_name
 from ..errors import InvalidArgumentError
 from ._settings import CONSUMER_SETTINGS, ConsumerOptions
+
+if TYPE_CHECKING:
+    import pulsar
 
 SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
 InitialPosition = Literal["latest", "earliest"]
@@ -24,18 +27,9 @@ _HASHES: Final = 65_536
 _MAX_QUEUED: Final = 1_000_000
 
 
-class EnumMember(Protocol):
-    """A member of an enumeration, such as ``pulsar.ConsumerType.Shared``."""
-
-    @property
-    def name(self) -> str:
-        """Return its name."""
-        ...
-
-
-AnyType: TypeAlias = SubscriptionType | str | EnumMember
+AnyType: TypeAlias = "SubscriptionType | str | pulsar.ConsumerType"
 """A type of subscription in any spelling."""
-AnyPosition: TypeAlias = InitialPosition | str | EnumMember
+AnyPosition: TypeAlias = "InitialPosition | str | pulsar.InitialPosition"
 """An initial position in any spelling."""
 
 

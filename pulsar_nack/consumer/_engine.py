@@ -26,7 +26,7 @@ from ._mark_delete import MarkDeleteWatch, ignore_wait
 from ._message_state import MessageState, State
 from ._message_table import WAITING, MessageTable
 from ._pausing import Pausing
-from ._port import ConsumerPort, SessionEvent, SupportsConnectionState, SupportsHeldBack, SupportsSessions
+from ._port import ConsumerPort, SessionEvent, SupportsSessions
 from ._receiver import Receiver
 from ._redelivery_queue import RedeliveryQueue
 from ._settings import ConsumerSettings
@@ -137,10 +137,11 @@ class ConsumerEngine:
             runs.append(self.mark_delete.run())
         if self.state.durable is not None:
             runs.append(self.state.durable.run())
-        if isinstance(self.port, SupportsHeldBack):
-            runs.append(watch_held_back(self.port, receiver.inbox.wanted, self.limiter, lambda: receiver.received))
         if self._reporting is not None:
             self._reporting.watch_sessions(self._on_session)
+            if not self._is_local:
+                wanted, limiter = receiver.inbox.wanted, self.limiter
+                runs.append(watch_held_back(self._reporting, wanted, limiter, lambda: receiver.received))
         return [tasks.create_task(run) for run in runs]
 
     def stop(self) -> None:
@@ -180,14 +181,13 @@ class ConsumerEngine:
             return
         from .durable import DurableNacks
 
-        port = self.port if isinstance(self.port, SupportsConnectionState) else None
         durable = DurableNacks(
             memory_ms=0 if self.port.traits.keeps_acks else self._ack_memory_ms,
             keeps_members=not self._port_keeps_members,
             ttl_ms=delay_ms(settings.durable_ttl),
             clock=settings.wall_clock or WallClock(),
             in_flight=lambda: self.limiter.count() - self.receiver.waiting(),
-            is_connected=lambda: port is None or port.is_connected,
+            is_connected=lambda: getattr(self.port, "is_connected", True),
             max_ack_state_bytes=settings.max_ack_state_bytes,
         )
         await durable.open(settings.durable)

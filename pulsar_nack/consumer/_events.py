@@ -157,34 +157,15 @@ ConsumerEvent = MessageEvent | ConsumerConnected | ConsumerDisconnected | Consum
 """Any event of a consumer."""
 
 
-class ConsumerHook(Protocol):
-    """A callable that receives every event of a consumer, and of its tracker."""
+ConsumerHook = Callable[[ConsumerEvent | NackEvent], None]
+"""Any callable that handles one event; it receives every event of a consumer, and of its tracker."""
+TraceNote = Callable[..., None]
+"""Notes one event; called on the loop, never blocks, never raises.
 
-    def __call__(self, event: ConsumerEvent | NackEvent, /) -> None:
-        """Handle one event."""
-        ...
-
-
-class TraceNote(Protocol):
-    """Notes one event; called on the loop, never blocks, never raises."""
-
-    def __call__(
-        self,
-        event: str,
-        message_id: MessageId,
-        attempt: int | None = None,
-        *,
-        delay_ms: int | None = None,
-        due_in_ms: int | None = None,
-        reason: str | None = None,
-    ) -> None:
-        """Note one event.
-
-        :param event: nack, redeliver, arrive, ack, cancel, hold or error
-        :param attempt: how often the message was delivered before
-        :param due_in_ms: its deadline, from now; negative: past
-        """
-        ...
+Its arguments are the event (nack, redeliver, arrive, ack, cancel, hold or error), the message id, and the attempt: how
+often the message was delivered before, None if that is not known. Its keywords are ``delay_ms``, ``due_in_ms`` (the
+deadline, from now; negative: past) and ``reason``, None where they are left out.
+"""
 
 
 class ConsumerTrace(Protocol):

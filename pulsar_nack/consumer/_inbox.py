@@ -4,36 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
-
-from ..ids import MessageId
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-
-
-class SetAside(Protocol[Item]):
-    """Messages that wait outside of the inbox, from which they came and to which they return."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Item]: ...
-
-    def drop(self, is_gone: Callable[[Item], bool], /) -> list[Item]:
-        """Drop some of the messages, and return them."""
-        ...
-
-    def clear(self) -> None:
-        """Drop the messages: the subscription was moved."""
-        ...
-
-    def waits_for(self, item: Item, /) -> bool:
-        """Return whether messages here wait for this one, so that it has to be delivered here."""
-        ...
-
-    def note_origin(self, message_id: MessageId, /) -> None:
-        """Note that a message has come in a new session: its retry may come from memory again."""
-        ...
 
 
 class Inbox(Generic[Item]):

@@ -26,8 +26,12 @@ class LetterRoute:
         self.what = "dead letter" if state is State.DEAD_LETTERING else "message for the retry topic"
         self.done = self.failures = self.waiting = 0
         self.has_warned = False
-        self._own = None if policy.publisher is not None else _publisher_of(policy, port)
-        self._publisher: Publisher | OwnPublisher = policy.publisher or self._own  # type: ignore[assignment]  # one is
+        self._publisher: Publisher
+        self._own: OwnPublisher | None = None
+        if policy.publisher is None:
+            self._publisher = self._own = _publisher_of(policy, port)
+        else:
+            self._publisher = policy.publisher
 
     async def publish(self, message: LetterMessage) -> None:
         """Publish a message once."""

@@ -26,7 +26,7 @@ from .._check import check_flag, check_name, check_strings
 from .._delays import MAX_DELAY_MS, Delay, delay_ms
 from ..errors import InvalidArgumentError
 from ..ids import _java_text
-from ._port import DelayingPublisher, Delivery, Publisher, Schema
+from ._port import Delivery, Publisher, Schema
 
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
@@ -100,7 +100,7 @@ class RetryTopicPolicy:
     topic: str | None = None
     spill_after: Delay | None = None
     lead_time: Delay = 1.0
-    publisher: DelayingPublisher | None = None
+    publisher: Publisher | None = None
     topics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

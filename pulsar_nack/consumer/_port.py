@@ -95,6 +95,10 @@ class ConsumerPort(Protocol):
     ``receive`` is cancel-safe: a message that a cancelled call would have got goes to the next one.
     ``redeliver`` names messages; the broker may bring back their whole entries. A failed call raises and
     has done nothing that repeating it would harm. ``receive`` after ``close`` raises :class:`~pulsar_nack.ClosedError`.
+
+    A port may have two more properties. ``names`` is its topic, subscription and consumer name, for dead letters,
+    traces and metrics. ``is_connected`` is whether it is connected to its broker now: acknowledgements do not expire
+    while it is not.
     """
 
     @property
@@ -120,8 +124,8 @@ class ConsumerPort(Protocol):
 
 
 @runtime_checkable
-class SupportsPositions(Protocol):
-    """A port that can use positions in its topics. What it cannot do raises :class:`NotImplementedError`."""
+class SupportsSubscription(Protocol):
+    """A port that can move and delete its subscription. What it cannot do raises :class:`NotImplementedError`."""
 
     def check_seek(self, position: MessageId | int) -> None:
         """Raise what :meth:`seek` would, if the port knows before it asks the broker that it cannot move there."""
@@ -140,6 +144,15 @@ class SupportsPositions(Protocol):
 
         :raises BrokerError: the broker refused, or gave no answer
         :raises ClosedError: after ``close``
+        """
+        ...
+
+    async def unsubscribe(self, *, force: bool = False) -> None:
+        """Delete the subscription at the broker, and close the port.
+
+        :param force: also while others consume, who are disconnected
+        :raises BrokerError: the broker refused, as it does while others consume
+        :raises NotImplementedError: the port cannot do it, or not by force; nothing changed
         """
         ...
 
@@ -170,23 +183,8 @@ class SupportsNowait(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class SupportsRedeliverNowait(Protocol):
-    """A port that can request a redelivery without waiting: due messages come a turn of the loop or two earlier."""
-
     def redeliver_nowait(self, ids: Sequence[MessageId]) -> None:
-        """Request redelivery as ``redeliver`` does, with the same errors."""
-        ...
-
-
-@runtime_checkable
-class SupportsConnectionState(Protocol):
-    """A port that knows whether it is connected; acknowledgements do not expire while it is not."""
-
-    @property
-    def is_connected(self) -> bool:
-        """Return whether the port is connected to its broker now."""
+        """Request redelivery as ``redeliver`` does, with the same errors: due messages come a turn or two earlier."""
         ...
 
 
@@ -205,20 +203,8 @@ class SessionEvent(Enum):
 
 
 @runtime_checkable
-class SupportsHeldBack(Protocol):
-    """A port that can find out why the broker sends nothing."""
-
-    async def held_back(self) -> str | None:
-        """Return why the broker holds messages back, None if no reason is known.
-
-        :raises BrokerError: the broker gave no answer
-        """
-        ...
-
-
-@runtime_checkable
 class SupportsSessions(Protocol):
-    """A port that reports session events, if its trait ``reports_sessions`` is true."""
+    """A port that knows the state of its subscription at the broker, if its trait ``reports_sessions`` is true."""
 
     def watch_sessions(self, on_event: Callable[[SessionEvent, str, int], None], /) -> None:
         """Call ``on_event`` with each event, its topic and partition from now on, in order with received messages.
@@ -234,22 +220,17 @@ class SupportsSessions(Protocol):
         """
         ...
 
-    async def flush(self) -> None:
-        """Return when confirmed acknowledgements will survive the end of this process."""
+    async def held_back(self) -> str | None:
+        """Return why the broker holds messages back, None if no reason is known.
+
+        It is asked for if the trait ``keeps_acks`` is true.
+
+        :raises BrokerError: the broker gave no answer
+        """
         ...
 
-
-@runtime_checkable
-class SupportsUnsubscribe(Protocol):
-    """A port that can delete its subscription."""
-
-    async def unsubscribe(self, *, force: bool = False) -> None:
-        """Delete the subscription at the broker, and close the port.
-
-        :param force: also while others consume, who are disconnected
-        :raises BrokerError: the broker refused, as it does while others consume
-        :raises NotImplementedError: the port cannot force it; nothing changed
-        """
+    async def flush(self) -> None:
+        """Return when confirmed acknowledgements will survive the end of this process."""
         ...
 
 
@@ -282,31 +263,7 @@ class SupportsPause(Protocol):
 
 
 class Publisher(Protocol):
-    """Publishes dead letters."""
-
-    async def publish(
-        self,
-        topic: str,
-        data: bytes | None,
-        *,
-        properties: Mapping[str, str],
-        key: str | bytes | None,
-        ordering_key: str | None,
-        event_time_ms: int,
-    ) -> MessageId:
-        """Publish a message; return its id once it is stored. It may be called many times at once.
-
-        A call that raises is made again, and one that is cancelled may have published.
-
-        :param data: None: the message has no value, which differs from an empty one
-        :param key: bytes where the producer's key was bytes
-        :param event_time_ms: 0: none
-        """
-        ...
-
-
-class DelayingPublisher(Publisher, Protocol):
-    """Publishes messages to a retry topic too, which the broker delivers later."""
+    """Publishes dead letters, and messages to a retry topic, which the broker delivers later."""
 
     async def publish(
         self,
@@ -319,9 +276,15 @@ class DelayingPublisher(Publisher, Protocol):
         event_time_ms: int,
         deliver_at_ms: int | None = None,
     ) -> MessageId:
-        """Publish a message, as a :class:`Publisher`.
+        """Publish a message; return its id once it is stored. It may be called many times at once.
 
-        :param deliver_at_ms: when Shared and Key_Shared subscriptions get it, epoch ms; None: at once
+        A call that raises is made again, and one that is cancelled may have published.
+
+        :param data: None: the message has no value, which differs from an empty one
+        :param key: bytes where the producer's key was bytes
+        :param event_time_ms: 0: none
+        :param deliver_at_ms: when Shared and Key_Shared subscriptions get it, epoch ms; None: at once. It is only given
+            for a retry topic
         """
         ...
 
@@ -330,7 +293,7 @@ Schema = tuple[str, bytes]
 """The name of a schema: its topic, and its version there."""
 
 
-class OwnPublisher(Protocol):
+class OwnPublisher(Publisher, Protocol):
     """A publisher that a consumer owns and closes."""
 
     async def publish(
@@ -342,10 +305,10 @@ class OwnPublisher(Protocol):
         key: str | bytes | None,
         ordering_key: str | None,
         event_time_ms: int,
-        schema: Schema | None,
         deliver_at_ms: int | None = None,
+        schema: Schema | None = None,
     ) -> MessageId:
-        """Publish a message, as a :class:`DelayingPublisher`.
+        """Publish a message, as a :class:`Publisher`.
 
         :param schema: the schema of the original message, to be sent with this one; None: without
         """

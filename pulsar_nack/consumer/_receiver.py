@@ -10,13 +10,13 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
 from ._gate_queue import DurableGateQueue
-from ._inbox import Inbox, SetAside
+from ._inbox import Inbox
 from ._letter_rules import RetryTopic
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
@@ -24,6 +24,9 @@ from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
 from ._sessions import Place, place_of
 from ._settler import Settler
+
+if TYPE_CHECKING:
+    from ._key_order import KeyOrder
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _USUAL_QUEUE: Final = 1_000
@@ -40,7 +43,7 @@ class Receiver:
     def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool) -> None:
         self.received = self.delivered = self.duplicates = self.replayed = 0
         self.gate_queue: DurableGateQueue | None = None
-        self.key_order: SetAside[Message] | None = None
+        self.key_order: KeyOrder | None = None
         """The messages that wait for earlier ones of their keys, which no call receives."""
         self.on_held_back: Callable[[Delivery], None] | None = None
         """Called with a message that came before its time, after a restart."""

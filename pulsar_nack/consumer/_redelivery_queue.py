@@ -21,7 +21,7 @@ from ._events import ASKED_FOR, MessageTrace
 from ._message_state import MessageState, State
 from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
-from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
+from ._port import ConsumerPort, Delivery, SupportsNowait
 from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
 from ._sessions import place_of
@@ -77,7 +77,7 @@ class RedeliveryQueue:
         self._armed: Delay = 0.0
         self._watched_until_ms: int | None = None
         self._is_sooner = asyncio.Event()
-        self._nowait_port = port if isinstance(port, SupportsRedeliverNowait) else None
+        self._nowait_port = port if isinstance(port, SupportsNowait) else None
         must_wait = self._custom is not None or self._nowait_port is None or self.router.only_rewinds
         most = self._most_at_once = min(self.config.max_batch, port.traits.max_ids_per_request)
         self.tracker = NegativeAcksTracker(

@@ -18,7 +18,7 @@ from ._engine import ConsumerEngine
 from ._message import Message
 from ._message_state import MessageState, State
 from ._message_table import UNDELIVERED
-from ._port import SupportsPositions, SupportsSessions, SupportsUnsubscribe
+from ._port import SupportsSessions, SupportsSubscription
 from ._sessions import place_of
 
 _log = logging.getLogger("pulsar_nack.consumer")
@@ -39,7 +39,7 @@ class SubscriptionVerbs:
     async def seek(self, position: MessageId | int | datetime) -> None:
         """Move the subscription, and forget what was known about its messages."""
         settler, table = self._settler, self._engine.table
-        port = self._positions("seek")
+        port = self._supporting("seek")
         position = seek_position(position)
         port.check_seek(position)
         durable = self._state.durable
@@ -76,7 +76,7 @@ class SubscriptionVerbs:
             raise
 
     async def _acknowledge_through(self, message_id: MessageId) -> None:
-        port = self._positions("acknowledge cumulatively")
+        port = self._supporting("acknowledge cumulatively")
         record = self._engine.table.get(message_id)
         message_id = message_id if record is None else record.id
         await port.acknowledge_cumulative(message_id)
@@ -84,9 +84,9 @@ class SubscriptionVerbs:
         if self._state.durable is not None:
             await self._state.durable.acked_up_to(message_id)
 
-    def _positions(self, verb: str) -> SupportsPositions:
+    def _supporting(self, verb: str) -> SupportsSubscription:
         self._state.check_open()
-        if not isinstance(self._port, SupportsPositions):
+        if not isinstance(self._port, SupportsSubscription):
             raise NotImplementedError(f"{type(self._port).__name__} cannot {verb}")
         return self._port
 
@@ -120,7 +120,7 @@ class SubscriptionVerbs:
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition."""
-        return list(await self._positions("ask for the last message").last_message_ids())
+        return list(await self._supporting("ask for the last message").last_message_ids())
 
     async def last_message_id(self) -> MessageId:
         """Return the id of the last message of the only topic."""
@@ -161,10 +161,7 @@ class SubscriptionVerbs:
         :param name: the consumer's, for the log
         """
         check_flag("force", force)
-        self._state.check_open()
-        port = self._port
-        if not isinstance(port, SupportsUnsubscribe):
-            raise NotImplementedError(f"{type(port).__name__} cannot unsubscribe")
+        port = self._supporting("unsubscribe")
         if self._unsubscribing is None:
             unsubscribing = self._unsubscribe(port, close, force=force)
             task = asyncio.create_task(unsubscribing, name="pulsar_nack.Consumer unsubscribing")
@@ -178,7 +175,7 @@ class SubscriptionVerbs:
             _log.info("%r could not be unsubscribed: %r", name, task.exception())
 
     async def _unsubscribe(
-        self, port: SupportsUnsubscribe, close: Callable[[], Awaitable[None]], *, force: bool
+        self, port: SupportsSubscription, close: Callable[[], Awaitable[None]], *, force: bool
     ) -> None:
         await port.unsubscribe(force=force)
         durable = self._state.durable

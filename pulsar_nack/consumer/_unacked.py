@@ -17,7 +17,7 @@ from typing import Final
 from .._waiting import WaitingCalls
 from ..errors import BrokerError
 from ._message_table import MessageTable
-from ._port import SupportsHeldBack
+from ._port import SupportsSessions
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _NEAR: Final = 0.8
@@ -122,7 +122,7 @@ class UnackedLimiter:
 
 
 async def watch_held_back(
-    port: SupportsHeldBack, wanted: asyncio.Event, limiter: UnackedLimiter, received: Callable[[], int]
+    port: SupportsSessions, wanted: asyncio.Event, limiter: UnackedLimiter, received: Callable[[], int]
 ) -> None:
     """Ask the broker why nothing comes while messages are wanted, and some are unacknowledged; warn once."""
     has_warned, refusals = False, 0

@@ -42,7 +42,7 @@ class InMemoryDelayedDeliveryTracker(ClosesOnExit):
 
     :param config: see :class:`~pulsar_nack.DelayedDeliveryConfig`
     :param clock: epoch ms, by default the wall clock
-    :param on_due: needs a running event loop, or a clock that is an :class:`~pulsar_nack.clock.AlarmClock`
+    :param on_due: needs a running event loop, or a clock with ``call_at``
     :raises InvalidArgumentError: ``on_due`` is a coroutine function or cannot be called back
     """
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from .._check import check_list
 from ..errors import InvalidArgumentError
@@ -81,12 +81,8 @@ class Closed:
 NackEvent = Nacked | Redelivered | RedeliveryFailed | Cancelled | Cleared | Closed
 
 
-class NackHook(Protocol):
-    """A callable that receives every event of a tracker."""
-
-    def __call__(self, event: NackEvent, /) -> None:
-        """Handle one event."""
-        ...
+NackHook = Callable[[NackEvent], None]
+"""Any callable that handles one event; it receives every event of a tracker."""
 
 
 class Hooks(Sequence[Any]):

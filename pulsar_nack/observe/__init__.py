@@ -1,6 +1,6 @@
 """Optional integrations; each imports its package only when it is used, and none configures anything.
 
-A hook is any callable that takes one event, see :class:`~pulsar_nack.consumer.ConsumerHook`; pass hooks to a consumer.
+A hook is any callable that takes one event, see :data:`~pulsar_nack.consumer.ConsumerHook`; pass hooks to a consumer.
 A :class:`TraceWriter` writes their events to files.
 """
 

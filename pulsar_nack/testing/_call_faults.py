@@ -94,6 +94,14 @@ class PortWithFaults:
         """
         self._duplicates.extend([second_count] * check_integer("times", times, 1))
 
+    async def unsubscribe(self, *, force: bool = False) -> None:
+        """Raise, because this port cannot delete its subscription.
+
+        :raises NotImplementedError: always
+        """
+        del force
+        raise NotImplementedError(f"{type(self).__name__} cannot unsubscribe")
+
     def _add_fault(self, call: str, fault: Fault, times: int) -> None:
         """Give this fault to the next ``times`` calls that have none yet."""
         if call not in _CAN_FAIL:

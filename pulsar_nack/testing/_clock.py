@@ -14,7 +14,7 @@ _MIN_ALARMS: Final = 64
 
 
 class ManualClock:
-    """A clock in ms that stands still until :meth:`set` or :meth:`advance`; an :class:`~pulsar_nack.clock.AlarmClock`.
+    """A clock in ms that stands still until :meth:`set` or :meth:`advance`.
 
     Moving stops at each alarm on the way, so that its callback sees exactly the time it asked for, and includes alarms
     that callbacks add on the way. Alarms of one time go off in the order in which they were set. An alarm for a time

@@ -15,7 +15,7 @@ from ._call_faults import NO_FAULT, Fault, seconds
 
 @dataclass(frozen=True, slots=True)
 class FakeLetter:
-    """A published message; the fields are the arguments of :meth:`pulsar_nack.consumer.DelayingPublisher.publish`."""
+    """A published message; the fields are the arguments of :meth:`pulsar_nack.consumer.Publisher.publish`."""
 
     topic: str
     data: bytes | None
@@ -27,7 +27,7 @@ class FakeLetter:
 
 
 class FakePublisher:
-    """A :class:`~pulsar_nack.consumer.DelayingPublisher` that keeps what it publishes.
+    """A :class:`~pulsar_nack.consumer.Publisher` that keeps what it publishes.
 
     Pass it as ``DeadLetterPolicy(3, publisher=FakePublisher())``, or to a ``RetryTopicPolicy``.
 

@@ -12,9 +12,8 @@ from ..consumer import (
     Delivery,
     PortTraits,
     SessionEvent,
-    SupportsConnectionState,
-    SupportsPositions,
     SupportsSessions,
+    SupportsSubscription,
 )
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position
@@ -69,9 +68,8 @@ class FaultyPort(PortWithFaults):
     def is_connected(self) -> bool:
         """Return whether the port is connected now."""
         port = self._port
-        if isinstance(port, SupportsConnectionState) and not port.is_connected:
-            return False
-        return self._connected.is_set() and not getattr(port, "is_closed", False)
+        is_open = getattr(port, "is_connected", True) and not getattr(port, "is_closed", False)
+        return self._connected.is_set() and is_open
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -138,7 +136,7 @@ class FaultyPort(PortWithFaults):
 
         :raises NotImplementedError: the port cannot
         """
-        port = self._positions("acknowledge cumulatively")
+        port = self._supporting("acknowledge cumulatively")
         await self._call("acknowledge_cumulative", [message_id], lambda: port.acknowledge_cumulative(message_id))
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
@@ -156,7 +154,7 @@ class FaultyPort(PortWithFaults):
         :raises NotImplementedError: the port cannot
         """
         self._check_open()
-        port = self._positions("seek")
+        port = self._supporting("seek")
         if self._connected.is_set():
             port.check_seek(position)
 
@@ -165,7 +163,7 @@ class FaultyPort(PortWithFaults):
 
         :raises NotImplementedError: the port cannot
         """
-        port = self._positions("seek")
+        port = self._supporting("seek")
         ids = [position] if isinstance(position, MessageId) else []
         await self._call("seek", ids, lambda: port.seek(position))
 
@@ -175,7 +173,7 @@ class FaultyPort(PortWithFaults):
         :raises NotImplementedError: the port cannot
         :raises BrokerError: there is no connection
         """
-        port = self._positions("ask for the last message")
+        port = self._supporting("ask for the last message")
         if not self._connected.is_set():
             raise BrokerError("last_message_ids: there is no connection")
         return await port.last_message_ids()
@@ -191,6 +189,12 @@ class FaultyPort(PortWithFaults):
         if not self._connected.is_set() or not isinstance(self._port, SupportsSessions):
             return None
         return await self._port.mark_delete_position(topic, partition)
+
+    async def held_back(self) -> str | None:
+        """Return why the broker holds messages back, None if no reason is known."""
+        if not self._connected.is_set() or not isinstance(self._port, SupportsSessions):
+            return None
+        return await self._port.held_back()
 
     async def flush(self) -> None:
         """Wait until all acknowledgements survive the end of this process.
@@ -210,8 +214,8 @@ class FaultyPort(PortWithFaults):
             self._end("close", ())
             await self._port.close()
 
-    def _positions(self, verb: str) -> SupportsPositions:
-        if not isinstance(self._port, SupportsPositions):
+    def _supporting(self, verb: str) -> SupportsSubscription:
+        if not isinstance(self._port, SupportsSubscription):
             raise NotImplementedError(f"{type(self._port).__name__} cannot {verb}")
         return self._port
 

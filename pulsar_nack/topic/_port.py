@@ -114,6 +114,9 @@ class LocalPort:
         found = (part.subscription.cursor for part in self._parts if (part.topic, -1) == (topic, partition))
         return next((cursor.mark_delete_position for cursor in found), None)
 
+    async def held_back(self) -> None:
+        """Return None: the reason is not known here."""
+
     async def flush(self) -> None:
         """Return when all acknowledgements are written, so that they survive the end of this process.
 

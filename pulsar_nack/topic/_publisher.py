@@ -70,7 +70,7 @@ class EntryPublisher:
 
 
 class LocalPublisher:
-    """A :class:`~pulsar_nack.consumer.DelayingPublisher` into one topic, whatever the name; from ``topic.publisher()``.
+    """A :class:`~pulsar_nack.consumer.Publisher` into one topic, whatever the name; from ``topic.publisher()``.
 
     A local topic has no ordering keys, and no keys of bytes: those become base64.
 

@@ -14,7 +14,7 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import MessageId
-from pulsar_nack.consumer import SupportsRedeliverNowait
+from pulsar_nack.consumer import SupportsNowait
 from tests.consumer import scenarios
 from tests.consumer.official import (
     EXACT,
@@ -374,7 +374,7 @@ async def test_lost_requests_are_made_again(service_url: str, topic: str, monkey
 
         with monkeypatch.context() as losing:
             losing.setattr(port, "redeliver", lose)
-            if isinstance(port, SupportsRedeliverNowait):
+            if isinstance(port, SupportsNowait):
                 losing.setattr(port, "redeliver_nowait", lose_nowait)
             for message in messages:
                 await message.nack(delay=0.5)

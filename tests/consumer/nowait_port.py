@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pulsar_nack import ClosedError, Delivery, MessageId
@@ -47,6 +48,15 @@ class NowaitPort(FakePort):
         task = asyncio.create_task(acknowledge())
         self._acknowledging.add(task)
         task.add_done_callback(self._acknowledging.discard)
+
+    def redeliver_nowait(self, ids: Sequence[MessageId]) -> None:
+        """Request what is due, as ``redeliver`` does; a fault that waits does not."""
+        self._check_open()
+        coming = self._coming_faults["redeliver"]
+        ids, fault = tuple(ids), coming.popleft() if coming else NO_FAULT
+        if not fault.is_lost and (fault.error is None or fault.is_carried_out):
+            self._carry_out_redelivery(ids)
+        self._end("redeliver", ids, fault)
 
     async def close(self) -> None:
         """Close; acknowledgements under way end with it."""

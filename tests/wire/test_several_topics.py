@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, ClosedError, ConsumerPort, MessageId
-from pulsar_nack.consumer import SupportsConnectionState, SupportsNowait, SupportsPositions
+from pulsar_nack.consumer import (
+    SupportsNowait,
+    SupportsPause,
+    SupportsPublishing,
+    SupportsSessions,
+    SupportsSubscription,
+)
 from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import ClientOptions, SubscribeOptions
@@ -311,7 +317,7 @@ async def test_it_is_a_port() -> None:
     """It can all that a consumer may want of a port."""
     async with subscribed(a_broker(), "a") as consumer:
         port: ConsumerPort = consumer.port
-        for ability in (SupportsNowait, SupportsConnectionState, SupportsPositions):
+        for ability in (SupportsNowait, SupportsSessions, SupportsSubscription, SupportsPause, SupportsPublishing):
             assert isinstance(port, ability)
 
 
