@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from .._check import check_flag, check_integer, check_name, check_strings, suggest_name
 from ..errors import InvalidArgumentError
 from ._settings import CONSUMER_SETTINGS, ConsumerOptions
-
-if TYPE_CHECKING:
-    import pulsar
 
 SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
 InitialPosition = Literal["latest", "earliest"]
@@ -27,10 +24,10 @@ _HASHES: Final = 65_536
 _MAX_QUEUED: Final = 1_000_000
 
 
-AnyType: TypeAlias = "SubscriptionType | str | pulsar.ConsumerType"
-"""A type of subscription in any spelling."""
-AnyPosition: TypeAlias = "InitialPosition | str | pulsar.InitialPosition"
-"""An initial position in any spelling."""
+AnyType: TypeAlias = SubscriptionType | str | Any
+"""A type of subscription in any spelling; also a member of an enumeration, such as ``pulsar.ConsumerType.Shared``."""
+AnyPosition: TypeAlias = InitialPosition | str | Any
+"""An initial position in any spelling; also a member of an enumeration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ from ..errors import (
     LogNotFoundError,
     LogVersionError,
 )
-from ..ledger import Log, LogDamage, LogStore, SalvagingStore
+from ..ledger import Log, LogDamage, LogStore
+from ..ledger.ownership import OwnableStore
 from .format import LogNames, MarkerHead, decode_snapshot
 from .format._chain import encode_snapshot
 
@@ -53,7 +54,7 @@ class OpenedLog(NamedTuple):
     problem: str | None
 
 
-async def open_or_salvage(store: LogStore, name: str) -> OpenedLog:
+async def open_or_salvage(store: OwnableStore, name: str) -> OpenedLog:
     """Open a log for writing; a damaged one, also as its owner, for reading its whole records.
 
     :raises LogCorruptedError: the log is damaged, and the store cannot open such logs
@@ -61,10 +62,8 @@ async def open_or_salvage(store: LogStore, name: str) -> OpenedLog:
     try:
         return OpenedLog(await store.open_log(name), None)
     except LogCorruptedError:
-        if not isinstance(store, SalvagingStore):
-            raise
-    log = await store.open_damaged(name)
-    return OpenedLog(log, _describe(log.damage))
+        log = await store.open_damaged(name)
+        return OpenedLog(log, _describe(log.damage))
 
 
 def _describe(damage: Sequence[LogDamage]) -> str:
@@ -131,7 +130,7 @@ class PositionSnapshots:
             await self._log.aclose()
 
 
-async def newest_snapshot(store: LogStore, names: LogNames) -> MarkerHead | None:
+async def newest_snapshot(store: OwnableStore, names: LogNames) -> MarkerHead | None:
     """Return the newest snapshot that can be read, if there is one.
 
     :raises LogStorageError: the store refused
@@ -144,7 +143,7 @@ async def newest_snapshot(store: LogStore, names: LogNames) -> MarkerHead | None
     return best
 
 
-async def _newest(store: LogStore, name: str) -> MarkerHead | None:
+async def _newest(store: OwnableStore, name: str) -> MarkerHead | None:
     """Return the newest readable snapshot of a log; the last one may be from a former owner of the cursor."""
     best: MarkerHead | None = None
     with suppress(LogNotFoundError, LogCorruptedError):

@@ -45,7 +45,7 @@ from ..errors import (
 )
 from ..ledger import Log
 from ..ledger.format import body_size, group_records
-from ..ledger.ownership import OwnedStore
+from ..ledger.ownership import OwnableStore
 from ._generations import MAX_SNAPSHOTS, ObsoleteLog, PositionSnapshots
 from ._recovery import RecoveredLog
 from .format import LogNames, MarkerContents, MarkerHead
@@ -87,7 +87,7 @@ class DeltaChain:
 class CursorLog:
     """The log of one cursor, open for writing. There is one commit at a time, and it is never cancelled."""
 
-    def __init__(self, store: OwnedStore, names: LogNames, config: CursorConfig, found: RecoveredLog) -> None:
+    def __init__(self, store: OwnableStore, names: LogNames, config: CursorConfig, found: RecoveredLog) -> None:
         self.index: dict[int, StoredRecords] = {}
         """Where the ledgers' states lie, as the last marker says. Read only."""
         self.commits = 0

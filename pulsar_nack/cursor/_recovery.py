@@ -24,7 +24,8 @@ from typing import Final, NamedTuple
 
 from ..errors import CursorFormatError, LogCorruptedError, LogExistsError, LogLockedError, LogNotFoundError
 from ..ids import Position
-from ..ledger import Log, LogStore
+from ..ledger import Log
+from ..ledger.ownership import OwnableStore
 from ._generations import ObsoleteLog, PositionSnapshots, newest_snapshot, open_or_salvage
 from ._ledgers import Ledgers
 from .format import (
@@ -114,7 +115,7 @@ class RecoveredLog:
 
 
 async def recover(
-    store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool = True
+    store: OwnableStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool = True
 ) -> tuple[RecoveredLog, RecoveredAcks]:
     """Find the last usable marker and open its log for writing, or create the first log.
 
@@ -143,7 +144,7 @@ class _Search:
     """One search through all logs of a cursor."""
 
     def __init__(
-        self, store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool
+        self, store: OwnableStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None, *, salvage: bool
     ) -> None:
         self._store = store
         self._salvages = salvage

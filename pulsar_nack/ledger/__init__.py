@@ -2,10 +2,9 @@
 
 from ._local import LocalLog, LocalLogStore
 from ._object_store import ObjectLog, ObjectLogStore
-from ._protocol import DamagedLog, Log, LogDamage, LogStore, Record, SalvagingStore
+from ._protocol import Log, LogDamage, LogStore, Record
 
 __all__ = [
-    "DamagedLog",
     "LocalLog",
     "LocalLogStore",
     "Log",
@@ -14,5 +13,4 @@ __all__ = [
     "ObjectLog",
     "ObjectLogStore",
     "Record",
-    "SalvagingStore",
 ]

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from ..errors import (
     LogCorruptedError,
@@ -26,7 +26,7 @@ from ..errors import (
     LogNotFoundError,
     LogStorageError,
 )
-from ._protocol import LogDamage, LogState
+from ._protocol import BlockingStore, LogDamage, LogState
 from ._writer import SegmentWriter, begin_segment
 from .files import Files, storage_errors
 from .format import GONE, LOCK, LOG, NEW, Segment, is_log_file, log_of, scan, segment_first, segment_name
@@ -54,7 +54,7 @@ _NO_LOCKS: Final = {errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOENT, errno
 """Errors of file systems, and of Windows, that cannot lock folders, and of a folder that has just been removed."""
 
 
-class LogDirectory:
+class LogDirectory(BlockingStore[OpenedFiles]):
     """One folder of logs."""
 
     def __init__(self, files: Files, folder: Path, max_segment_bytes: int) -> None:
@@ -78,16 +78,6 @@ class LogDirectory:
     def location(self) -> str:
         """Return the folder, for errors."""
         return str(self._folder)
-
-    def for_owner(self) -> Self:
-        """Return this object: each log is locked, and the process that holds these locks is the owner."""
-        return self
-
-    def take_ownership(self, _name: str) -> None:
-        """Do nothing: each log is locked."""
-
-    def abandon(self) -> None:
-        """Do nothing: a log that is opened too late is closed, which unlocks it."""
 
     def names(self) -> list[str]:
         """Return the names of all logs, sorted."""

@@ -22,7 +22,7 @@ from .._check import check_integer, check_list
 from .._lifetime import ClosesOnExit, LoopBound
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._group_commit import GroupCommit
-from ._protocol import LogState, Record
+from ._protocol import LogDamage, LogState, Record
 from .files import as_storage_error, storage_errors
 from .format import MAX_BODY, body_size
 
@@ -89,6 +89,11 @@ class AsyncLog(LoopBound, ClosesOnExit):
     def is_sealed(self) -> bool:
         """Return whether the log is sealed: nothing can be appended any more."""
         return self._state.is_sealed
+
+    @property
+    def damage(self) -> Sequence[LogDamage]:
+        """Return the damage, if the log was opened in spite of it."""
+        return ()
 
     @property
     def is_closed(self) -> bool:

@@ -27,6 +27,7 @@ from ._object_format import LOGS, MANIFEST, encode, folder_name, is_log_folder, 
 from ._object_requests import RetryingClient
 from ._object_slots import Guard, SlotChain
 from ._object_writer import MergeLimits, ObjectWriter
+from ._protocol import BlockingStore
 from .files import storage_errors
 
 _TRIES: Final = 200
@@ -42,7 +43,7 @@ class OpenedObjects(NamedTuple):
     writer: ObjectWriter | None
 
 
-class ObjectDirectory:
+class ObjectDirectory(BlockingStore[OpenedObjects]):
     """The logs below one prefix.
 
     :param executor: for parallel requests; None: one after the other

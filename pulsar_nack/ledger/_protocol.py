@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+
+_O = TypeVar("_O")
 
 
 class Record(NamedTuple):
@@ -68,6 +70,11 @@ class Log(Protocol):
     @property
     def is_sealed(self) -> bool:
         """Return whether the log is sealed: nothing can be appended any more."""
+        ...
+
+    @property
+    def damage(self) -> Sequence[LogDamage]:
+        """Return the damaged parts, in order, of a log that was opened in spite of them; else nothing."""
         ...
 
     async def append(self, data: bytes | bytearray | memoryview) -> int:
@@ -159,29 +166,37 @@ class LogStore(Protocol):
     ) -> None: ...
 
 
-@runtime_checkable
-class DamagedLog(Log, Protocol):
-    """A damaged log: it is locked as by a writer, takes no appends, and returns its whole records."""
+class BlockingStore(Generic[_O]):
+    """Base class of stores of logs whose calls block, for any thread; a log object is made of what one opens.
 
-    @property
-    def damage(self) -> Sequence[LogDamage]:
-        """Return the damaged parts, in order; empty if the log turned out to be whole."""
-        ...
+    Here each log is locked, and who holds these locks is the owner. A store without locks overrides the first three.
+    """
 
+    def for_owner(self) -> Self:
+        """Return what a new owner works with: the same store, as each log is locked."""
+        return self
 
-@runtime_checkable
-class SalvagingStore(Protocol):
-    """A store of logs that can open damaged logs."""
+    def take_ownership(self, name: str) -> None:
+        """Become the owner of a name: nothing is to do, as each log is locked."""
 
-    async def open_damaged(self, name: str) -> DamagedLog:
-        """Open a damaged log as its only owner, to read its whole records; nothing is changed.
+    def abandon(self) -> None:
+        """Change nothing from now on, not even when storage answers an earlier call later.
 
-        ``length`` counts lost records too, as far as they are known. Reading a lost record raises
-        :class:`~pulsar_nack.errors.LogCorruptedError`; :meth:`Log.records` yields those before it, and then raises.
-
-        :raises LogNotFoundError: there is no such log
-        :raises LogLockedError: another process writes to it
-        :raises LogVersionError: a later release wrote it
-        :raises LogCorruptedError: nothing of it can be read
+        With locks nothing is to do: a log that is opened too late is closed, which unlocks it.
         """
-        ...
+
+    def names(self) -> list[str]:
+        """Return the names of all logs, sorted."""
+        raise NotImplementedError
+
+    def create(self, log: str) -> _O:
+        """Make a log and open it."""
+        raise NotImplementedError
+
+    def open_log(self, log: str, *, read_only: bool) -> _O:
+        """Open an existing log."""
+        raise NotImplementedError
+
+    def delete(self, log: str) -> None:
+        """Delete a log."""
+        raise NotImplementedError

@@ -11,49 +11,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from .._check import check_flag
 from .._lifetime import ClosesOnExit, LoopBound
 from ..errors import ClosedError
 from ._log import AsyncLog
+from ._protocol import BlockingStore
 from .format import check_name
 
 _O = TypeVar("_O")
-_O_co = TypeVar("_O_co", covariant=True)
 _L = TypeVar("_L", bound=AsyncLog)
-
-
-class BlockingStore(Protocol[_O_co]):
-    """A store of logs whose calls block, for any thread; a log object is made of what it opens."""
-
-    def for_owner(self) -> Self:
-        """Return what a new owner works with; the same store if each log is locked."""
-        ...
-
-    def take_ownership(self, name: str) -> None:
-        """Become the owner of a name."""
-        ...
-
-    def abandon(self) -> None:
-        """Change nothing from now on, not even when storage answers an earlier call later."""
-        ...
-
-    def names(self) -> list[str]:
-        """Return the names of all logs, sorted."""
-        ...
-
-    def create(self, log: str) -> _O_co:
-        """Make a log and open it."""
-        ...
-
-    def open_log(self, log: str, *, read_only: bool) -> _O_co:
-        """Open an existing log."""
-        ...
-
-    def delete(self, log: str) -> None:
-        """Delete a log."""
-        ...
 
 
 class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
@@ -101,6 +69,10 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         """Open a log for writing, or for reading its durable records."""
         check_flag("read_only", read_only)
         return await self._open_log(partial(self._directory.open_log, read_only=read_only), check_name(name))
+
+    async def open_damaged(self, name: str) -> _L:
+        """Open a log as its only owner; a damaged one is refused if its whole records cannot be read either."""
+        return await self.open_log(name)
 
     async def names(self) -> list[str]:
         """Return the names of all logs, sorted."""

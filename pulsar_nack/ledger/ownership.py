@@ -5,42 +5,51 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from typing import Final, Protocol, Self, TypeVar, runtime_checkable
 from weakref import WeakSet
 
 from .._lifetime import ClosesOnExit
 from ..errors import ClosedError
-from ._protocol import DamagedLog, Log, LogStore, SalvagingStore
+from ._protocol import Log, LogStore
 
-__all__ = ["OwnableStore", "OwnedStore", "close_on_error", "storage_timeout", "take_ownership"]
+__all__ = ["OwnableStore", "close_on_error", "storage_timeout", "take_ownership"]
 
 _L = TypeVar("_L", bound=Log)
 
 _CLOSE_WAIT_S: Final = 0.1
 
 
-class _Closable(Protocol):
-    async def aclose(self) -> None: ...
+@runtime_checkable
+class OwnableStore(LogStore, Protocol):
+    """A store of logs that several processes may own in turn; or the part of one that an owner works through."""
 
+    async def take_ownership(self, name: str) -> OwnableStore:
+        """Become the owner of a name, and return the part of the store that the owner works through.
 
-class OwnedStore(LogStore, Protocol):
-    """A store as one owner sees it; closing it closes the logs that were opened through it."""
+        This fences the former owner, unless logs are locked. Closing the part closes the logs opened through it.
+        """
+        ...
+
+    async def open_damaged(self, name: str) -> Log:
+        """Open a damaged log as its only owner, to read its whole records; nothing is changed.
+
+        :attr:`Log.damage` lists what is damaged. ``length`` counts lost records too, as far as they are known. Reading
+        a lost record raises :class:`~pulsar_nack.errors.LogCorruptedError`; :meth:`Log.records` yields those before it,
+        and then raises.
+
+        :raises LogNotFoundError: there is no such log
+        :raises LogLockedError: another process writes to it
+        :raises LogVersionError: a later release wrote it
+        :raises LogCorruptedError: nothing of it can be read
+        """
+        ...
 
     def close_soon(self) -> None:
-        """Begin to close the logs, which continues without a caller; the owned store cannot be used any more."""
+        """Begin to close the logs, which continues without a caller; the store cannot be used any more."""
         ...
 
 
-@runtime_checkable
-class OwnableStore(Protocol):
-    """A store of logs that several processes may own in turn."""
-
-    async def take_ownership(self, name: str) -> OwnedStore:
-        """Become the owner of a name; this fences the former owner, unless logs are locked."""
-        ...
-
-
-async def take_ownership(store: LogStore, name: str) -> OwnedStore:
+async def take_ownership(store: LogStore, name: str) -> OwnableStore:
     """Become the owner of some logs of a store, which are made, opened for writing and deleted through the result.
 
     A former owner that comes back later cannot change any of these logs: the store refuses that with
@@ -48,13 +57,11 @@ async def take_ownership(store: LogStore, name: str) -> OwnedStore:
 
     :param name: the same in every process that may own these logs
     """
-    if isinstance(store, OwnableStore):
-        return await store.take_ownership(name)
-    return _SalvagingWholeStore(store) if isinstance(store, SalvagingStore) else _WholeStore(store)
+    return await store.take_ownership(name) if isinstance(store, OwnableStore) else _WholeStore(store)
 
 
 @asynccontextmanager
-async def close_on_error(opened: Sequence[_Closable]) -> AsyncIterator[None]:
+async def close_on_error(opened: Sequence[ClosesOnExit | LogStore]) -> AsyncIterator[None]:
     """Close these objects, the last one first, if the body fails; the body may add to them.
 
     If the body is cancelled, closing begins but is not awaited for longer than a moment.
@@ -98,6 +105,10 @@ class _WholeStore(ClosesOnExit):
         self._logs: WeakSet[Log] = WeakSet()
         self._closing: asyncio.Task[None] | None = None
 
+    async def take_ownership(self, name: str) -> Self:
+        del name  # nobody can be fenced
+        return type(self)(self)
+
     async def create(self, name: str) -> Log:
         self._check_open()
         return self._keep(await self._store.create(name))
@@ -105,6 +116,11 @@ class _WholeStore(ClosesOnExit):
     async def open_log(self, name: str, *, read_only: bool = False) -> Log:
         self._check_open()
         return self._keep(await self._store.open_log(name, read_only=read_only))
+
+    async def open_damaged(self, name: str) -> Log:
+        self._check_open()
+        open_damaged = getattr(self._store, "open_damaged", self._store.open_log)
+        return self._keep(await open_damaged(name))
 
     async def names(self) -> list[str]:
         return await self._store.names()
@@ -132,12 +148,3 @@ class _WholeStore(ClosesOnExit):
 
     async def _close(self) -> None:
         await asyncio.gather(*(log.aclose() for log in self._logs), return_exceptions=True)
-
-
-class _SalvagingWholeStore(_WholeStore):
-    """The owner's view of such a store that can open damaged logs."""
-
-    _store: SalvagingStore  # type: ignore[assignment]
-
-    async def open_damaged(self, name: str) -> DamagedLog:
-        return self._keep(await self._store.open_damaged(name))

@@ -14,7 +14,7 @@ from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
 from pulsar_nack.cursor.format._chain import is_legacy, is_marker, needs_marker
 from pulsar_nack.errors import LogCorruptedError
-from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore, SalvagingStore
+from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore
 from pulsar_nack.ledger.files import Files
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 
@@ -161,7 +161,7 @@ class DamagedStore:
         """Open a log of which not all is damaged."""
         if name == self._name and self._damage is None:
             raise LogCorruptedError(name, "its header", 0, "a bad checksum")
-        assert isinstance(self._inner, SalvagingStore)
+        assert isinstance(self._inner, LocalLogStore)
         return await self._inner.open_damaged(name)
 
     async def __aenter__(self) -> DamagedStore:

@@ -11,9 +11,10 @@ import pytest
 
 from pulsar_nack import ClosedError, InvalidArgumentError
 from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogNotFoundError, LogStorageError, LogVersionError
-from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore
+from pulsar_nack.ledger import LocalLogStore, Log, Record
 from pulsar_nack.ledger.format import _segment
 from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
+from pulsar_nack.ledger.ownership import OwnableStore
 
 GROUPS = ((b"zero", b"one"), (b"two",), (b"three" * 9, b"four", b""), (b"six",), (b"seven", b"eight"))
 RECORDS = [record for group in GROUPS for record in group]
@@ -55,7 +56,7 @@ def numbers(frame: int) -> range:
     return range(first, first + len(GROUPS[frame]))
 
 
-async def readable(log: DamagedLog) -> dict[int, bytes]:
+async def readable(log: Log) -> dict[int, bytes]:
     """Return each record that can be read alone; reading the others must raise LogCorruptedError."""
     found = {}
     for number in range(log.length):
@@ -234,9 +235,9 @@ async def test_is_owned_and_not_changed(store: LocalLogStore, tmp_path: Path) ->
     data = bytearray(file.read_bytes())
     data[begins()[1]] ^= 1
     file.write_bytes(data)
-    assert isinstance(store, SalvagingStore)
+    assert isinstance(store, OwnableStore)
     log = await store.open_damaged("a")
-    assert isinstance(log, DamagedLog)
+    assert isinstance(log, Log)
     async with await LocalLogStore.open(tmp_path) as other:
         for opening in (other.open_damaged, other.open_log):
             with pytest.raises(LogLockedError):

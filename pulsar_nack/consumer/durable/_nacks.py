@@ -16,7 +16,7 @@ from ...cursor import DispatchGate
 from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
-from ...ledger.ownership import OwnedStore, close_on_error, take_ownership
+from ...ledger.ownership import OwnableStore, close_on_error, take_ownership
 from .._message_state import MessageState
 from .._message_table import MessageTable
 from .._port import Delivery
@@ -59,7 +59,7 @@ class DurableNacks:
     journal: Journal
     _states: MessageTable
     _hold: Callable[[MessageState, int, Delivery], object]
-    _store: OwnedStore | LocalLogStore  # closed at last
+    _store: OwnableStore | LocalLogStore  # closed at last
     _owner_log: Log  # open as long as the state is owned
 
     def __init__(

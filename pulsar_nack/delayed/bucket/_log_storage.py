@@ -35,7 +35,7 @@ from ...errors import (
 )
 from ...ledger import LocalLogStore, LogStore
 from ...ledger.format import group_records
-from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
+from ...ledger.ownership import OwnableStore, close_on_error, storage_timeout, take_ownership
 from ..format import (
     SNAPSHOT_LOG_NAME,
     Footer,
@@ -298,7 +298,7 @@ class TrackerLogs:
         self,
         cursor: LogDelayedCursor,
         storage: LogSnapshotStorage,
-        place: OwnedStore | LocalLogStore,
+        place: OwnableStore | LocalLogStore,
         close_timeout_s: float,
     ) -> None:
         self.cursor = cursor
@@ -322,7 +322,7 @@ class TrackerLogs:
             return await cls._open(await take_ownership(store, names.cursor), store, config)
 
     @classmethod
-    async def _open(cls, part: OwnedStore, place: OwnedStore | LocalLogStore, config: BucketConfig) -> Self:
+    async def _open(cls, part: OwnableStore, place: OwnableStore | LocalLogStore, config: BucketConfig) -> Self:
         timeout = config.close_timeout
         cursor = await LogDelayedCursor.open(part, close_timeout=timeout)
         max_append = _MAX_LOCAL_APPEND if isinstance(part, LocalLogStore) else _MAX_APPEND
