@@ -9,8 +9,8 @@ messages that wait at its moment are collected, in order, and streamed through.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import replace
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -149,10 +149,8 @@ def _measurer(kind: Kind) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
     def measure(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for key, found in groupby(_runs(batches), itemgetter(0)):
             *stream, at_ms, bits = key
-            builder = IndexBuilder(kind, bits, at_ms)
-            for _, arrivals in found:
-                builder.add(arrivals)
-            row = (*stream, at_ms, *builder.finish())
+            arrivals = chain.from_iterable(run for _, run in found)
+            row = (*stream, at_ms, *measure_index(kind, bits, at_ms, arrivals))
             yield pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True))], schema=_MEASURED_ARROW)
 
     return measure
@@ -204,66 +202,46 @@ class Measured(NamedTuple):
     """The messages of an entry."""
 
 
-@dataclass(slots=True)
-class IndexBuilder:
-    """Builds the index of the messages that wait at ``at_ms``, in buckets of ``2**bits`` ms."""
+def measure_index(kind: Kind, bits: int, at_ms: int, arrivals: Iterable[Arrival]) -> Measured:
+    """Build the index of the messages that wait at ``at_ms``, in buckets of ``2**bits`` ms, and measure it.
 
-    kind: Kind
-    bits: int
-    at_ms: int
-    _waits: int = 0
-    _delays: int = 0
-    _early: int = 0
-    _last_at: int = 0
-    _members: int = 1
-    _spans: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    _buckets: TimeBuckets = field(init=False)
-    _schedule: NackSchedule = field(init=False)
-    _ticks: TickRounding = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._ticks = TickRounding(1 << self.bits, is_strict=False)
-        self._schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=self.bits))
-        self._buckets = self._schedule.buckets if self.kind == Kind.NACK else TimeBuckets()
-
-    def add(self, arrivals: Iterable[Arrival]) -> None:
-        """Add messages in order of time. About 1 us each."""
-        for time, delay, ledger, entry, partition, batch_index in arrivals:
-            due_at = time + delay
-            start = self._put(MessageId(ledger, entry, partition, batch_index), time, delay)
-            self._waits += 1
-            self._delays += delay
-            self._early += due_at - start
-            self._last_at = max(self._last_at, due_at)
-            self._members = max(self._members, batch_index + 1)
-            key = partition, ledger
-            first, last = self._spans.get(key, (entry, entry))
-            if not first < entry < last:
-                self._spans[key] = min(first, entry), max(last, entry)
-
-    def _put(self, message_id: MessageId, time: int, delay: int) -> int:
-        """Add a message; return when its bucket is due."""
-        if self.kind == Kind.NACK:
-            self._schedule.add(message_id, time, delay)
-            return self._schedule.bucket_start(time, delay)
-        bucket = self._ticks.bucket_of(time + delay)
-        self._buckets.put(message_id, bucket)
-        return self._ticks.wake_at(bucket)
-
-    def finish(self) -> Measured:
-        """Return the measured index."""
-        return Measured(
-            self.bits,
-            len(self._buckets),
-            self._buckets.bucket_count,
-            self._buckets.bytes,
-            self._early / self._waits,
-            self._delays / self._waits,
-            self._last_at - self.at_ms,
-            sum(last - first + 1 for first, last in self._spans.values()),
-            len(self._spans),
-            self._members,
-        )
+    :param arrivals: those messages in order of time, at least one; about 1 us each
+    """
+    schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=bits))
+    ticks = TickRounding(1 << bits, is_strict=False)
+    buckets = schedule.buckets if kind == Kind.NACK else TimeBuckets()
+    waits = delays = early = last_at = 0
+    members = 1
+    spans: dict[tuple[int, int], tuple[int, int]] = {}
+    for time, delay, ledger, entry, partition, batch_index in arrivals:
+        message_id, due_at = MessageId(ledger, entry, partition, batch_index), time + delay
+        if kind == Kind.NACK:
+            schedule.add(message_id, time, delay)
+            bucket_due_at = schedule.bucket_start(time, delay)
+        else:
+            bucket = ticks.bucket_of(due_at)
+            buckets.put(message_id, bucket)
+            bucket_due_at = ticks.wake_at(bucket)
+        waits += 1
+        delays += delay
+        early += due_at - bucket_due_at
+        last_at = max(last_at, due_at)
+        members = max(members, batch_index + 1)
+        first, last = spans.get((partition, ledger), (entry, entry))
+        if not first < entry < last:
+            spans[partition, ledger] = min(first, entry), max(last, entry)
+    return Measured(
+        bits=bits,
+        pending=len(buckets),
+        buckets=buckets.bucket_count,
+        bytes=buckets.bytes,
+        early_ms=early / waits,
+        delay_ms=delays / waits,
+        last_ms=last_at - at_ms,
+        entries=sum(last - first + 1 for first, last in spans.values()),
+        ledgers=len(spans),
+        members=members,
+    )
 
 
 def plan_rows(kind: Kind, measured: Sequence[Measured]) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -28,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from ..errors import InvalidArgumentError
 from ..index import EntryRanges
-from ._files import SPLIT_BYTES, InputSplit, TraceFile, assign_splits, trace_files
+from ._files import SPLIT_BYTES, TraceFile, assign_splits, trace_files
 from ._lines import read_splits
 from ._read import ARROW_BYTES, NO_LIMIT, Read, split_read
 from .schemas import READ
@@ -98,13 +97,6 @@ def _collector() -> dict[str, str]:
     """Return the option for the parallel collector; with two collectors the JVM would not start."""
     chosen = "".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
     return {} if "GC" in chosen else {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
-
-
-@dataclass
-class TracePartition(InputPartition):
-    """The input of a task."""
-
-    splits: tuple[InputSplit, ...]
 
 
 def register_source(spark: SparkSession) -> None:
@@ -177,13 +169,8 @@ def read_options(options: MutableMapping[str, str]) -> _Options:
     return _Options(path, int(given), with_open == "true")
 
 
-def _partitions(files: Sequence[TraceFile], max_bytes: int) -> list[TracePartition]:
-    return [TracePartition(splits) for splits in assign_splits(files, max_bytes)]
-
-
-def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    assert isinstance(partition, TracePartition)
-    return read_splits(partition.splits)
+def _partitions(files: Sequence[TraceFile], max_bytes: int) -> list[InputPartition]:
+    return [InputPartition(splits) for splits in assign_splits(files, max_bytes)]
 
 
 class _Reader(DataSourceReader):
@@ -196,7 +183,7 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the files of a partition."""
-        return _read(partition)
+        return read_splits(partition.value)
 
 
 Offset = dict[str, str]
@@ -264,4 +251,4 @@ class _StreamReader(DataSourceStreamReader, _AvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the files of a partition."""
-        return _read(partition)
+        return read_splits(partition.value)

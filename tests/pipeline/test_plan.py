@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule, pipeline
-from pulsar_nack.pipeline._plan import IndexBuilder, plan_rows
+from pulsar_nack.pipeline._plan import measure_index, plan_rows
 from pulsar_nack.planning import Kind
 
 from .rows import events
@@ -37,14 +37,11 @@ def by_stream(df: DataFrame) -> dict[tuple[Any, ...], list[Any]]:
 def test_measures_what_the_schedule_takes() -> None:
     """The figures are those of a schedule that holds the same."""
     for bits in (0, 8, 12):
-        measuring = IndexBuilder(Kind.NACK, bits, 10_000)
         schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=bits))
         arrivals = [(time, 60_000 + time % 7, time // 500, time % 500, 0, -1) for time in range(10_000)]
-        measuring.add(arrivals[:3_000])
-        measuring.add(arrivals[3_000:])
         for time, delay, ledger, entry, partition, index in arrivals:
             schedule.add(MessageId(ledger, entry, partition, index), time, delay)
-        found = measuring.finish()
+        found = measure_index(Kind.NACK, bits, 10_000, arrivals)
         assert (found.bits, found.pending, found.bytes) == (bits, 10_000, schedule.bytes)
         assert (found.entries, found.ledgers, found.last_ms) == (10_000, 20, 59_999 + 9_999 % 7)
         assert 0 <= found.early_ms < 1 << bits
@@ -57,9 +54,8 @@ def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind, every: in
     """A steady stream in order with one delay gets about the bytes that are predicted, and one recommendation."""
     measured = []
     for bits in range(15):
-        measuring = IndexBuilder(kind, bits, 60_000)
-        measuring.add((time, 60_000, time // 5_000, time % 5_000 // every, -1, -1) for time in range(0, 60_000, every))
-        measured.append(measuring.finish())
+        arrivals = ((time, 60_000, time // 5_000, time % 5_000 // every, -1, -1) for time in range(0, 60_000, every))
+        measured.append(measure_index(kind, bits, 60_000, arrivals))
     planned = plan_rows(kind, measured)
     assert [each["bits"] for each in planned] == list(range(15))
     (best,) = [each for each in planned if each["is_recommended"]]
