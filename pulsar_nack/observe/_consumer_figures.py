@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -99,7 +100,8 @@ FIGURES: Final[Mapping[str, Figure]] = {
 READ: Final = [statistic for figure in FIGURES.values() for statistic in figure.parts.values()]
 """The statistics that are read."""
 _read: Final = attrgetter(*READ)
-_IS_COUNTER: Final = [figure.kind == COUNTER for figure in FIGURES.values() for _ in figure.parts]
+_COUNTED: Final = {each for figure in FIGURES.values() if figure.kind == COUNTER for each in figure.parts.values()}
+"""The statistics that only grow."""
 
 
 class HistogramFigure(NamedTuple):
@@ -156,7 +158,7 @@ class _WatchedConsumer(Watched):
     def __init__(self, consumer: Consumer) -> None:
         super().__init__()
         self.consumer = consumer._inner
-        self.values: tuple[Any, ...] = ()
+        self.values: dict[str, Any] = {}
         self.has_ended = False
         self._outer = ref(consumer)
         self.measure()
@@ -168,7 +170,7 @@ class _WatchedConsumer(Watched):
         loop = None if self.loop is None else self.loop()
         is_over = self.loop is not None and (loop is None or loop.is_closed())
         self.has_ended = engine.has_ended or was_dropped or is_over
-        self.values = _read(self.consumer.statistics())
+        self.values = dict(zip(READ, _read(self.consumer.statistics()), strict=True))
 
 
 @dataclass(slots=True)
@@ -176,14 +178,15 @@ class Series:
     """The consumers of one topic and subscription.
 
     :param labels: the values of ``LABELS``
-    :param values: of ``READ``, the sums; None: nothing is known, as of gauges without a consumer
+    :param values: the sum of each statistic; None: nothing is known, as of gauges without a consumer
+    :param retired: the counts of consumers that have ended
     """
 
     labels: tuple[str, ...]
     histograms: dict[str, Histogram]
-    values: list[Any] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
     watched: list[_WatchedConsumer] = field(default_factory=list)
-    retired: list[int] = field(default_factory=lambda: [0] * len(READ))
+    retired: Counter[str] = field(default_factory=Counter)
     ended_at: float | None = None
 
     def count(self, event: MessageRedelivered) -> None:
@@ -196,22 +199,17 @@ class Series:
         living = [each for each in self.watched if not each.has_ended]
         for each in self.watched:
             if each.has_ended:
-                counted = zip(self.retired, each.values, _IS_COUNTER, strict=True)
-                self.retired = [before + (value if is_counter else 0) for before, value, is_counter in counted]
+                self.retired.update({name: each.values[name] for name in _COUNTED})
         if not living and self.ended_at is None:
             self.ended_at = now
         self.watched = living
-        self.values = [
-            _sum([before, *some]) if is_counter else _sum(some)
-            for before, is_counter, *some in zip(
-                self.retired, _IS_COUNTER, *(each.values for each in living), strict=True
-            )
-        ]
+        self.values = {name: self._sum(name) for name in READ}
 
-
-def _sum(values: list[Any]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    def _sum(self, name: str) -> int | None:
+        known: list[int] = [value for each in self.watched if (value := each.values[name]) is not None]
+        if name in _COUNTED:
+            return self.retired[name] + sum(known)
+        return sum(known) if known else None
 
 
 class ConsumerFigures:

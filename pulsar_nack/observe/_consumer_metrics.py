@@ -98,17 +98,15 @@ class ConsumerMetrics:
         core = prometheus()
         make = {COUNTER: core.CounterMetricFamily, GAUGE: core.GaugeMetricFamily}
         labels = [label.replace(".", "_") for label in LABELS]
-        at = 0
         for name, figure in FIGURES.items():
             further = [figure.label] if figure.label else []
             family = make[figure.kind](
                 prometheus_name(name, figure.unit, figure.kind), figure.about, labels=[*labels, *further]
             )
-            for value in figure.parts:
+            for value, statistic in figure.parts.items():
                 for series in some:
-                    if series.values[at] is not None:
-                        family.add_metric([*series.labels, *([value] if further else [])], series.values[at])
-                at += 1
+                    if (number := series.values[statistic]) is not None:
+                        family.add_metric([*series.labels, *([value] if further else [])], number)
             yield family
         for name, histogram in HISTOGRAMS.items():
             family = core.HistogramMetricFamily(
@@ -125,13 +123,11 @@ class ConsumerMetrics:
     # --- for OpenTelemetry -------------------------------------------------------------------------------------------
 
     def _make_instruments(self, meter: Meter) -> None:
-        at = 0
         for name, figure in FIGURES.items():
             make = (
                 meter.create_observable_counter if figure.kind == COUNTER else meter.create_observable_up_down_counter
             )
-            make(name, [partial(self._observe, name, figure, at)], figure.unit, figure.about)
-            at += len(figure.parts)
+            make(name, [partial(self._observe, name, figure)], figure.unit, figure.about)
         for name, histogram in HISTOGRAMS.items():
             bounds = list(histogram.bounds)
             made = meter.create_histogram(
@@ -139,7 +135,7 @@ class ConsumerMetrics:
             )
             self._records[name] = made.record
 
-    def _observe(self, name: str, figure: Figure, at: int, _: CallbackOptions) -> Iterable[Observation]:
+    def _observe(self, name: str, figure: Figure, _: CallbackOptions) -> Iterable[Observation]:
         """Return the values of an instrument. All instruments get one reading, until one asks for a second time."""
         from opentelemetry.metrics import Observation
 
@@ -147,10 +143,10 @@ class ConsumerMetrics:
             self._given.clear()
             self._series = self._figures.read()
         self._given.add(name)
-        for offset, value in enumerate(figure.parts):
+        for value, statistic in figure.parts.items():
             further = {figure.label: value} if figure.label else {}
             for series in self._series:
-                if (number := series.values[at + offset]) is not None:
+                if (number := series.values[statistic]) is not None:
                     yield Observation(number, {**_attributes(series), **further})
 
     def _record(self, attributes: Mapping[str, str], event: MessageRedelivered) -> None:

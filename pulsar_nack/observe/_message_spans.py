@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -180,13 +181,10 @@ class MessageSpans:
                 opened.span.end()
 
 
+@dataclass(slots=True)
 class _OpenSpan:
-    """A span that is not ended: its handler runs, or its message is not settled."""
+    """A span that is not ended: its handler runs, or its message is not settled; ``is_left``: the handler has ended."""
 
-    __slots__ = ("is_left", "outcome", "span")
-
-    def __init__(self, span: Span) -> None:
-        self.span = span
-        self.outcome: str | None = None
-        self.is_left = False
-        """The handler has ended."""
+    span: Span
+    outcome: str | None = None
+    is_left: bool = False

@@ -136,13 +136,6 @@ def seconds(field: str, value: object) -> float:
     return float(value)
 
 
-def text(field: str, value: object) -> str:
-    """Return a str that is not empty, or raise :class:`~pulsar_nack.InvalidArgumentError`."""
-    if not isinstance(value, str) or not value:
-        raise InvalidArgumentError(field, value, "a str that is not empty")
-    return value
-
-
 def loop_ms() -> int:
     """Return the running loop's time in ms, 0 outside of a loop."""
     try:

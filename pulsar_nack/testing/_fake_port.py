@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
-from .._check import check_flag, check_integer
+from .._check import check_flag, check_integer, check_name
 from ..consumer import Delivery, PortTraits
 from ..errors import BrokerError, InvalidArgumentError
 from ..ids import MessageId, _is_message_id
-from ._call_faults import CallName, PortWithFaults, seconds, text
+from ._call_faults import CallName, PortWithFaults, seconds
 from ._fake_delivery import FakeEntry, FakeInbox
 from ._fake_topic import SHARED, FakeSubscription, FakeTopic, OutgoingEntry
 
@@ -87,7 +87,9 @@ class FakePort(PortWithFaults):
         limit = None if unacked_limit is None else check_integer("unacked_limit", unacked_limit, 1)
         self.topic = topic or FakeTopic(batch_index_ack=batch_index_ack)
         self._forced = 0
-        self._subscription = self.topic.subscription(text("subscription", subscription))
+        self._subscription = self.topic.subscription(
+            check_name("subscription", subscription, "a str that is not empty")
+        )
         self._inbox = FakeInbox(
             self._latency, self._subscription._is_open, self._on_arrival, self._traits.receiver_queue_size, limit
         )

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .._check import check_flag, check_integer
+from .._check import check_flag, check_integer, check_name
 from ..errors import BrokerError, InvalidArgumentError
 from ..ids import MessageId, Position
-from ._call_faults import loop_ms, text
+from ._call_faults import loop_ms
 from ._fake_delivery import FakeEntry, FakeInbox, FakeMessage
 
 SHARED: Final = "shared"
@@ -63,7 +63,7 @@ class FakeTopic:
         batch_index_ack: bool = False,
     ) -> None:
         check_flag("batch_index_ack", batch_index_ack)
-        self.name = text("name", name)
+        self.name = check_name("name", name, "a str that is not empty")
         self.partitions = check_integer("partitions", partitions, 0)
         self.batch_index_ack = batch_index_ack
         self._ledger = check_integer("ledger", ledger, 0)
