@@ -44,6 +44,10 @@ class FakeEntry:
         first = MessageId(*self.chunks[0], self.partition, topic=self.topic) if self.chunks else None
         return MessageId(ledger, entry, self.partition, topic=self.topic, first_chunk=first, chunks=self.chunks)
 
+    def all_indexes(self) -> set[int]:
+        """Return the indexes of all messages."""
+        return set(range(len(self.messages)))
+
     def delivery(self, index: int, redelivery_count: int) -> Delivery:
         """Return the message at ``index`` as a port delivers it."""
         message = self.messages[index]

@@ -189,8 +189,7 @@ class FakeSubscription:
         self._type = SHARED
         self._consumers: list[FakeInbox] = []
         self._turn = 0
-        self._done: set[FakeEntry] = set()
-        self._done_indexes: dict[FakeEntry, set[int]] = {}
+        self._acked: dict[FakeEntry, set[int]] = {}
         self._heap: list[tuple[int, FakeEntry]] = []
         self._queued: dict[FakeEntry, OutgoingEntry] = {}
         self._holder: dict[FakeEntry, FakeInbox] = {}
@@ -230,10 +229,7 @@ class FakeSubscription:
     def _move(self, entries: Iterable[FakeEntry], is_before: Callable[[FakeEntry], bool]) -> None:
         for entry in entries:
             self._counts.pop(entry, None)
-            self._done_indexes.pop(entry, None)
-            self._done.discard(entry)
-            if is_before(entry):
-                self._done.add(entry)
+            self._acked[entry] = entry.all_indexes() if is_before(entry) else set()
         self._rewind()
 
     def restart(self) -> None:
@@ -264,7 +260,7 @@ class FakeSubscription:
     def _ack_entries(self, entries: Iterable[FakeEntry]) -> None:
         for entry in entries:
             self._release(entry)
-            self._done.add(entry)
+            self._acked[entry] = entry.all_indexes()
         self._dispatch()
 
     def _ack_before(self, last: MessageId) -> None:
@@ -275,7 +271,7 @@ class FakeSubscription:
     def _ack_index(self, entry: FakeEntry, index: int) -> None:
         if not self._is_open(entry, index) or not self.topic.batch_index_ack:
             return
-        self._done_indexes.setdefault(entry, set()).add(index)
+        self._acked.setdefault(entry, set()).add(index)
         holder = self._holder.get(entry)
         if holder is not None:
             holder.unacked -= 1
@@ -306,7 +302,7 @@ class FakeSubscription:
         self._queued.clear()
         self._heap.clear()
         for entry in self.topic.entries:
-            if entry not in self._done:
+            if self._open_indexes(entry):
                 self._queue(entry, (how or {}).get(entry, _PLAIN))
         self._dispatch()
 
@@ -329,10 +325,10 @@ class FakeSubscription:
                 self._send(consumer, entry, indexes, how)
 
     def _send(self, consumer: FakeInbox, entry: FakeEntry, indexes: Collection[int], how: OutgoingEntry) -> None:
-        if entry not in self._done:
+        if unacked := self._open_indexes(entry):
             self._holder[entry] = consumer
             consumer.held[entry] = None
-            consumer.unacked += len(self._open_indexes(entry))
+            consumer.unacked += len(unacked)
         count = self._counts.get(entry, 0)
         consumer.send(entry, indexes, count, how.forced)
         for copy in how.copies:
@@ -354,9 +350,7 @@ class FakeSubscription:
         return None
 
     def _open_indexes(self, entry: FakeEntry) -> set[int]:
-        if entry in self._done:
-            return set()
-        return set(range(len(entry.messages))) - self._done_indexes.get(entry, set())
+        return entry.all_indexes() - self._acked.get(entry, set())
 
     def _is_open(self, entry: FakeEntry, index: int) -> bool:
-        return entry not in self._done and index not in self._done_indexes.get(entry, ())
+        return index not in self._acked.get(entry, ())
