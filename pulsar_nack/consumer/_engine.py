@@ -20,7 +20,6 @@ from ._acks import Acks
 from ._consumer_state import ConsumerState
 from ._events import MessageTrace, names_of
 from ._gate_queue import DurableGateQueue
-from ._key_order import KeyOrder
 from ._letters import Letters
 from ._mark_delete import MarkDeleteWatch, ignore_wait
 from ._message_state import MessageState, State
@@ -78,7 +77,6 @@ class ConsumerEngine:
         self.settler = Settler(self.state, settings.lease)
         self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None)
         self.pausing = Pausing(self.receiver, port, self.stop)
-        self.key_order: KeyOrder | None = None
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
         self._ends_at = math.inf
@@ -239,8 +237,8 @@ class ConsumerEngine:
             for record in self.receiver.drop_waiting(place) if table.requests.bring_all else ():
                 table.give_back(record.id)
             self.queue.doubt(table.select(set(State), place))
-            if self.key_order is not None:
-                self.key_order.check_waiting()
+            if self.receiver.key_order is not None:
+                self.receiver.key_order.check_waiting()
 
     def _on_passed(self, records: Sequence[MessageState]) -> None:
         """Drop messages before the mark-delete position: skipped, cleared, expired, or settled by other consumers."""
@@ -258,6 +256,6 @@ class ConsumerEngine:
 
     def _must_admit(self) -> bool:
         """Return whether a nack must not wait: a message is ready, or nothing but nacks that wait is unacknowledged."""
-        table, inbox = self.table, self.receiver.inbox
-        kept = 0 if self.key_order is None else len(self.key_order)  # behind those that wait
-        return len(inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + kept + 1)
+        table, receiver = self.table, self.receiver
+        kept = 0 if receiver.key_order is None else len(receiver.key_order)  # behind those that wait
+        return len(receiver.inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + kept + 1)

@@ -79,7 +79,6 @@ class KeyOrder:
         """Order what the consumer delivers from now on, and let nacked messages come back to it."""
         self._table.on_left = self._on_left
         self._receiver.key_order = self
-        self._receiver.on_held_back = self._on_held_back
         self._settler.queue.router.want_all()
         self._table.requests.on_expected = self.note_origin
 
@@ -241,7 +240,7 @@ class KeyOrder:
             self._from_broker.discard(state.waits_for)
             state.waits_for = None
 
-    def _on_held_back(self, delivery: Delivery) -> None:
+    def on_held_back(self, delivery: Delivery) -> None:
         """Let a key wait for a message that was nacked or deferred before a restart."""
         key = _key_of(delivery)
         if key is not None and key not in self._keys:
@@ -301,7 +300,7 @@ class KeyOrder:
     def close(self) -> None:
         """Let the consumer deliver without order again."""
         self._table.on_left = self._table.requests.on_expected = None
-        self._receiver.key_order = self._receiver.on_held_back = None
+        self._receiver.key_order = None
         if self._is_held:
             self._receiver.hold_port(is_held=False)
 

@@ -45,8 +45,6 @@ class Receiver:
         self.gate_queue: DurableGateQueue | None = None
         self.key_order: KeyOrder | None = None
         """The messages that wait for earlier ones of their keys, which no call receives."""
-        self.on_held_back: Callable[[Delivery], None] | None = None
-        """Called with a message that came before its time, after a restart."""
         self.unreadable: MissingExtraError | None = None
         self.on_unreadable: Callable[[], None]
         """Called after :attr:`unreadable` is set; itself set by what closes the consumer then."""
@@ -271,8 +269,8 @@ class Receiver:
                 self._acks.ack_duplicate(message_id)
                 return None
             if self.state.durable.holds_back(delivery, now_ms):
-                if self.on_held_back is not None:
-                    self.on_held_back(delivery)
+                if self.key_order is not None:
+                    self.key_order.on_held_back(delivery)
                 self._trace.hold(message_id, delivery.redelivery_count, "not due")
                 self._limiter.warn_if_near()
                 return None

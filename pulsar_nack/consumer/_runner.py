@@ -87,7 +87,6 @@ class Runner:
         """Set when no other handler is to begin."""
         self._is_ending = False
         self._cancelled = 0
-        self._engine = engine
         self._receiver = engine.receiver
         self._settler = engine.settler
         self.handler = handler
@@ -113,7 +112,6 @@ class Runner:
         with _signals(self._on_signal) if self._options.stop_on_signals else nullcontext():
             if self._order is not None:
                 self._order.open()
-                self._engine.key_order = self._order
             self.workers = [self._worker(number) for number in range(self._options.concurrency)]
             try:
                 while not self._faults() and (busy := [each for each in self.workers if not each.done()]):
@@ -130,7 +128,6 @@ class Runner:
                     lifecycle.hurry_drain()
         if self._order is not None:
             self._order.close()
-            self._engine.key_order = None
         faults = self._faults()
         if cancelled is not None:
             for fault in faults:

@@ -117,7 +117,8 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         engine.settler,
     )
     table.expire(engine.clock.now_ms())
-    acks, durable, gate_queue, letters = engine.state.acks, engine.state.durable, receiver.gate_queue, engine.letters
+    acks, durable, letters = engine.state.acks, engine.state.durable, engine.letters
+    gate_queue, key_order = receiver.gate_queue, receiver.key_order
     dead, retry = (None, None) if letters is None else (letters.dead, letters.retry)
     return ConsumerStatistics(
         received=receiver.received,
@@ -138,8 +139,8 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         requested_again=queue.requested_again,
         in_work=table.delivered,
         ready=receiver.waiting(),
-        held_for_keys=0 if engine.key_order is None else len(engine.key_order),
-        is_key_order_full=engine.key_order is not None and engine.key_order.is_full,
+        held_for_keys=0 if key_order is None else len(key_order),
+        is_key_order_full=key_order is not None and key_order.is_full,
         held=table.held,
         requested=table.requested,
         kept=len(queue.payloads.kept),

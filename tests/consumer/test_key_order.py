@@ -43,7 +43,7 @@ class Handled:
         key = message.key or ""
         self.done[key].append(int(message.data))
         self.at[key].append(now())
-        order = consumer._engine.key_order
+        order = consumer._receiver.key_order
         assert order is not None
         self.most_held = max(self.most_held, *(len(state.kept) for state in order._keys.values()))
 
@@ -627,7 +627,7 @@ async def test_random_lives() -> None:
             ):
                 await until(lambda: sum(map(len, done.values())) == count)  # noqa: B023
                 await until(lambda: port.subscription.backlog == 0)  # noqa: B023
-            order = consumer._engine.key_order
+            order = consumer._receiver.key_order
             assert order is None
         assert {key: numbers for key, numbers in done.items() if key} == {
             key: numbers for key, numbers in published.items() if key
