@@ -29,7 +29,6 @@ where the journal appends 49 bytes, in the same write as nacks and attempts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from ...ids import MessageId
@@ -39,22 +38,6 @@ from ._slices import AckSlices
 
 SLICES: Final = 8
 _MAX_MARKS: Final = 10_000
-
-
-@dataclass(slots=True)
-class _Batch:
-    topic: str | None
-    size: int
-    acked: int
-    uptime_ms: int
-
-    @property
-    def is_done(self) -> bool:
-        return self.acked.bit_count() >= self.size
-
-    @property
-    def bytes(self) -> int:
-        return batch_bytes(self.topic, self.size)
 
 
 class AckedMessages:
@@ -72,7 +55,7 @@ class AckedMessages:
         self.slice_ms = max(memory_ms // SLICES, 1)
         """The span of a slice."""
         self._entries = AckSlices(self.slice_ms)
-        self._batches: dict[EntryKey, _Batch] = {}
+        self._batches: dict[EntryKey, BatchAcks] = {}  # with times of the uptime
         self._batch_bytes = 0
         self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
         self._offline_ms = 0
@@ -141,7 +124,7 @@ class AckedMessages:
         if message_id.entry < 0:
             return
         if not is_member(message_id):
-            self._drop_batch(entry_key(message_id))
+            self._drop_batch(message_id)
             self._add_entry(message_id, uptime_ms)
         elif message_id.batch_index < message_id.batch_size <= MAX_BATCH and message_id not in self._entries:
             self._add_member(message_id, uptime_ms)
@@ -151,24 +134,25 @@ class AckedMessages:
             self._entries.add(message_id, uptime_ms)
 
     def _add_member(self, message_id: MessageId, uptime_ms: int) -> None:
-        key = entry_key(message_id)
-        batch = self._drop_batch(key) or _Batch(message_id.topic, message_id.batch_size, 0, uptime_ms)
-        batch.acked |= 1 << message_id.batch_index
-        batch.size = max(batch.size, message_id.batch_size)
-        batch.uptime_ms = uptime_ms
+        batch = self._drop_batch(message_id)
+        if batch is None:
+            batch = BatchAcks(_batch_id(message_id, message_id.batch_size), uptime_ms, 0)
+        elif batch.id.batch_size < message_id.batch_size:
+            batch = batch._replace(id=_batch_id(batch.id, message_id.batch_size))
+        self._put_batch(batch._replace(at_ms=uptime_ms, acked=batch.acked | 1 << message_id.batch_index))
+
+    def _put_batch(self, batch: BatchAcks) -> None:
+        """Keep a batch; it is an entry like others once all its messages are acknowledged."""
         if batch.is_done:
-            self._add_entry(message_id, uptime_ms)
+            self._add_entry(batch.id, batch.at_ms)
         else:
-            self._put_batch(key, batch)
+            self._batches[entry_key(batch.id)] = batch
+            self._batch_bytes += batch_bytes(batch.id.topic, batch.id.batch_size)
 
-    def _put_batch(self, key: EntryKey, batch: _Batch) -> None:
-        self._batches[key] = batch
-        self._batch_bytes += batch.bytes
-
-    def _drop_batch(self, key: EntryKey) -> _Batch | None:
-        batch = self._batches.pop(key, None)
+    def _drop_batch(self, message_id: MessageId) -> BatchAcks | None:
+        batch = self._batches.pop(entry_key(message_id), None)
         if batch is not None:
-            self._batch_bytes -= batch.bytes
+            self._batch_bytes -= batch_bytes(batch.id.topic, batch.id.batch_size)
         return batch
 
     def add_up_to(self, message_id: MessageId, at_ms: int) -> None:
@@ -180,9 +164,9 @@ class AckedMessages:
             del self._marks[next(iter(self._marks))]
         here = entry_key(message_id)
         for key, batch in list(self._batches.items()):
-            is_before = key < here and is_same_topic(MessageId(*key, topic=batch.topic), message_id)
+            is_before = key < here and is_same_topic(batch.id, message_id)
             if is_before or (key == here and message_id.batch_index < 0):
-                self._drop_batch(key)
+                self._drop_batch(batch.id)
 
     def load(self, item: BatchAcks | RangeAcks) -> None:
         """Add the acknowledged messages of a batch, or ranges of a ledger. O(ranges)."""
@@ -191,25 +175,19 @@ class AckedMessages:
             if self._memory_ms:
                 self._entries.load(item.id, uptime_ms, item.ranges)
             return
-        batch = _Batch(item.id.topic, item.id.batch_size, item.acked, uptime_ms)
-        self._drop_batch(entry_key(item.id))
-        if batch.is_done:
-            self._add_entry(item.id, uptime_ms)
-        else:
-            self._put_batch(entry_key(item.id), batch)
+        self._drop_batch(item.id)
+        self._put_batch(item._replace(at_ms=uptime_ms))
 
     def forget(self, message_id: MessageId) -> None:
         """Remove the acknowledgement of a message: it was replayed."""
-        key = entry_key(message_id)
-        batch = self._drop_batch(key) if key in self._batches else None
-        size = message_id.batch_size
+        batch, size = self._drop_batch(message_id), message_id.batch_size
         if self._entries.discard(message_id) and is_member(message_id) and size <= MAX_BATCH:
-            batch = _Batch(message_id.topic, size, (1 << size) - 1, self._entries.last_ms)
-        if batch is None:
+            batch = BatchAcks(_batch_id(message_id, size), self._entries.last_ms, (1 << size) - 1)
+        if batch is None or message_id.batch_index < 0:
             return
-        batch.acked &= ~(1 << message_id.batch_index) if message_id.batch_index >= 0 else 0
-        if batch.acked:
-            self._put_batch(key, batch)
+        acked = batch.acked & ~(1 << message_id.batch_index)
+        if acked:
+            self._put_batch(batch._replace(acked=acked))
 
     def confirm(self) -> None:
         """Drop what the broker has stored now: all but messages that are acknowledged to it with their batch."""
@@ -236,12 +214,11 @@ class AckedMessages:
         oldest_ms = uptime_ms - self._memory_ms
         self._entries.drop_before(oldest_ms)
         self._marks = {key: mark for key, mark in self._marks.items() if mark[1] >= oldest_ms}
-        while (
-            ttl_ms is not None
-            and self._batches
-            and (first := next(iter(self._batches.items())))[1].uptime_ms < uptime_ms - ttl_ms
-        ):
-            self._drop_batch(first[0])
+        while ttl_ms is not None and self._batches:
+            oldest = next(iter(self._batches.values()))
+            if oldest.at_ms >= uptime_ms - ttl_ms:
+                return
+            self._drop_batch(oldest.id)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -254,12 +231,12 @@ class AckedMessages:
         written = set(self._batches)
         yield from self.batches()
         yield from self._entries.records(self._offline_ms)
-        yield from self._batch_records([each for each in self._batches.items() if each[0] not in written])
+        yield from self._batch_records([batch for key, batch in self._batches.items() if key not in written])
         yield from self.marks()
 
     def batches(self) -> Iterator[BatchAcks]:
         """Return the partly acknowledged batches."""
-        yield from self._batch_records(list(self._batches.items()))
+        yield from self._batch_records(list(self._batches.values()))
 
     def marks(self) -> Iterator[Change]:
         """Return the cumulative acknowledgements."""
@@ -267,13 +244,17 @@ class AckedMessages:
             at_ms = uptime_ms + self._offline_ms
             yield Change(RecordKind.CUMULATIVE_ACK, message_id, at_ms, at_ms)
 
-    def _batch_records(self, some: list[tuple[EntryKey, _Batch]]) -> Iterator[BatchAcks]:
-        for key, batch in some:
-            message_id = MessageId(*key, batch_size=batch.size, topic=batch.topic)
-            yield BatchAcks(message_id, batch.uptime_ms + self._offline_ms, batch.acked)
+    def _batch_records(self, some: list[BatchAcks]) -> Iterator[BatchAcks]:
+        return (batch._replace(at_ms=batch.at_ms + self._offline_ms) for batch in some)
 
     def _check(self) -> None:
         """Assert every invariant; for tests."""
         self._entries._check()
-        assert self._batch_bytes == sum(batch.bytes for batch in self._batches.values())
-        assert all(0 < batch.acked.bit_count() < batch.size for batch in self._batches.values())
+        assert self._batch_bytes == sum(
+            batch_bytes(batch.id.topic, batch.id.batch_size) for batch in self._batches.values()
+        )
+        assert all(0 < batch.acked.bit_count() < batch.id.batch_size for batch in self._batches.values())
+
+
+def _batch_id(message_id: MessageId, size: int) -> MessageId:
+    return MessageId(*entry_key(message_id), batch_size=size, topic=message_id.topic)
