@@ -1,8 +1,8 @@
 """The durable state of a consumer: deadlines, attempts and recent acknowledgements, on a store of logs.
 
-Only imported when a consumer is made durable. From below: ``_records`` (bytes), ``_slices`` and ``_acked``
-(acknowledged messages), ``_state`` (these and the pending messages, pure), ``_generations`` (which logs are current),
-``_journal`` (the one writer), ``_nacks`` (the calls of the consumer).
+Only imported when a consumer is made durable. From below: ``_records`` (bytes), ``_acked`` (acknowledged
+messages), ``_state`` (these and the pending messages, pure), ``_generations`` (which logs are current), ``_journal``
+(the one writer), ``_nacks`` (the calls of the consumer).
 
 The bucket tracker of delayed messages was considered as the index, and rejected. It answers which messages are due;
 the nack tracker, which has the messages that the broker delivered, answers that already. The questions here are what is

@@ -28,23 +28,173 @@ where the journal appends 49 bytes, in the same write as nacks and attempts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from ...ids import MessageId
-from .._batches import EntryKey, entry_key, is_member, is_same_topic, is_through
-from ._records import MAX_BATCH, BatchAcks, Change, RangeAcks, RecordKind, batch_bytes
-from ._slices import AckSlices
+from ...index import EntryRanges
+from .._batches import EntryKey, LedgerKey, entry_key, is_member, is_same_topic, is_through
+from ._records import MAX_BATCH, MAX_RANGES, BatchAcks, Change, RangeAcks, RecordKind, batch_bytes, ranges_bytes
 
 SLICES: Final = 8
 _MAX_MARKS: Final = 10_000
+_SHORT_RANGE: Final = 8
+
+
+@dataclass(slots=True)
+class _Ledger:
+    topic: str | None
+    ranges: EntryRanges = field(default_factory=EntryRanges)
+
+    @property
+    def bytes(self) -> int:
+        return batch_bytes(self.topic, 0) + ranges_bytes(self.ranges.range_count)
+
+
+@dataclass(slots=True)
+class _Slice:
+    first_ms: int
+    last_ms: int
+    ledgers: dict[LedgerKey, _Ledger] = field(default_factory=dict)
+
+
+class AckSlices:
+    """Entries that were acknowledged as a whole, oldest first. Calls are O(slices) except where noted.
+
+    :param memory_ms: how long they are remembered, up to an 8th longer; 0: not at all
+    """
+
+    def __init__(self, memory_ms: int) -> None:
+        self.bytes = 0
+        """About the size of all records in bytes; kept up to date."""
+        self.slice_ms = max(memory_ms // SLICES, 1)
+        """The span of a slice."""
+        self._memory_ms = memory_ms
+        self._slices: deque[_Slice] = deque()
+
+    def __len__(self) -> int:
+        """Return the sum of the slices' numbers of ledgers."""
+        return sum(len(each.ledgers) for each in self._slices)
+
+    @property
+    def entries(self) -> int:
+        """Return the number of entries. O(ledgers)."""
+        return sum(len(ledger.ranges) for each in self._slices for ledger in each.ledgers.values())
+
+    @property
+    def last_ms(self) -> int:
+        """Return the time of the newest acknowledgement, or 0."""
+        return self._slices[-1].last_ms if self._slices else 0
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """Return the time of the newest acknowledgement in the oldest slice, or None."""
+        return self._slices[0].last_ms if self._slices else None
+
+    def __contains__(self, message_id: MessageId) -> bool:
+        return any(message_id.entry in ledger.ranges for ledger in self._ledgers_of(message_id))
+
+    def _ledgers_of(self, message_id: MessageId) -> list[_Ledger]:
+        """Return what the slices have of a message's ledger."""
+        key = message_id.ledger, message_id.partition
+        return [each.ledgers[key] for each in self._slices if key in each.ledgers]
+
+    def has_higher(self, message_id: MessageId) -> bool:
+        """Return whether higher entries of the ledger are acknowledged, so that this one is in a hole."""
+        lasts = (ledger.ranges.last for ledger in self._ledgers_of(message_id))
+        return any(last is not None and last > message_id.entry for last in lasts)
+
+    def extends_range(self, message_id: MessageId) -> bool:
+        """Return whether adding this entry now extends a range instead of making a new one."""
+        if not self._slices:
+            return False
+        ledger = self._slices[-1].ledgers.get((message_id.ledger, message_id.partition))
+        entry = message_id.entry
+        return ledger is not None and (entry - 1 in ledger.ranges or entry + 1 in ledger.ranges)
+
+    def add(self, message_id: MessageId, at_ms: int) -> None:
+        """Add an entry; times must ascend."""
+        if not self._memory_ms:
+            return
+        ledger = self._newest(message_id, at_ms)
+        before = ledger.ranges.range_count
+        ledger.ranges.add(message_id.entry)
+        self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+
+    def load(self, message_id: MessageId, at_ms: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Add ranges of a ledger. O(ranges)."""
+        if not self._memory_ms:
+            return
+        ledger = self._newest(message_id, at_ms)
+        before = ledger.ranges.range_count
+        ledger.ranges.add_many(
+            entry for first, last in ranges if last - first < _SHORT_RANGE for entry in range(first, last + 1)
+        )
+        for first, last in ranges:
+            if last - first >= _SHORT_RANGE:
+                ledger.ranges.add_range(first, last)
+        self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+
+    def _newest(self, message_id: MessageId, at_ms: int) -> _Ledger:
+        """Return the ledger of a message in the current slice."""
+        if not self._slices or at_ms - self._slices[-1].first_ms >= self.slice_ms:
+            self._slices.append(_Slice(at_ms, at_ms))
+        newest = self._slices[-1]
+        newest.last_ms = max(newest.last_ms, at_ms)
+        key = message_id.ledger, message_id.partition
+        ledger = newest.ledgers.get(key)
+        if ledger is None:
+            ledger = newest.ledgers[key] = _Ledger(message_id.topic)
+            self.bytes += ledger.bytes
+        return ledger
+
+    def discard(self, message_id: MessageId) -> bool:
+        """Remove an entry; return whether it was acknowledged."""
+        entry, was_there = message_id.entry, False
+        for ledger in self._ledgers_of(message_id):
+            if entry in ledger.ranges:
+                before = ledger.ranges.range_count
+                ledger.ranges.discard_range(entry, entry)
+                self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+                was_there = True
+        return was_there
+
+    def drop_old(self, now_ms: int) -> None:
+        """Drop the slices whose newest acknowledgement is older than ``memory_ms``. O(dropped ledgers)."""
+        while self._slices and self._slices[0].last_ms < now_ms - self._memory_ms:
+            self.bytes -= sum(ledger.bytes for ledger in self._slices.popleft().ledgers.values())
+
+    def clear(self) -> None:
+        """Drop all slices."""
+        self._slices.clear()
+        self.bytes = 0
+
+    def records(self, offline_ms: int) -> Iterator[RangeAcks]:
+        """Return the records of all entries, with times ``offline_ms`` later; the entries may change meanwhile."""
+        for each in list(self._slices):
+            for (number, partition), ledger in list(each.ledgers.items()):
+                message_id = MessageId(number, 0, partition, topic=ledger.topic)
+                ranges = ledger.ranges.copy().ranges()
+                while part := list(islice(ranges, MAX_RANGES)):
+                    yield RangeAcks(message_id, each.last_ms + offline_ms, part)
+
+    def _check(self) -> None:
+        """Assert every invariant; for tests."""
+        assert self.bytes == sum(ledger.bytes for each in self._slices for ledger in each.ledgers.values())
+        times = [each.last_ms for each in self._slices]
+        assert times == sorted(times)
+        for each in self._slices:
+            for ledger in each.ledgers.values():
+                ledger.ranges._verify()
 
 
 class AckedMessages:
     """Recent acknowledgements. Calls are O(slices) except where noted.
 
-    :param memory_ms: how long they are remembered, up to an 8th longer; 0: not at all, since the broker has confirmed
-        them when they are added
+    :param memory_ms: as for :class:`AckSlices`; 0: the broker has confirmed acknowledgements when they are added
     :param keeps_members: whether the broker is informed of a batch only when all its messages are acknowledged; False:
         of each message
     """
@@ -52,9 +202,8 @@ class AckedMessages:
     def __init__(self, memory_ms: int, *, keeps_members: bool = True) -> None:
         self._memory_ms = memory_ms
         self._keeps_members = keeps_members
-        self.slice_ms = max(memory_ms // SLICES, 1)
-        """The span of a slice."""
-        self._entries = AckSlices(self.slice_ms)
+        self._entries = AckSlices(memory_ms)
+        self.slice_ms = self._entries.slice_ms
         self._batches: dict[EntryKey, BatchAcks] = {}  # with times of the uptime
         self._batch_bytes = 0
         self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
@@ -92,11 +241,14 @@ class AckedMessages:
     def is_acked(self, message_id: MessageId, now_ms: int) -> bool:
         """Return whether a message was acknowledged, so that its acknowledgement has to be repeated."""
         uptime_ms = now_ms - self._offline_ms
-        self._entries.drop_before(uptime_ms - self._memory_ms)
+        self._entries.drop_old(uptime_ms)
         batch = self._batches.get(entry_key(message_id))
         if batch is not None and message_id.batch_index >= 0:
             return bool(batch.acked >> message_id.batch_index & 1)
-        return message_id in self._entries or self._is_below_mark(message_id, uptime_ms)
+        if message_id in self._entries:
+            return True
+        mark = self._marks.get((message_id.topic, message_id.partition))
+        return mark is not None and mark[1] >= uptime_ms - self._memory_ms and is_through(message_id, mark[0])
 
     def is_in_hole(self, message_id: MessageId) -> bool:
         """Return whether higher entries of the ledger are acknowledged, so that this message fills a hole."""
@@ -108,10 +260,6 @@ class AckedMessages:
             return entry_key(message_id) in self._batches
         return self._entries.extends_range(message_id)
 
-    def _is_below_mark(self, message_id: MessageId, uptime_ms: int) -> bool:
-        mark = self._marks.get((message_id.topic, message_id.partition))
-        return mark is not None and mark[1] >= uptime_ms - self._memory_ms and is_through(message_id, mark[0])
-
     # --- adding ------------------------------------------------------------------------------------------------------
 
     def add(self, message_id: MessageId, at_ms: int) -> None:
@@ -120,18 +268,14 @@ class AckedMessages:
         A message of a batch is ignored if the batch size is unknown, or smaller than the batch index.
         """
         uptime_ms = at_ms - self._offline_ms
-        self._entries.drop_before(uptime_ms - self._memory_ms)
+        self._entries.drop_old(uptime_ms)
         if message_id.entry < 0:
             return
         if not is_member(message_id):
             self._drop_batch(message_id)
-            self._add_entry(message_id, uptime_ms)
+            self._entries.add(message_id, uptime_ms)
         elif message_id.batch_index < message_id.batch_size <= MAX_BATCH and message_id not in self._entries:
             self._add_member(message_id, uptime_ms)
-
-    def _add_entry(self, message_id: MessageId, uptime_ms: int) -> None:
-        if self._memory_ms:
-            self._entries.add(message_id, uptime_ms)
 
     def _add_member(self, message_id: MessageId, uptime_ms: int) -> None:
         batch = self._drop_batch(message_id)
@@ -144,7 +288,7 @@ class AckedMessages:
     def _put_batch(self, batch: BatchAcks) -> None:
         """Keep a batch; it is an entry like others once all its messages are acknowledged."""
         if batch.is_done:
-            self._add_entry(batch.id, batch.at_ms)
+            self._entries.add(batch.id, batch.at_ms)
         else:
             self._batches[entry_key(batch.id)] = batch
             self._batch_bytes += batch_bytes(batch.id.topic, batch.id.batch_size)
@@ -172,8 +316,7 @@ class AckedMessages:
         """Add the acknowledged messages of a batch, or ranges of a ledger. O(ranges)."""
         uptime_ms = item.at_ms - self._offline_ms
         if isinstance(item, RangeAcks):
-            if self._memory_ms:
-                self._entries.load(item.id, uptime_ms, item.ranges)
+            self._entries.load(item.id, uptime_ms, item.ranges)
             return
         self._drop_batch(item.id)
         self._put_batch(item._replace(at_ms=uptime_ms))
@@ -211,9 +354,8 @@ class AckedMessages:
         O(dropped batches).
         """
         uptime_ms = now_ms - self._offline_ms
-        oldest_ms = uptime_ms - self._memory_ms
-        self._entries.drop_before(oldest_ms)
-        self._marks = {key: mark for key, mark in self._marks.items() if mark[1] >= oldest_ms}
+        self._entries.drop_old(uptime_ms)
+        self._marks = {key: mark for key, mark in self._marks.items() if mark[1] >= uptime_ms - self._memory_ms}
         while ttl_ms is not None and self._batches:
             oldest = next(iter(self._batches.values()))
             if oldest.at_ms >= uptime_ms - ttl_ms:
@@ -231,12 +373,14 @@ class AckedMessages:
         written = set(self._batches)
         yield from self.batches()
         yield from self._entries.records(self._offline_ms)
-        yield from self._batch_records([batch for key, batch in self._batches.items() if key not in written])
+        yield from self.batches(written)
         yield from self.marks()
 
-    def batches(self) -> Iterator[BatchAcks]:
-        """Return the partly acknowledged batches."""
-        yield from self._batch_records(list(self._batches.values()))
+    def batches(self, left_out: Collection[EntryKey] = ()) -> Iterator[BatchAcks]:
+        """Return the partly acknowledged batches, except those that are left out."""
+        for key, batch in list(self._batches.items()):
+            if key not in left_out:
+                yield batch._replace(at_ms=batch.at_ms + self._offline_ms)
 
     def marks(self) -> Iterator[Change]:
         """Return the cumulative acknowledgements."""
@@ -244,15 +388,11 @@ class AckedMessages:
             at_ms = uptime_ms + self._offline_ms
             yield Change(RecordKind.CUMULATIVE_ACK, message_id, at_ms, at_ms)
 
-    def _batch_records(self, some: list[BatchAcks]) -> Iterator[BatchAcks]:
-        return (batch._replace(at_ms=batch.at_ms + self._offline_ms) for batch in some)
-
     def _check(self) -> None:
         """Assert every invariant; for tests."""
         self._entries._check()
-        assert self._batch_bytes == sum(
-            batch_bytes(batch.id.topic, batch.id.batch_size) for batch in self._batches.values()
-        )
+        sizes = [batch_bytes(batch.id.topic, batch.id.batch_size) for batch in self._batches.values()]
+        assert self._batch_bytes == sum(sizes)
         assert all(0 < batch.acked.bit_count() < batch.id.batch_size for batch in self._batches.values())
 
 
