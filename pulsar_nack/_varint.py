@@ -11,13 +11,6 @@ def write_varint(into: bytearray, number: int) -> None:
     into.append(number)
 
 
-def varint(number: int) -> bytes:
-    """Return a number from 0 on as a varint."""
-    written = bytearray()
-    write_varint(written, number)
-    return bytes(written)
-
-
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number of the varint at an offset, and the offset after it.
 

@@ -1,4 +1,11 @@
-"""Ids of messages: ``Position`` within a topic, ``MessageId`` as clients have it."""
+"""Ids of messages: ``Position`` within a topic, ``MessageId`` as clients have it.
+
+Their bytes are ``MessageIdData`` of Pulsar's binary protocol: seven numeric fields, read and written without a protobuf
+runtime. The core does not depend on protobuf, and this one message needs only varints and one nested message. Field
+numbers: ledgerId 1, entryId 2, partition 3, batch_index 4, ack_set 5 (skipped), batch_size 6, first_chunk_message_id 7.
+Negative int32 values take ten bytes, as protobuf writes them; when read they are cut to their lowest 32 bits, as
+protobuf reads them. A first chunk that is chunked itself is refused, so that no input can nest.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +13,25 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeGuard, cast
 
 from ._check import INT64_MAX
-from ._id_codec import IdFields, decode_id, encode_id
+from ._varint import read_varint, write_varint
 from .errors import InvalidArgumentError
 
 __all__ = ["MessageId", "Position"]
 
 _INT32_MAX: Final = 2**31 - 1
 _MAX_CHUNKS: Final = 1_000_000
+_MASK64: Final = 2**64 - 1
+# the numbers of fields in the wire form, and of its kinds of values
+_LEDGER: Final = 1
+_ENTRY: Final = 2
+_PARTITION: Final = 3
+_BATCH_INDEX: Final = 4
+_BATCH_SIZE: Final = 6
+_FIRST_CHUNK: Final = 7
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_BYTES: Final = 2
+_FIXED32: Final = 5
 
 
 class Position(NamedTuple):
@@ -116,19 +135,45 @@ class MessageId(_Identity):
         return tuple(Position(self.ledger, entry) for entry in range(first.entry, self.entry + 1))
 
     def to_bytes(self) -> bytes:
-        """Return the id in Pulsar's ``MessageIdData`` form, as the official clients serialize it (no topic)."""
-        first = self.first_chunk
-        return encode_id(IdFields(*self, self.batch_size), None if first is None else first.to_bytes())
+        """Return the id in Pulsar's ``MessageIdData`` form, as the official clients serialize it (no topic).
+
+        Fields that have their defaults are left out.
+        """
+        out = bytearray()
+        _put(out, _LEDGER, self.ledger)
+        _put(out, _ENTRY, self.entry)
+        if self.partition != -1:
+            _put(out, _PARTITION, self.partition)
+        if self.batch_index != -1:
+            _put(out, _BATCH_INDEX, self.batch_index)
+        if self.batch_size:
+            _put(out, _BATCH_SIZE, self.batch_size)
+        if self.first_chunk is not None:
+            first = self.first_chunk.to_bytes()
+            write_varint(out, _FIRST_CHUNK << 3 | _BYTES)
+            write_varint(out, len(first))
+            out += first
+        return bytes(out)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, topic: str | None = None) -> MessageId:
-        """Read what :meth:`to_bytes` or an official client's ``serialize()`` wrote.
+        """Read what :meth:`to_bytes` or an official client's ``serialize()`` wrote. Unknown fields are skipped.
 
-        :raises InvalidArgumentError: the bytes are not a message id
+        :raises InvalidArgumentError: the bytes are not a message id: they are truncated, lack the ledger or the entry,
+            or have a first chunk that is chunked itself
         """
-        fields, first = decode_id(data)
-        first_chunk = None if first is None else MessageId(*first[:4], batch_size=first.batch_size, topic=topic)
-        return MessageId(*fields[:4], batch_size=fields.batch_size, topic=topic, first_chunk=first_chunk)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidArgumentError("data", data, "the bytes of a message id")
+        data = bytes(data)
+        try:
+            numbers, first = _fields(data)
+            first_numbers, nested = ({}, None) if first is None else _fields(first)
+        except (IndexError, ValueError):
+            raise InvalidArgumentError("data", data, "the bytes of a message id") from None
+        if nested is not None:
+            raise InvalidArgumentError("data", first, "a first chunk that is not chunked itself")
+        first_chunk = None if first is None else _id_of(first, first_numbers, topic)
+        return _id_of(data, numbers, topic, first_chunk)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"MessageId is frozen: cannot set {name}")
@@ -256,3 +301,52 @@ def _as_position(value: object, field: str) -> Position:
 
 def _rebuild(kind: type[MessageId], identity: tuple[int, int, int, int], extras: dict[str, Any]) -> MessageId:
     return kind(*identity, **extras)
+
+
+# --- the wire form ----------------------------------------------------------------------------------------------------
+
+
+def _id_of(data: bytes, numbers: dict[int, int], topic: str | None, first_chunk: MessageId | None = None) -> MessageId:
+    if _LEDGER not in numbers or _ENTRY not in numbers:
+        raise InvalidArgumentError("data", data, "a message id with a ledger and an entry")
+    return MessageId(
+        numbers[_LEDGER],
+        numbers[_ENTRY],
+        _int32(numbers.get(_PARTITION, -1)),
+        _int32(numbers.get(_BATCH_INDEX, -1)),
+        batch_size=max(_int32(numbers.get(_BATCH_SIZE, 0)), 0),
+        topic=topic,
+        first_chunk=first_chunk,
+    )
+
+
+def _int32(value: int) -> int:
+    return (value + 2**31) % 2**32 - 2**31
+
+
+def _fields(data: bytes) -> tuple[dict[int, int], bytes | None]:
+    """Read the wire form; return the numbers by their fields, and the first chunk."""
+    numbers: dict[int, int] = {}
+    first: bytes | None = None
+    at = 0
+    while at < len(data):
+        tag, at = read_varint(data, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = read_varint(data, at)
+            numbers[tag >> 3] = (value + 2**63) % 2**64 - 2**63
+            continue
+        length = {_FIXED64: 8, _FIXED32: 4}.get(kind)
+        if kind == _BYTES:
+            length, at = read_varint(data, at)
+        if length is None or at + length > len(data):
+            raise ValueError("a field that does not end")
+        if tag >> 3 == _FIRST_CHUNK and kind == _BYTES:
+            first = data[at : at + length]
+        at += length
+    return numbers, first
+
+
+def _put(out: bytearray, field: int, value: int) -> None:
+    write_varint(out, field << 3 | _VARINT)
+    write_varint(out, value & _MASK64)

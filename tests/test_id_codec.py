@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, MessageId
-from pulsar_nack._varint import varint
+from tests.cursor.wire_bytes import varint
 from tests.for_each import for_each
 
 INT64 = st.integers(-1, 2**63 - 1)

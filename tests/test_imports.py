@@ -123,7 +123,6 @@ def test_is_bounded() -> None:
         "_connect",
         "_delays",
         "_foreign",
-        "_id_codec",
         "_lifetime",
         "_topic_pattern",
         "_varint",

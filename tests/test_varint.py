@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack._varint import read_varint, varint
+from pulsar_nack._varint import read_varint, write_varint
 from tests.for_each import for_each
+
+
+def varint(number: int) -> bytes:
+    """Return a number as it is written."""
+    written = bytearray()
+    write_varint(written, number)
+    return bytes(written)
 
 
 @for_each(("number", "data"), [(0, b"\0"), (127, b"\x7f"), (128, b"\x80\x01"), (2**63 - 1, b"\xff" * 8 + b"\x7f")])
