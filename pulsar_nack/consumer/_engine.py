@@ -21,7 +21,7 @@ from ._consumer_state import ConsumerState
 from ._events import MessageTrace, names_of
 from ._gate_queue import DurableGateQueue
 from ._letters import Letters
-from ._mark_delete import MarkDeleteWatch, ignore_wait
+from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State
 from ._message_table import WAITING, MessageTable
 from ._pausing import Pausing
@@ -65,13 +65,7 @@ class ConsumerEngine:
         if settings.dead_letter is not None or settings.retry_topic is not None:
             self.letters = Letters(settings, port, table, mark_delete=self.mark_delete, trace=trace)
         self.queue = RedeliveryQueue(
-            port,
-            table,
-            settings,
-            trace,
-            freed=self.limiter.changed,
-            waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
-            lost=self._on_lost,
+            port, table, settings, trace, limiter=self.limiter, mark_delete=self.mark_delete, lost=self._on_lost
         )
         self.state = ConsumerState(self.queue, self.limiter, self.letters, settings)
         self.settler = Settler(self.state, settings.lease)

@@ -22,6 +22,8 @@ RETRY_TOPIC: Final = "retry-topic"
 """The reason of the acknowledgement of a message that was published to the retry topic."""
 ASKED_FOR: Final = "redeliver_unacknowledged_messages"
 """The reason of the nack of a message that this call asks for."""
+REQUESTED_AGAIN: Final = "asked again"
+"""The reason of a redelivery that was noted before."""
 LEASE_EXPIRED: Final = "lease expired"
 """The reason of the nack, or of the dead letter, of a message whose lease ended."""
 _REASONS: Final = {State.DEAD_LETTERING: DEAD_LETTER, State.RETRYING: RETRY_TOPIC}

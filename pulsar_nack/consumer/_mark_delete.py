@@ -116,8 +116,3 @@ class MarkDeleteWatch:
         gone = self._table.passed(records, position, self._clock.now_ms())
         if gone:
             self._passed(gone)
-
-
-def ignore_wait(record: MessageState, delay_ms: int, now_ms: int) -> None:
-    """Replace :meth:`MarkDeleteWatch.note` for ports that do not report positions."""
-    del record, delay_ms, now_ms

@@ -17,7 +17,8 @@ from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
 from ..nack import NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member
-from ._events import ASKED_FOR, MessageTrace
+from ._events import ASKED_FOR, REQUESTED_AGAIN, MessageTrace
+from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State
 from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
@@ -26,11 +27,10 @@ from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
 from ._sessions import place_of
 from ._settings import ConsumerSettings
+from ._unacked import UnackedLimiter
 
 _MAX_IN_A_TURN: Final = 1_000
 """Messages that one turn of the loop handles."""
-REQUESTED_AGAIN = "asked again"
-"""The reason in the trace of a redelivery that was traced before."""
 _YEAR_MS = MAX_NUMBER_S * 1000
 _id_of: Callable[[MessageState], MessageId] = attrgetter("id")
 
@@ -38,8 +38,8 @@ _id_of: Callable[[MessageState], MessageId] = attrgetter("id")
 class RedeliveryQueue:
     """Holds nacked messages in a tracker, whose callback redelivers them.
 
-    :param freed: called when room was made
-    :param waits: called with each message that is held from now on, for how many ms, and the time
+    :param limiter: learns when room was made
+    :param mark_delete: watches the messages that are held; None: the port does not report positions
     :param lost: called with requested messages that never came, and are dropped
     """
 
@@ -50,8 +50,8 @@ class RedeliveryQueue:
         settings: ConsumerSettings,
         trace: MessageTrace,
         *,
-        freed: Callable[[], None],
-        waits: Callable[[MessageState, int, int], None],
+        limiter: UnackedLimiter,
+        mark_delete: MarkDeleteWatch | None,
         lost: Callable[[Sequence[MessageState]], None],
     ) -> None:
         redelivery = settings.redelivery
@@ -69,8 +69,8 @@ class RedeliveryQueue:
         self.payloads = PayloadCache(settings.max_local_bytes)
         self._custom: RedeliveryCallback | None = redelivery if callable(redelivery) else None
         self.clock = trace.clock
-        self._freed = freed
-        self._waits = waits
+        self._limiter = limiter
+        self._mark_delete = mark_delete
         self._lost = lost
         self.trace = trace
         self._armed_ms = 0
@@ -109,7 +109,8 @@ class RedeliveryQueue:
             record.lease = None
             self.tracker.ack(record.id)
         now_ms = self.clock.now_ms() if now_ms is None else now_ms
-        self._waits(record, delay_ms, now_ms)
+        if self._mark_delete is not None:
+            self._mark_delete.note(record, delay_ms, now_ms)
         plan = plan or self.router.choose(record.id, delay_ms)
         due_at_ms = now_ms + delay_ms
         is_sooner = not record.is_held or due_at_ms < record.due_at_ms
@@ -222,7 +223,7 @@ class RedeliveryQueue:
         if requested:
             self.redelivered_broker += len(requested)
             self._drop_requested(requested)
-            self._freed()
+            self._limiter.changed()
 
     def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
         """Redeliver due messages on a port that can request them without waiting."""
@@ -236,7 +237,7 @@ class RedeliveryQueue:
             self.redelivered_broker += len(requested)
             if self.payloads.kept:
                 self._drop_requested(requested)
-            self._freed()
+            self._limiter.changed()
 
     def _ids_of(self, records: Sequence[MessageState]) -> list[MessageId]:
         """Return the ids for a request: no more than the port takes where it brings back everything anyway."""
@@ -306,7 +307,7 @@ class RedeliveryQueue:
         self.trace.redeliver(record)
         self.table.redeliver(record)
         self.redeliver(delivery, record)
-        self._freed()
+        self._limiter.changed()
 
     def _fail_request(self, records: Sequence[MessageState], requests: Sequence[int], error: BaseException) -> NoReturn:
         failed = [
