@@ -4,9 +4,8 @@ Also how many buckets a bucket tracker should keep.
 """
 
 from ._bucket_plan import BucketLoad, BucketPlan, BucketSize, bucket_size, make_bucket_plan
-from ._index_size import old_bytes, predicted_bytes, proposal_bytes
 from ._plan import Plan, PlanRow, Recommendation, format_size, make_plan, recommend
-from ._workload import Kind, Workload
+from ._workload import Kind, Workload, old_bytes, predicted_bytes, proposal_bytes
 
 __all__ = [
     "BucketLoad",

@@ -7,8 +7,7 @@ from math import floor, log2
 from typing import Any, Final
 
 from .._check import check_integer
-from ._index_size import old_bytes, predicted_bytes, proposal_bytes
-from ._workload import Kind, Workload
+from ._workload import Kind, Workload, old_bytes, predicted_bytes, proposal_bytes
 
 _MAX_BITS: Final = 62
 _WIDEST_SHARE: Final = 8
