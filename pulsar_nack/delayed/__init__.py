@@ -1,10 +1,9 @@
 """Delayed delivery: which messages must not be dispatched yet, and when they may be."""
 
-from ._disabled import DisabledDelayedDeliveryTracker
 from ._factory import DelayedDeliveryTrackerFactory, DelayedFactoryStatistics, TrackerFallback
+from ._factory_parts import OpenTracker, TrackerRegistry
 from ._in_memory import InMemoryDelayedDeliveryTracker
-from ._protocol import DelayedDeliveryTracker
-from ._registry import OpenTracker, TrackerRegistry
+from ._protocol import DelayedDeliveryTracker, DisabledDelayedDeliveryTracker
 from .bucket import (
     BucketDelayedDeliveryTracker,
     BucketStatistics,

@@ -20,11 +20,9 @@ from ..clock import Clock, WallClock
 from ..config import BucketConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError, SnapshotError
 from ._arguments import check_on_due
-from ._disabled import DisabledDelayedDeliveryTracker
-from ._factory_storage import OwnedStorage, SnapshotCleaner
+from ._factory_parts import OpenTracker, OwnedStorage, SharedIndexRegistry, SnapshotCleaner, TrackerRegistry
 from ._in_memory import InMemoryDelayedDeliveryTracker
-from ._protocol import DelayedDeliveryTracker
-from ._registry import OpenTracker, SharedIndexRegistry, TrackerRegistry
+from ._protocol import DelayedDeliveryTracker, DisabledDelayedDeliveryTracker
 from .bucket import BucketDelayedDeliveryTracker, SharedDelayedIndex
 from .format import snapshot_protobuf
 from .storage import BucketSnapshotStorage, DelayedCursor
