@@ -30,10 +30,9 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..ids import MessageId
 from ..index import NEVER
-from ._calls import CallsInFlight, RedeliveryCall, RedeliveryResult, join_ids
+from ._calls import CallsInFlight, RedeliveryCall, RedeliveryResult, Retries, join_ids
 from ._capacity import EVERY_PLACE, CapacityLimiter
 from ._events import Cancelled, Cleared, Hooks, Nacked
-from ._retries import Retries
 from ._schedule import NackSchedule
 from ._statistics import Counters
 

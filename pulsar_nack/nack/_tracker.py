@@ -29,8 +29,8 @@ from ..errors import ClosedError, NotOpenError
 from ..ids import MessageId, _check_stored
 from ..index import as_entries
 from ._arguments import backoff_ms, check_ids, check_lead_time, count_entries
+from ._calls import Retries
 from ._events import Closed, Hooks, NackHook
-from ._retries import Retries
 from ._schedule import NackSchedule
 from ._sender import RedeliveryCallback, Sender
 from ._sending_task import SendingTask
