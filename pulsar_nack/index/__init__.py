@@ -1,10 +1,17 @@
 """Positions and time: the only package that uses pyroaring and sortedcontainers."""
 
 from ._buckets import TimeBuckets
-from ._due import DueIds
-from ._earliest import NEVER
-from ._entries import as_entries
-from ._id_blocks import IdBlock
+from ._entries import (
+    Section,
+    add_entries,
+    add_runs,
+    add_words,
+    as_entries,
+    sections_of,
+    varint_bytes,
+    whole_section,
+)
+from ._id_blocks import DueIds, IdBlock
 from ._position_sets import (
     MAX_ENTRY,
     OrderedPositions,
@@ -13,7 +20,7 @@ from ._position_sets import (
     portable_bitmap,
 )
 from ._ranges import EntryRanges
-from ._sections import Section, add_entries, add_runs, add_words, sections_of, varint_bytes, whole_section
+from ._store import NEVER
 
 __all__ = [
     "MAX_ENTRY",

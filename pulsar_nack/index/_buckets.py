@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from itertools import chain
 from typing import Any, Final
 
 from ..ids import MessageId
-from ._draining import DrainingBucket
-from ._due import DueIds
-from ._earliest import EarliestBucket
-from ._id_blocks import IdBlock
+from ._chunks import DrainingBucket
+from ._id_blocks import DueIds, IdBlock
 from ._inserter import Inserter
-from ._pending import PendingIds, Run
-from ._sealer import Sealer
-from ._store import BucketStore
-from ._sweep import Sweeper
+from ._pending import PendingIds
+from ._sealer import Sealer, Sweeper
+from ._store import BucketStore, EarliestBucket
 
 _BASE_BYTES: Final = 4096
 _FEW_EACH: Final = 4
@@ -35,9 +31,9 @@ class TimeBuckets:
         self._pending = PendingIds()
         self._store = BucketStore(self._pending)
         self._sealer = Sealer(self._pending, self._store)
-        self.first = EarliestBucket(self._store, self._sealer)
+        self.first = EarliestBucket(self._store)
         """The earliest bucket; its ``start`` is :attr:`earliest`."""
-        self._sweeper = Sweeper(self._pending, self._store, self._sealer, self.first)
+        self._sweeper = Sweeper(self._pending, self._store, self.first)
         self._inserter = Inserter(self._pending, self._store, self._sealer, self.first, self._sweeper)
         self.put = self._inserter.put  # bound once: a method around it would cost a call for each id
         self.put_entries = self._inserter.put_entries
@@ -82,7 +78,7 @@ class TimeBuckets:
         number = pending.number_if_pending(*id)
         if number is None:
             return False
-        pending.blocks.get(pending.blocks[number >> 16].key, id.topic)
+        pending.set_topic(pending.block_at[number >> 16], id.topic)
         if id.is_chunked:
             pending.keep_original(number, id)
         return True
@@ -116,12 +112,9 @@ class TimeBuckets:
         due = DueIds()
         pending, earliest = self._pending, self.first
         pending.settle()
-        thin: list[array[int]] = []
         while pending.count and earliest.start <= now and (limit is None or len(due) < limit):
-            self._pop_from(earliest.start, limit, due, thin)
+            self._pop_from(earliest.start, limit, due)
             self._after_pop()
-        if thin and pending.count:
-            pending.remove_each(chain.from_iterable(thin))
         return due
 
     def pop_all(self) -> DueIds:
@@ -129,7 +122,8 @@ class TimeBuckets:
         pending = self._pending
         pending.settle()
         due = DueIds()
-        self._hand_out(pending.runs(pending.numbers), due)
+        for blocks, numbers in pending.runs(pending.numbers):
+            due.append(blocks, numbers)
         due.replace(pending.take_originals(pending.numbers))
         self.clear()
         return due
@@ -140,7 +134,6 @@ class TimeBuckets:
             return []
         pending = self._pending
         pending.settle()
-        self._sealer.split_until(now)
         numbers = self._store.take_until(now)
         parts = pending.parts(numbers) if numbers else []
         self._fire(numbers)
@@ -164,7 +157,7 @@ class TimeBuckets:
             numbers = array(numbers.typecode, sorted(numbers))
         if store.stale.extra or pending.originals or numbers[0] >> 16 != numbers[-1] >> 16:
             return None
-        block = pending.blocks.by_index[numbers[0] >> 16]
+        block = pending.block_at[numbers[0] >> 16]
         del pending.tail[:], store.open[start]
         pending.count = 0
         store.appends.clear()
@@ -172,26 +165,16 @@ class TimeBuckets:
         self._became_empty()
         return DueIds(block, numbers)
 
-    def _pop_from(self, start: int, limit: int | None, due: DueIds, thin: list[array[int]]) -> None:
-        """Remove a bucket as far as the limit allows.
-
-        Few numbers of many blocks are put into ``thin``, to be removed from what is pending one by one: subtracting a
-        bitmap would go through all blocks. Only while each number has one copy, which cannot be met again.
-        """
-        pending, store = self._pending, self._store
+    def _pop_from(self, start: int, limit: int | None, due: DueIds) -> None:
+        """Remove a bucket as far as the limit allows."""
+        store = self._store
         remainder = store.draining.get(start)
         if remainder is None and limit is not None and store.is_large(start):
             remainder = store.drain(start)
         if remainder is None:
             live = store.take(start)
             if limit is None or len(live) <= limit - len(due):
-                runs = pending.runs(live)
-                if len(runs) == 1 and runs[0][0] is None and not store.stale and not pending.originals:
-                    pending.count -= len(live)
-                    thin.append(runs[0][1])
-                    self._hand_out(runs, due)
-                else:
-                    self._hand_out_fired(live, runs, due)
+                self._hand_out(live, due)
                 return
             remainder = store.drain_numbers(start, live)
         self._pop_remainder(start, remainder, limit, due)
@@ -202,25 +185,19 @@ class TimeBuckets:
             numbers = remainder.take(None if limit is None else limit - len(due))
             live = stale.live_copies(numbers, pending.numbers, start)
             if live:
-                self._hand_out_fired(live, pending.runs(live), due)
+                self._hand_out(live, due)
         if not remainder:
             self._store.end_draining(start)
 
-    def _hand_out_fired(self, live: Any, runs: list[Run], due: DueIds) -> None:
+    def _hand_out(self, live: Any, due: DueIds) -> None:
+        """Move live numbers, at least one, from what is pending to ``due``; release the blocks that became empty."""
+        runs = self._pending.runs(live)
         originals = self._fire(live)
-        self._hand_out(runs, due)
+        for blocks, numbers in runs:
+            due.append(blocks, numbers)
+            if len(numbers) > _FEW_EACH and isinstance(blocks, IdBlock):  # else it costs more; see PendingIds.block_of
+                self._release((blocks,))
         due.replace(originals)
-
-    def _hand_out(self, runs: list[Run], due: DueIds) -> None:
-        """Put numbers that are no longer pending into ``due``, and release the blocks that became empty."""
-        by_index = self._pending.blocks.by_index
-        for block, numbers in runs:
-            if block is None:
-                due.append([by_index[number >> 16] for number in numbers], numbers)
-            else:
-                due.append(block, numbers)
-                if len(numbers) > _FEW_EACH:  # else looking would cost more than the ids; see PendingIds.block_of
-                    self._release((block,))
 
     def _fire(self, numbers: Any) -> dict[int, MessageId]:
         self._store.stale.on_fired(numbers)

@@ -1,4 +1,4 @@
-"""Sealed chunks: read-only encodings of sets of numbers; the smallest one wins.
+"""Sealed chunks: read-only encodings of sets of numbers, of which the smallest wins; and buckets drained from them.
 
 A chunk is a ``bytes`` object whose first byte is its kind:
 
@@ -10,18 +10,27 @@ A chunk is a ``bytes`` object whose first byte is its kind:
 Sealing as ``R`` costs about 20 ns a number, as ``G`` about 40. ``G`` is tried only where it would save a quarter, and
 not beyond 16 384 numbers, which would take more than a millisecond. Id ranges (see ``_id_ranges``) are smaller still,
 but depend on what is pending.
+
+A bucket may hold a million numbers, too many to decode in one call while the event loop waits. So if it is drained in
+several calls (:class:`DrainingBucket`), its chunks stay encoded until their turn. To give numbers in order, the parts
+are merged: a part is decoded when the numbers before it are used up, and nothing is returned beyond the lowest number
+that an encoded part may have. If all parts reach over the whole range, as when ids were nacked in any order, ever more
+parts are decoded at a time.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterator
 from functools import cache, partial
 from itertools import accumulate, islice, takewhile
 from operator import le
 from typing import Any, Final
 
 from pyroaring import BitMap, BitMap64
+
+from ._pending import widened
 
 _ROARING: Final = ord("R")
 _ROARING64: Final = ord("W")
@@ -30,6 +39,8 @@ _HEAD: Final = 9
 _MAX_GAPS: Final = 16_384
 _COOKIE_WITH_RUNS: Final = 12_347
 _JOIN: Final = 16
+_DECODED: Final = 512
+"""The size of a part that is still encoded, roughly."""
 _SMALL: Final = 4_096
 _LARGE: Final = 65_536
 _LIST_BYTES: Final = 160
@@ -94,6 +105,73 @@ class SealedChunks:
         joined = seal(bitmap_type.union(*(unseal(chunk, bitmap_type) for chunk in last)))
         self._bytes += len(joined) + _OBJECT_BYTES - sum(map(len, last)) - _OBJECT_BYTES * len(last)
         chunks[-len(last) :] = [joined]
+
+
+class DrainingBucket:
+    """Parts of a bucket, bitmaps and sealed chunks; :meth:`take` returns their numbers in several calls.
+
+    If merged, numbers come in ascending order over all parts; otherwise one part follows the other.
+    """
+
+    __slots__ = ("_bitmap_type", "_is_merged", "_left", "_parts")
+
+    def __init__(self, bitmap_type: type[Any], parts: list[Any], *, is_merged: bool) -> None:
+        self._bitmap_type = bitmap_type
+        self._is_merged = is_merged
+        self._left: Any = bitmap_type()
+        placed = [(_begin_of(part) if is_merged else place, place, part) for place, part in enumerate(parts)]
+        placed.sort(reverse=True)
+        self._parts = [(begins, part) for begins, _, part in placed]
+
+    def __bool__(self) -> bool:
+        return bool(self._left) or bool(self._parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._left:
+            yield self._left
+        for _, part in list(self._parts):
+            yield self._decoded(part)
+
+    def size(self) -> int:
+        """Return about how many numbers are left, including cancelled ones; O(parts)."""
+        return len(self._left) + sum(_DECODED if isinstance(part, bytes) else len(part) for _, part in self._parts)
+
+    def widen(self, bitmap_type: type[Any]) -> None:
+        """Change to numbers of 64 bits."""
+        self._bitmap_type = bitmap_type
+        self._left = widened(self._left)
+        self._parts = [(at, part if isinstance(part, bytes) else widened(part)) for at, part in self._parts]
+
+    def take(self, limit: int | None) -> Any:
+        """Remove and return the next numbers as a bitmap, at most ``limit``; empty only if nothing is left."""
+        if not self._left:
+            self._decode(1)
+        numbers = self._ordered(limit) if limit is not None and self._is_merged else self._left
+        if limit is not None and len(numbers) > limit:
+            numbers = numbers & self._bitmap_type(range(numbers.min(), numbers[limit]))
+        self._left = self._left - numbers
+        return numbers
+
+    def _ordered(self, wanted: int) -> Any:
+        """Return decoded numbers below the start of every encoded part; fewer than ``wanted`` only at the end."""
+        at_a_time = 1
+        while self._parts:
+            first, begins = self._left.min(), self._parts[-1][0]
+            if begins > first:
+                numbers = self._left & self._bitmap_type(range(first, begins))
+                if len(numbers) >= wanted:
+                    return numbers
+            self._decode(at_a_time)
+            at_a_time *= 2
+        return self._left
+
+    def _decode(self, parts: int) -> None:
+        taken = [self._decoded(part) for _, part in reversed(self._parts[-parts:])]
+        del self._parts[-parts:]
+        self._left = self._bitmap_type.union(self._left, *taken) if taken else self._left
+
+    def _decoded(self, part: Any) -> Any:
+        return unseal(part, self._bitmap_type) if isinstance(part, bytes) else part
 
 
 def seal(numbers: Any) -> bytes:
@@ -183,3 +261,8 @@ def _overlap(chunks: list[bytes]) -> bool:
     begins = [where_begins(chunk) for chunk in chunks]
     overlapping: int = sum(map(le, begins, begins[1:]))
     return 2 * overlapping >= len(begins) - 1
+
+
+def _begin_of(part: Any) -> int:
+    begins: int = where_begins(part) if isinstance(part, bytes) else part.min()
+    return begins

@@ -8,17 +8,16 @@ low``, so in a roaring bitmap each block is one container. What ``low`` means de
   numbers. The bits follow from the batch index alone (below 16, below 1 024, above), because two ids are equal whatever
   batch sizes they carry. Batch indexes above 65 535 have their own blocks (``index_high``).
 
-Block indexes are given out in rising order, and a released index is reused as late as possible. So in an ordered stream
-a newer message has the larger number. Numbers of more than 65 536 blocks do not fit into 32 bits; then 64 are used.
+Ids that are due stay numbers until they are read: :class:`DueIds`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import repeat
-from typing import Any, Final
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat, starmap
+from typing import Any, Final, overload
 
 from pyroaring import BitMap
 
@@ -29,9 +28,13 @@ UNUSED: Final = -2
 """The ``top`` of a new block, until its user has checked whether id ranges of a former block lie in it."""
 _LOW: Final = BLOCK_SIZE - 1
 _make = tuple.__new__
+_AT_A_TIME: Final = 256
 
 BlockKey = tuple[int, int, int, int, int]
 """Ledger, range of entries, partition, bits, index_high."""
+
+IdRun = tuple["IdBlock | list[IdBlock]", "array[int]"]
+"""Ascending numbers of one block, or with a list of blocks the number of each, in order of position."""
 
 
 def block_key(ledger: int, entry: int, partition: int, batch_index: int) -> BlockKey:
@@ -128,73 +131,101 @@ def _with_extras(identity: tuple[int, int, int, int], extras: dict[str, str]) ->
     return message_id
 
 
-class IdBlockTable:
-    """Makes blocks by key and finds them by key or index, in O(1).
+class DueIds(Sequence[MessageId]):
+    """Ids in the order in which they are due: 4 bytes an id until it is read, 12 where few share an id block.
 
-    ``are_in_order`` says that the blocks lie in order of position. It may stay False after they have become ordered.
+    Equal to a list of the same ids. Ids of chunked messages cannot be made from a number and are kept as they are.
+
+    :param block: with ``numbers``: begin with some numbers of one block
     """
 
-    __slots__ = ("_fresh", "_newest", "_released", "_topics", "are_in_order", "by_index", "by_key", "limit")
+    __slots__ = ("_ends", "_originals", "_runs")
 
-    def __init__(self) -> None:
-        self.by_key: dict[BlockKey, IdBlock] = {}
-        self.by_index: dict[int, IdBlock] = {}
-        self._released: deque[int] = deque()
-        self._topics: dict[tuple[str, int], str] = {}
-        self.clear()
+    def __init__(self, block: IdBlock | None = None, numbers: array[int] | None = None) -> None:
+        self._runs: list[IdRun] = []
+        self._ends: list[int] = []
+        if block is not None and numbers is not None:
+            self._runs.append((block, numbers))
+            self._ends.append(len(numbers))
+        self._originals: dict[int, MessageId] = {}
 
-    def clear(self) -> None:
-        """Release all blocks; the next ones begin at index 0, and there is room for those that 32 bits can name."""
-        self.by_key.clear()
-        self.by_index.clear()
-        self._released.clear()
-        self._topics.clear()
-        self.limit = BLOCK_SIZE
-        self._fresh = 0
-        self._newest: IdBlock | None = None
-        self.are_in_order = True
+    def append(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> None:
+        """Add numbers of one block, or with a list of blocks the number of each."""
+        self._runs.append((blocks, numbers))
+        self._ends.append(len(numbers) + (self._ends[-1] if self._ends else 0))
+
+    def replace(self, originals: Mapping[int, MessageId]) -> None:
+        """Use these ids of chunked messages, by number."""
+        self._originals.update(originals)
 
     def __len__(self) -> int:
-        return len(self.by_key)
+        return self._ends[-1] if self._ends else 0
 
-    def __iter__(self) -> Iterator[IdBlock]:
-        return iter(list(self.by_key.values()))
+    def __iter__(self) -> Iterator[MessageId]:
+        if len(self._runs) == 1 and not self._originals:
+            block, numbers = self._runs[0]
+            if not isinstance(block, list):
+                return block.message_ids(numbers)
+        return chain.from_iterable(starmap(self._ids, self._runs))
 
-    def __getitem__(self, index: int) -> IdBlock:
-        return self.by_index[index]
+    def _ids(self, blocks: IdBlock | list[IdBlock], numbers: array[int]) -> Iterable[MessageId]:
+        ids = _mixed_ids(blocks, numbers) if isinstance(blocks, list) else blocks.message_ids(numbers)
+        return map(self._originals.get, numbers, ids) if self._originals else ids
 
-    def has_room_for(self, key: BlockKey) -> bool:
-        """Return whether the key has a block, or an index within the limit is left for one."""
-        return self._fresh < self.limit or bool(self._released) or key in self.by_key
+    def positions(self) -> list[Position]:
+        """Return the positions instead of the ids."""
+        found: list[Position] = []
+        for blocks, numbers in self._runs:
+            if isinstance(blocks, list):
+                found += (_make(Position, message_id[:2]) for message_id in _mixed_ids(blocks, numbers))
+            else:
+                found += blocks.positions(numbers)
+        return found
 
-    def get(self, key: BlockKey, topic: str | None) -> IdBlock:
-        """Return the block of a key, made if it is missing; it keeps the first topic that is given."""
-        block = self.by_key.get(key)
-        if block is None:
-            block = self._new(key)
-        if block.topic is None and topic is not None:
-            block.topic = self._topics.setdefault((topic, block.partition), topic)
-        return block
+    @overload
+    def __getitem__(self, index: int) -> MessageId: ...
 
-    def _new(self, key: BlockKey) -> IdBlock:
-        if self._fresh < self.limit:
-            index = self._fresh
-            self._fresh += 1
-        else:
-            index = self._released.popleft()
-        block = IdBlock(index, key)
-        newest = self._newest
-        if newest is not None and (index < newest.index or block.place < newest.place):
-            self.are_in_order = False
-        self._newest = block
-        self.by_key[key] = self.by_index[index] = block
-        return block
+    @overload
+    def __getitem__(self, index: slice) -> list[MessageId]: ...
 
-    def release(self, block: IdBlock) -> None:
-        """Release a block; none of its numbers may be in use."""
-        del self.by_key[block.key], self.by_index[block.index]
-        self._released.append(block.index)
-        if not self.by_key:
-            self._topics.clear()
-            self._newest = None
-            self.are_in_order = True
+    def __getitem__(self, index: int | slice) -> MessageId | list[MessageId]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(index)
+        run = bisect_right(self._ends, place)
+        blocks, numbers = self._runs[run]
+        at = place - self._ends[run]  # negative: from the end of the run
+        number = numbers[at]
+        original = self._originals.get(number)
+        if original is not None:
+            return original
+        block = blocks[at] if isinstance(blocks, list) else blocks
+        return next(block.message_ids((number,)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:5]))
+        return f"DueIds([{shown}{', ...' if len(self) > 5 else ''}], {len(self)} ids)"
+
+
+def _mixed_ids(blocks: list[IdBlock], numbers: array[int]) -> Iterator[MessageId]:
+    """Make an id of each number and its block, some hundred at a time."""
+    places = range(0, len(numbers), _AT_A_TIME)
+    return chain.from_iterable(_some_ids(blocks[at : at + _AT_A_TIME], numbers[at : at + _AT_A_TIME]) for at in places)
+
+
+def _some_ids(blocks: list[IdBlock], numbers: array[int]) -> list[MessageId]:
+    return [
+        next(block.message_ids((number,)))
+        if block.bits or block.topic
+        else _make(MessageId, (block.ledger, number + block.offset, block.partition, -1))
+        for block, number in zip(blocks, numbers, strict=True)
+    ]

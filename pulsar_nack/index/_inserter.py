@@ -10,7 +10,7 @@ paths, each of which falls back to the next:
 4. :meth:`Inserter._add`: everything else
 
 Open arrays are appended to without a look at their length, so the known ``append`` methods are forgotten whenever a
-window is entered. A bucket whose live numbers are kept (see ``_earliest``) has no known ``append``.
+window is entered. A bucket whose live numbers are kept (see ``_store``) has no known ``append``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from typing import Any, Final
 
 from ..ids import MessageId, _check_stored, _TopicId
 from ._distant import GROUP_MS
-from ._earliest import NEVER, EarliestBucket
 from ._id_blocks import BLOCK_SIZE, UNUSED, BlockKey, IdBlock, block_key
 from ._pending import PendingIds, by_block
-from ._sealer import Sealer
-from ._store import BucketStore
-from ._sweep import Sweeper
+from ._sealer import Sealer, Sweeper
+from ._store import NEVER, BucketStore, EarliestBucket
 
 _WINDOW: Final = 8192
 _SEAL_FROM: Final = 64
@@ -65,7 +63,7 @@ class Inserter:
         self, pending: PendingIds, store: BucketStore, sealer: Sealer, earliest: EarliestBucket, sweeper: Sweeper
     ) -> None:
         self._pending = pending
-        self._blocks = pending.blocks.by_key
+        self._blocks = pending.blocks
         self._store = store
         self._open = store.open
         self._appends = store.appends
@@ -148,7 +146,7 @@ class Inserter:
                     return self._put_behind(number, start, append)
         elif number > self._top:
             group = self._groups.get(start & -GROUP_MS)
-            if group is not None and len(group) < group.room and self._sealer.is_distant(start, self._earliest.start):
+            if group is not None and len(group) < group.room and self._store.is_distant(start, self._earliest.start):
                 self._top = number
                 group.add(number, start)
                 self._store.distant.count += 1
@@ -205,8 +203,8 @@ class Inserter:
 
     def _add_number(self, number: int, start: int) -> None:
         """Add a pending number to a bucket."""
-        if self._sealer.is_distant(start, self._earliest.start):
-            self._sealer.add_distant(number, start)
+        if self._store.is_distant(start, self._earliest.start):
+            self._store.add_distant(number, start)
             return
         numbers = self._sealer.open_array(start)
         numbers.append(number)
@@ -225,9 +223,9 @@ class Inserter:
 
     def _block_of(self, key: BlockKey, topic: str | None = None) -> IdBlock:
         pending = self._pending
-        if not pending.blocks.has_room_for(key):
+        if not pending.has_room_for(key):
             self._sweeper.sweep()
-            if not pending.blocks.has_room_for(key):
+            if not pending.has_room_for(key):
                 self._widen()
         block = pending.block_of(key, topic, self._stale.numbers)
         if block.top == UNUSED:

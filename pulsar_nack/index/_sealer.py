@@ -1,4 +1,4 @@
-"""How numbers get into buckets, and how open arrays become smaller than 4 bytes an id.
+"""How numbers get into buckets, how open arrays become smaller than 4 bytes an id, and how stale copies are removed.
 
 An open array is *folded* (sealed as an id range or a chunk, and emptied) when it is long, and *closed* (folded and
 dropped) when it has not grown between two looks. One or two buckets are looked at whenever a bucket is opened, so
@@ -6,18 +6,22 @@ nothing is scanned. Closing is only a guess: a bucket that gets another number i
 
 A part is first tried as an id range, then as a chunk. Not trying where many parts before it were none, and making
 chunks of arrays without a bitmap, saves a tenth of the time where ids come out of order: not worth its lines.
+
+Stale copies (see ``_stale``) are removed by a *sweep*, some parts of a bucket in each call, so that no call takes long.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
-from ._chunks import is_plain, seal
+from ._chunks import is_plain, seal, unseal
 from ._distant import GROUP_MS
 from ._pending import PendingIds, by_block
-from ._store import BucketStore
+from ._store import BucketStore, EarliestBucket
 
 FOLD: Final = 512
 """An open array is folded when it is this long."""
@@ -27,13 +31,14 @@ _FOLD_PLAIN: Final = 118
 """As above, for numbers that lie so far apart that chunks hold them as they are."""
 _MANY_OPEN: Final = 64
 _WORTH_CLOSING: Final = 64
-_MAX_OPEN: Final = 1024
 _SPLIT_AT: Final = 32
 _LONG_AGO: Final = -(1 << 100)
+_SWEEP_AT: Final = 1024
+_STEPS: Final = 4
 
 
 class Sealer:
-    """Opens arrays, folds and closes them, and seals numbers; it decides which buckets are distant."""
+    """Opens arrays, folds and closes them, and seals numbers."""
 
     __slots__ = ("_newest", "_opened", "_pending", "_store", "fold_at")
 
@@ -68,10 +73,8 @@ class Sealer:
         store.starts.add(start)
         self.fold_at = FOLD
         self._opened.clear()
-        is_newest = start > self._newest
-        if is_newest:
-            self._newest = start
-        self._opened.append((start, -1, is_newest))
+        self._opened.append((start, -1, start > self._newest))
+        self._newest = max(self._newest, start)
         return numbers
 
     def _open(self, start: int) -> array[int]:
@@ -80,10 +83,8 @@ class Sealer:
         store.enlist(start)
         numbers = store.open[start] = array(self._pending.typecode)
         self.fold_at = min(_FOLD_EARLY, self.fold_at) if len(store.open) > _MANY_OPEN else FOLD
-        is_newest = start > self._newest
-        if is_newest:
-            self._newest = start
-        self._opened.append((start, -1, is_newest))
+        self._opened.append((start, -1, start > self._newest))
+        self._newest = max(self._newest, start)
         return numbers
 
     def _close_idle(self) -> None:
@@ -108,63 +109,6 @@ class Sealer:
         """Fold the open array of a bucket and drop it."""
         self.fold(start)
         self._store.drop_open(start)
-
-    # -- distant buckets ---------------------------------------------------------------------------------------------
-
-    def is_distant(self, start: int, earliest: int) -> bool:
-        """Return whether a number for ``start`` goes to a group: it is far off, and too many buckets are open."""
-        store = self._store
-        return len(store.open) >= _MAX_OPEN and start - earliest > GROUP_MS and not store.has_parts(start)
-
-    def add_distant(self, number: int, start: int) -> None:
-        """Add a number to the group of its bucket."""
-        group = self._store.distant.add(number, start, self._pending.typecode)
-        if group.must_be_split():
-            self.split(group.base)
-
-    def first_start(self) -> int | None:
-        """Return the start of the earliest bucket; None without one; the groups before it are split. O(1)."""
-        store = self._store
-        first = store.first_start()
-        while (base := store.distant.first_base()) is not None and (first is None or base <= first):
-            self.split(base)
-            first = store.first_start()
-        return first
-
-    def split_until(self, start: int) -> None:
-        """Split all groups that begin at ``start`` or before."""
-        while (base := self._store.distant.first_base()) is not None and base <= start:
-            self.split(base)
-
-    def split(self, base: int) -> list[int]:
-        """Make buckets of a group and return their starts; those that are no longer thin are folded. At most 8 ms."""
-        store = self._store
-        starts = []
-        for start, numbers in store.distant.take(base).by_start():
-            starts.append(start)
-            known = store.open.get(start)
-            if known is None:
-                store.enlist(start)
-                store.open[start] = numbers
-                self._opened.append((start, -1, False))
-            else:
-                known.extend(numbers)
-            if len(store.open[start]) >= FOLD >> 1:
-                self.fold(start)
-        return starts
-
-    def regroup(self, starts: list[int]) -> None:
-        """Put buckets that are still thin back into groups, after a sweep has looked at them."""
-        store = self._store
-        first = store.first_start()
-        if not starts or first is None or first > starts[0] - GROUP_MS:
-            return
-        for start in starts:
-            numbers = store.open.get(start)
-            if numbers is not None and start not in store.chunks.by_start and start not in store.draining:
-                for number in numbers:
-                    store.distant.add(number, start, self._pending.typecode)
-                store.drop_open(start)
 
     # -- sealing -----------------------------------------------------------------------------------------------------
 
@@ -199,3 +143,95 @@ class Sealer:
         if live:
             self._store.stale.keep_marks(live)
             self._add_chunk(dissolved.start, seal(live))
+
+
+class Sweeper:
+    """Goes through all buckets in order of time when the extra copies outnumber the pending ids.
+
+    Other calls may come between its steps. Thin buckets of split groups are put back into groups afterwards.
+    """
+
+    __slots__ = ("_earliest", "_pending", "_stale", "_steps", "_store")
+
+    def __init__(self, pending: PendingIds, store: BucketStore, earliest: EarliestBucket) -> None:
+        self._pending = pending
+        self._store = store
+        self._stale = store.stale
+        self._earliest = earliest
+        self._steps: Iterator[None] | None = None
+
+    def clear(self) -> None:
+        """Stop a running sweep, because the store was cleared."""
+        self._steps = None
+
+    def sweep_if_worth_it(self) -> None:
+        """Begin a sweep if there are many extra copies, or continue a running one by a few steps."""
+        if self._steps is not None or self._stale.extra > max(_SWEEP_AT, len(self._pending)):
+            self.sweep(_STEPS)
+
+    def sweep(self, steps: int | None = None) -> None:
+        """Begin or continue a sweep by some steps, or up to its end."""
+        self._pending.settle()
+        if self._steps is None:
+            self._steps = self._all_steps()
+        for _ in islice(self._steps, steps):
+            pass
+        if self._stale.sweep is None:
+            self._steps = None
+            self._pending.release_unused(list(self._pending.blocks.values()), self._stale.numbers)
+            self._earliest.on_swept()
+
+    def _all_steps(self) -> Iterator[None]:
+        self._stale.begin_sweep()
+        start, split = self._next_start(None)
+        thin: list[int] = []
+        while start is not None:
+            if split and thin and split[0] - thin[0] >= GROUP_MS:
+                self._store.regroup(thin)
+                thin = []
+            thin += split
+            for numbers in self._store.draining.get(start, ()):
+                self._stale.keep_marks(numbers)
+                yield
+            yield from self._sweep_chunks(start)
+            self._sweep_open(start)
+            yield
+            start, split = self._next_start(start)
+        self._store.regroup(thin)
+        self._stale.end_sweep()
+
+    def _next_start(self, after: int | None) -> tuple[int | None, list[int]]:
+        """Return the next bucket that has more than id ranges, and the starts of the groups that were split for it."""
+        starts, distant = self._store.starts, self._store.distant
+        row = 0 if after is None else starts.bisect_right(after)
+        start: int | None = starts[row] if row < len(starts) else None
+        base = distant.first_base() if after is None else distant.next_base(after)
+        if base is None or (start is not None and start < base):
+            return start, []
+        split = self._store.split(base)
+        start, more = self._next_start(after)
+        return start, split + more
+
+    def _swept(self, numbers: Any, start: int) -> Any:
+        return self._stale.sweep_part(numbers, self._pending.numbers, start, self._store.ranges.covered)
+
+    def _sweep_chunks(self, start: int) -> Iterator[None]:
+        by_start = self._store.chunks.by_start
+        chunks = by_start.get(start)
+        place = 0
+        while chunks is not None and by_start.get(start) is chunks and place < len(chunks):
+            numbers = unseal(chunks[place], self._pending.bitmap_type)
+            kept = self._swept(numbers, start)
+            if len(kept) < len(numbers):
+                self._store.chunks.replace(start, place, kept)
+                self._store.delist(start)
+            place += bool(kept)
+            yield
+
+    def _sweep_open(self, start: int) -> None:
+        numbers = self._store.open.get(start)
+        if numbers is None:
+            return
+        numbers[:] = self._swept(self._pending.bitmap_type(numbers), start).to_array()
+        if not numbers:
+            self._store.drop_open(start)

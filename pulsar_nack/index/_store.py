@@ -1,4 +1,4 @@
-"""The numbers in each time bucket, and how they are read and taken out.
+"""The numbers in each time bucket, how they are read and taken out, and which bucket is the earliest.
 
 A bucket is named by its start in ms. Its numbers are in up to five places:
 
@@ -7,12 +7,19 @@ A bucket is named by its start in ms. Its numbers are in up to five places:
 - *chunks*: sealed parts, each a ``bytes`` object in the smallest encoding (see ``_chunks``)
 - *id ranges*: sealed parts that cost nothing per id, as long as no other bucket has pending numbers in them
 - *distant*: numbers of many thin buckets side by side (see ``_distant``)
-- *draining*: the remainder of a bucket that is taken out in several calls (see ``_draining``)
+- *draining*: the remainder of a bucket that is taken out in several calls (see ``_chunks``)
 
 Numbers get in and are sealed by the ``Sealer``.
 
 Invariants: ``starts`` holds exactly the starts of ``open``, ``chunks`` and ``draining``; every pending number has a
 live copy in exactly one bucket (see ``_stale``); the pending numbers within an id range are exactly its content.
+
+The start of the earliest bucket with a live number is exact, so nothing waits for a bucket whose ids were all
+cancelled. To notice in O(1) when the last one is cancelled, the live numbers of the earliest bucket are kept from the
+first cancellation until another bucket is the earliest. While a bucket of many ids is drained in several calls they are
+not kept, which would read all of them after each call; the bucket is due already, so nothing waits for it. And after
+1 000 empty buckets in one call the next one is not checked, so that no call takes long: a timer may then fire for
+nothing, once.
 
 Tried and dropped: a bitmap per bucket that ids are added to (150 ns an id, and its spare room is not given back),
 compressing on every add, and one container per bucket and ledger (180 bytes an id when deadlines are scattered).
@@ -26,17 +33,23 @@ from typing import Any, Final
 
 from sortedcontainers import SortedList
 
-from ._chunks import SealedChunks, unseal
-from ._distant import DistantBuckets
-from ._draining import DrainingBucket
+from .._check import INT64_MAX
+from ._chunks import DrainingBucket, SealedChunks, unseal
+from ._distant import GROUP_MS, DistantBuckets
 from ._id_ranges import IdRanges, numbers_in
 from ._pending import PendingIds
 from ._stale import StaleCopies
+
+NEVER: Final = INT64_MAX
+"""The start of the earliest bucket while nothing is pending; later than every start, which has to fit into 63 bits."""
 
 _FEW_PARTS: Final = 16
 _LARGE_PART: Final = 8_192
 _OPEN_BYTES: Final = 240
 _SPARE: Final = 1.125
+_MAX_OPEN: Final = 1024
+_MANY: Final = 16_384
+_MAX_DROPPED: Final = 1_000
 
 
 class BucketStore:
@@ -96,12 +109,15 @@ class BucketStore:
     # -- starts ------------------------------------------------------------------------------------------------------
 
     def first_start(self) -> int | None:
-        """Return the start of the earliest bucket that is not distant; None without one. O(1)."""
-        first = self.ranges.first_start()
-        if not self.starts:
-            return first
-        start: int = self.starts[0]
-        return start if first is None else min(start, first)
+        """Return the start of the earliest bucket; None without one; the groups before it are split. O(1)."""
+        while True:
+            first = self.ranges.first_start()
+            if self.starts:
+                first = self.starts[0] if first is None else min(self.starts[0], first)
+            base = self.distant.first_base()
+            if base is None or (first is not None and first < base):
+                return first
+            self.split(base)
 
     def has_parts(self, start: int) -> bool:
         """Return whether a bucket has an open array, chunks or a remainder."""
@@ -130,6 +146,42 @@ class BucketStore:
         if self.stale.sweep is None:
             self.chunks.join_overlapping(start, self._pending.bitmap_type)
 
+    # -- distant buckets ---------------------------------------------------------------------------------------------
+
+    def is_distant(self, start: int, earliest: int) -> bool:
+        """Return whether a number for ``start`` goes to a group: it is far off, and too many buckets are open."""
+        return len(self.open) >= _MAX_OPEN and start - earliest > GROUP_MS and not self.has_parts(start)
+
+    def add_distant(self, number: int, start: int) -> None:
+        """Add a number to the group of its bucket."""
+        group = self.distant.add(number, start, self._pending.typecode)
+        if group.must_be_split():
+            self.split(group.base)
+
+    def split(self, base: int) -> list[int]:
+        """Make buckets of a group and return their starts. At most 8 ms."""
+        starts = []
+        for start, numbers in self.distant.take(base).by_start():
+            starts.append(start)
+            if start in self.open:
+                self.open[start].extend(numbers)
+            else:
+                self.enlist(start)
+                self.open[start] = numbers
+        return starts
+
+    def regroup(self, starts: list[int]) -> None:
+        """Put buckets that are still thin back into groups, after a sweep has looked at them."""
+        first = self.first_start()
+        if not starts or first is None or first > starts[0] - GROUP_MS:
+            return
+        for start in starts:
+            numbers = self.open.get(start)
+            if numbers is not None and start not in self.chunks.by_start and start not in self.draining:
+                for number in numbers:
+                    self.distant.add(number, start, self._pending.typecode)
+                self.drop_open(start)
+
     # -- reading and taking ------------------------------------------------------------------------------------------
 
     def _parts(self, start: int) -> Iterator[Any]:
@@ -148,7 +200,9 @@ class BucketStore:
 
     def live_numbers(self, start: int) -> Any:
         """Return all live numbers of a bucket."""
-        return numbers_in(self.ranges.of(start), self._pending.numbers) | self._stored(start)
+        ranges = self.ranges.of(start)
+        stored = self._stored(start)
+        return stored | numbers_in(ranges, self._pending.numbers) if ranges else stored
 
     def is_live(self, start: int) -> bool:
         """Return whether a bucket has a live number."""
@@ -158,37 +212,27 @@ class BucketStore:
         return any(self.stale.live_copies(part, pending, start) for part in self._parts(start))
 
     def take(self, start: int) -> Any:
-        """Remove a bucket and return its live numbers, except a remainder that is being drained: this stays."""
-        stored = self._take_stored(start)
-        ranges = self.ranges.take(start)
-        return stored | numbers_in(ranges, self._pending.numbers) if ranges else stored
+        """Remove a bucket that is not being drained, and return its live numbers."""
+        live = self.live_numbers(start)
+        self.drop(start)
+        return live
 
     def take_until(self, start: int) -> Any:
-        """Remove all buckets up to ``start``, with remainders, and return their live numbers; none is distant."""
+        """Remove all buckets up to ``start``, and return their live numbers."""
+        while (base := self.distant.first_base()) is not None and base <= start:
+            self.split(base)
         pending = self._pending.numbers
         parts = [numbers_in(self.ranges.take_until(start), pending)]
         for due in list(self.starts.irange(None, start)):
             parts += (self._stored(due),) if self.stale else self._parts(due)
-            self.draining.pop(due, None)
-            self._drop_parts(due)
+            self.drop(due)
         return type(pending).union(*parts) & pending
 
     def drop(self, start: int) -> None:
         """Remove a bucket with everything in it."""
         self.ranges.take(start)
-        self.draining.pop(start, None)
-        self._drop_parts(start)
-
-    def _take_stored(self, start: int) -> Any:
-        remainder = self.draining.pop(start, None)
-        stored = self._stored(start)
-        self._drop_parts(start)
-        if remainder is not None:
-            self._keep(start, remainder)
-        return stored
-
-    def _drop_parts(self, start: int) -> None:
         self.chunks.take(start)
+        self.draining.pop(start, None)
         self.drop_open(start)
 
     # -- draining in several calls -----------------------------------------------------------------------------------
@@ -199,28 +243,26 @@ class BucketStore:
         parts = len(chunks) + sum(map(len, chunks)) // _LARGE_PART
         if parts <= _FEW_PARTS < len(self.ranges):
             parts += len(self.ranges.of(start))
-        return parts > _FEW_PARTS and self._pending.blocks.are_in_order
+        return parts > _FEW_PARTS and self._pending.are_in_order
 
     def drain(self, start: int) -> DrainingBucket:
         """Begin to drain a large bucket, most of it still encoded."""
-        parts: list[Any] = [numbers_in([each], self._pending.numbers) for each in self.ranges.take(start)]
+        parts: list[Any] = [numbers_in([each], self._pending.numbers) for each in self.ranges.of(start)]
         parts += self.chunks.by_start.get(start, ())
         parts.append(self._pending.bitmap_type(self.open.get(start, ())))
-        self._drop_parts(start)
-        remainder = DrainingBucket(self._pending.bitmap_type, [part for part in parts if part], is_merged=True)
-        if self.stale.sweep is not None:
-            for numbers in remainder:
-                self.stale.keep_marks(numbers)
-        return self._keep(start, remainder)
+        self.drop(start)
+        return self._drain_parts(start, [part for part in parts if part], is_merged=True)
 
     def drain_numbers(self, start: int, numbers: Any) -> DrainingBucket:
         """Begin to drain a bucket whose numbers have been taken out already."""
-        self.stale.keep_marks(numbers)
-        bitmap_type = self._pending.bitmap_type
-        parts = [bitmap_type(flat) for _, flat in self._pending.runs(numbers)]
-        return self._keep(start, DrainingBucket(bitmap_type, parts, is_merged=False))
+        parts = [self._pending.bitmap_type(flat) for _, flat in self._pending.runs(numbers)]
+        return self._drain_parts(start, parts, is_merged=False)
 
-    def _keep(self, start: int, remainder: DrainingBucket) -> DrainingBucket:
+    def _drain_parts(self, start: int, parts: list[Any], *, is_merged: bool) -> DrainingBucket:
+        remainder = DrainingBucket(self._pending.bitmap_type, parts, is_merged=is_merged)
+        if self.stale.sweep is not None:  # which cannot reach the parts
+            for numbers in remainder:
+                self.stale.keep_marks(numbers)
         self.enlist(start)
         self.draining[start] = remainder
         return remainder
@@ -234,3 +276,61 @@ class BucketStore:
         """Forget a remainder that is used up."""
         del self.draining[start]
         self.delist(start)
+
+
+class EarliestBucket:
+    """Follows the earliest bucket of a store that has a live number; ``start`` is its start."""
+
+    __slots__ = ("_live", "_may_have_empty", "_store", "start")
+
+    def __init__(self, store: BucketStore) -> None:
+        self._store = store
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, because the store was cleared."""
+        self._live: Any = None
+        self._may_have_empty = False
+        self.start = NEVER
+
+    def is_kept(self, start: int) -> bool:
+        """Return whether :meth:`on_added` must be called for each number that is added to this bucket."""
+        return start == self.start and self._live is not None
+
+    def on_added(self, start: int, numbers: Any) -> None:
+        """Note that numbers, in a bitmap or a tuple, were added to a bucket."""
+        if start < self.start:
+            self.start = start
+            self._live = None
+        elif self.is_kept(start):
+            self._live.update(numbers)
+
+    def on_cancelled(self, number: int) -> None:
+        """Note that a number is no longer pending; find the next bucket if it was the last of the earliest."""
+        self._may_have_empty = True
+        if self._store.draining_size(self.start) > _MANY:
+            return
+        if self._live is None:
+            self._live = self._store.live_numbers(self.start)
+            self._store.appends.pop(self.start, None)
+        self._live.discard(number)
+        if not self._live:
+            self.find()
+
+    def on_swept(self) -> None:
+        """Note that a sweep has removed stale copies and their marks, while id ranges may still be empty."""
+        self._may_have_empty = True
+        self.find()
+
+    def find(self) -> None:
+        """Find the first bucket with a live number; drop those before it."""
+        self._live = None
+        store = self._store
+        dropped = 0
+        while (start := store.first_start()) is not None:
+            if not (self._may_have_empty or store.stale) or store.is_live(start) or dropped >= _MAX_DROPPED:
+                self.start = start
+                return
+            store.drop(start)
+            dropped += 1
+        self.start = NEVER

@@ -194,8 +194,8 @@ def test_k33_the_limit_counts_the_envelope(extra: int) -> None:
 
 def test_many_ranges_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger with very many ranges is written piece by piece, each in its own form, and is one again."""
-    monkeypatch.setattr("pulsar_nack.index._sections.WHOLE", 100)
-    monkeypatch.setattr("pulsar_nack.index._sections.WINDOW", 1_000)
+    monkeypatch.setattr("pulsar_nack.index._entries.WHOLE", 100)
+    monkeypatch.setattr("pulsar_nack.index._entries.WINDOW", 1_000)
     entries = [*range(0, 1_000, 2), *range(1_000, 5_500), *range(5_600, 9_000, 90)]
     state = state_of(entries, {5_555: BatchSet(4, 1)})
     assert len({smallest_form(piece).form for piece in sections_of(state.ranges)}) == 3

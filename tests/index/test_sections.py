@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack.index import EntryRanges, add_entries, add_runs, add_words, sections_of, varint_bytes
-from pulsar_nack.index import _sections as module
+from pulsar_nack.index import _entries as module
 from tests.for_each import for_each
 from tests.tiers import sample
 

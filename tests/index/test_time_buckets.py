@@ -21,7 +21,6 @@ from pulsar_nack.index import _inserter as inserter_module
 from pulsar_nack.index import _pending as pending_module
 from pulsar_nack.index import _sealer as sealer_module
 from pulsar_nack.index import _store as store_module
-from pulsar_nack.index import _sweep as sweep_module
 from pulsar_nack.index._chunks import unseal
 from tests.for_each import for_each
 from tests.tiers import examples, size
@@ -31,16 +30,16 @@ SMALL: dict[tuple[Any, str], int] = {
     (sealer_module, "_FOLD_EARLY"): 2,
     (sealer_module, "_FOLD_PLAIN"): 2,
     (sealer_module, "_MANY_OPEN"): 1,
-    (sealer_module, "_MAX_OPEN"): 2,
+    (store_module, "_MAX_OPEN"): 2,
     (sealer_module, "_WORTH_CLOSING"): 1,
     (sealer_module, "_SPLIT_AT"): 2,
     (distant_module, "_LARGE"): 4,
     (distant_module, "_THIN"): 2,
     (store_module, "_FEW_PARTS"): 1,
     (inserter_module, "_WINDOW"): 10,
-    (sweep_module, "_SWEEP_AT"): 3,
+    (sealer_module, "_SWEEP_AT"): 3,
     (inserter_module, "_SEAL_FROM"): 4,
-    (sweep_module, "_STEPS"): 1,
+    (sealer_module, "_STEPS"): 1,
     (inserter_module, "_MAX_APPENDS"): 2,
     (pending_module, "_FEW_ADDED"): 1,
     (pending_module, "_FEW_EACH"): 1_000,
@@ -86,7 +85,7 @@ def check(buckets: TimeBuckets) -> None:
         assert append.__self__ is store.open[start]  # type: ignore[attr-defined]
     for used in (pending.numbers, covered, stale.numbers):
         for number in used:
-            block = pending.blocks.by_index.get(number >> 16)
+            block = pending.block_at.get(number >> 16)
             if block is not None and block is pending.block and buckets._inserter._top <= block.base + 0xFFFF:
                 assert number <= buckets._inserter._top
             elif block is not None:
@@ -320,7 +319,7 @@ def test_id_blocks_are_released() -> None:
 def test_more_id_blocks_than_32_bits_can_name() -> None:
     """With more id blocks than fit, numbers change to 64 bits and nothing is lost, doubled or moved."""
     buckets = TimeBuckets()
-    buckets._pending.blocks.limit = 8
+    buckets._pending.block_limit = 8
     ids = [MessageId(ledger, 1, -1, ledger % 3 - 1) for ledger in range(1, 40)]
     chunked = MessageId(50, 3, first_chunk=MessageId(50, 1))
     for message_id in [*ids[:6], chunked, *ids[6:]]:
@@ -341,7 +340,7 @@ def test_more_id_blocks_than_32_bits_can_name() -> None:
 def test_many_entries_at_once_may_widen_numbers(entries: range) -> None:
     """Entries of a ledger that has no room among the numbers of 32 bits are added to numbers of 64 bits."""
     buckets = TimeBuckets()
-    buckets._pending.blocks.limit = 8
+    buckets._pending.block_limit = 8
     for ledger in range(1, 9):
         buckets.put(MessageId(ledger, 1), 10)
     assert buckets.put_entries(60, as_entries(entries), 20) == 100
