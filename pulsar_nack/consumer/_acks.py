@@ -76,35 +76,39 @@ class Acks:
         Cancelling the await does not cancel the acknowledgement. Await the result immediately.
         """
         waiter: Waiter = asyncio.Future(loop=self._loop)
+        self.acknowledge_soon(message_id, waiter)
+        return waiter
+
+    def acknowledge_soon(self, message_id: MessageId, waiter: Waiter | None = None) -> None:
+        """Begin to acknowledge a message, unless that is done; ``waiter`` gets the outcome, None: nobody waits."""
         record = self._table.get(message_id)
-        if record is None or record.state is not State.DELIVERED or self._is_over:
-            self._join(message_id, waiter)
-            return waiter
-        record.before_ack = State.DELIVERED  # inlined: the hot path
-        record.state = State.ACKING
+        if record is not None and record.state is State.DELIVERED and not self._is_over:
+            record.before_ack = State.DELIVERED  # inlined: the hot path
+            record.state = State.ACKING
+        else:
+            record = self._to_acknowledge(message_id, record, waiter)
+            if record is None:
+                return
         self._calls[record] = waiter
         try:
             self._soon(record.id, record, self._done)
         except Exception as error:
-            self._not_begun(record, error)
+            del self._calls[record]
+            self._failed(record, error)
             raise
-        return waiter
-
-    def acknowledge_soon(self, message_id: MessageId) -> None:
-        """Begin to acknowledge a message; nobody waits for the outcome."""
-        self._join(message_id, None)
 
     def _is_done(self, message_id: MessageId) -> bool:
         return self._table.get(message_id) is None and self._table.acked.is_acked(message_id)
 
-    def _join(self, message_id: MessageId, waiter: Waiter | None) -> None:
-        """Wait for the acknowledgement of a message that is under way, or begin one if it is not acknowledged."""
+    def _to_acknowledge(
+        self, message_id: MessageId, record: MessageState | None, waiter: Waiter | None
+    ) -> MessageState | None:
+        """Return the message, None if its acknowledgement is done, or is under way: the call waits for that one."""
         table = self._table
-        record = table.get(message_id)
         if record is None and table.acked.is_acked(message_id):
             if waiter is not None:
                 waiter.set_result(None)
-            return
+            return None
         if self._is_over:
             raise ClosedError("the consumer")
         if record is not None and record in self._calls:
@@ -113,18 +117,8 @@ class Acks:
                 if not isinstance(call, _SharedWaiter):
                     call = self._calls[record] = _SharedWaiter([] if call is None else [call])
                 call.waiters.append(waiter)
-            return
-        record = table.mark_acking_unknown(message_id)
-        self._calls[record] = waiter
-        try:
-            self._soon(record.id, record, self._done)
-        except Exception as error:
-            self._not_begun(record, error)
-            raise
-
-    def _not_begun(self, record: MessageState, error: Exception) -> None:
-        del self._calls[record]
-        self._failed(record, error)
+            return None
+        return table.mark_acking_unknown(message_id)
 
     def _end(self, records: Sequence[MessageState], error: Exception | None) -> None:
         if self._is_over:  # all were given up

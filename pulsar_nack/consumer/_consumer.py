@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Self, Unpack
 
 from .._check import check_has
-from .._delays import Delay, delay_ms
+from .._delays import Delay
 from .._lifetime import ClosesWhenDropped
 from ..errors import ClosedError, InvalidArgumentError
 from ..ids import MessageId
@@ -110,12 +110,7 @@ class Consumer(ClosesWhenDropped):
         receive_nowait = receiver.receive_nowait
         message = None if receive_nowait is None else receiver.take_ready(receive_nowait)
         if message is None:
-            wait = receiver.inbox.get if state.durable is None else receiver.wait_noted
-            if timeout is None:
-                message = await wait()
-            else:
-                async with asyncio.timeout(delay_ms(timeout, "timeout") / 1000):
-                    message = await wait()
+            message = await (receiver.wait() if timeout is None else receiver.wait_within(timeout))
             if receiver.receive_nowait is None:
                 turn.now_ms = self._engine.clock.now_ms()
             else:

@@ -84,8 +84,10 @@ class Message(ReceivedMessage):
             self._settled_as = ACKED
         else:
             before = self._begin_ack()
+        acked: asyncio.Future[None] = asyncio.Future()
         try:
-            await self._settler.acknowledge(self._delivery.id)
+            self._settler.acknowledge_soon(self._delivery.id, acked)  # as acknowledge: the hot path
+            await acked
         except BaseException:
             self._settled_as = before
             raise
@@ -110,10 +112,9 @@ class Message(ReceivedMessage):
     def _begin_ack(self) -> str | None:
         """Note an acknowledgement; return what to restore if it fails."""
         before = self._settled_as
-        if before is None:
-            if self._settler.leases is not None:
-                self._settler.leases.check(self._lease)
-        elif before != ACKED:
+        if before is None and self._settler.leases is not None:
+            self._settler.leases.check(self._lease)
+        elif before is not None and before != ACKED:
             self._check_nacked(before)
         self._settled_as = ACKED
         return before if before == NACKED else None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
@@ -67,6 +68,8 @@ class Receiver:
         self._can_pause = isinstance(port, SupportsPause)
         self.inbox: Inbox[Message] = Inbox(self.is_current)
         queue.redeliver = self._redeliver
+        self.wait: Callable[[], Awaitable[Message]] = self._wait_noted if is_durable else self.inbox.get
+        """Waits for a message; cancelling it loses none."""
         self._is_plain = not (is_durable or queue.trace.is_on or queue.router.may_keep_all)
         self._nowait = port.receive_nowait if not is_durable and isinstance(port, SupportsNowait) else None
         self.receive_nowait = self._nowait
@@ -93,7 +96,15 @@ class Receiver:
                 return None
         return None
 
-    async def wait_noted(self) -> Message:
+    async def wait_within(self, timeout: Delay) -> Message:
+        """Wait for a message for at most this long.
+
+        :raises TimeoutError: none came in time
+        """
+        async with asyncio.timeout(delay_ms(timeout, "timeout") / 1000):
+            return await self.wait()
+
+    async def _wait_noted(self) -> Message:
         """Wait for a message of a durable consumer, until it may be delivered and that is noted."""
         message = await self._next_admitted()
         is_noted_later = self.key_order is not None  # when it is its turn

@@ -51,19 +51,18 @@ class Settler:
 
     def acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         """Begin to acknowledge a message, and return an awaitable of the outcome."""
+        waiter: asyncio.Future[None] = asyncio.Future()
+        self.acknowledge_soon(message_id, waiter)
+        return waiter
+
+    def acknowledge_soon(self, message_id: MessageId, waiter: asyncio.Future[None] | None = None) -> None:
+        """Begin to acknowledge a message; ``waiter`` gets the outcome, None: nobody waits."""
         acks = self.state.acks
         if acks is None or get_ident() != self.state.thread._thread_id:
             acks = self.state.check_open()
         if self._letters is not None:
             self.state.check_not_sent_away(message_id)
-        return acks.acknowledge(message_id)
-
-    def acknowledge_soon(self, message_id: MessageId) -> None:
-        """Begin to acknowledge a message; nobody waits for the outcome."""
-        acks = self.state.check_open()
-        if self._letters is not None:
-            self.state.check_not_sent_away(message_id)
-        acks.acknowledge_soon(message_id)
+        acks.acknowledge_soon(message_id, waiter)
 
     def settled_through(self, message_id: MessageId, now_ms: int) -> None:
         """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""

@@ -9,7 +9,7 @@ import pytest
 
 from pulsar_nack.errors import BrokerError, ClosedError, ConnectionLostError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire._consumer._ack_groups import AckGroup, AckGroupingTracker, Done
+from pulsar_nack.wire._consumer._ack_groups import AckGroup, AckGroupingTracker, Answered, Done
 from pulsar_nack.wire._consumer._redelivery_requests import SPACING_S, RedeliveryRequests
 
 
@@ -18,11 +18,11 @@ class Sender:
 
     def __init__(self, *, gives_receipts: bool = True) -> None:
         self.sent: list[dict[tuple[int, int], int]] = []
-        self.receipts: list[Done] = []
+        self.receipts: list[Answered] = []
         self.is_lost = False
         self._gives_receipts = gives_receipts
 
-    def send_acks(self, group: AckGroup, answered: Done) -> None:
+    def send_acks(self, group: AckGroup, answered: Answered) -> None:
         """Keep a group."""
         if self.is_lost:
             raise ConnectionLostError("lost")
@@ -30,11 +30,11 @@ class Sender:
         if self._gives_receipts:
             self.receipts.append(answered)
         else:
-            asyncio.get_running_loop().call_soon(answered, None)
+            asyncio.get_running_loop().call_soon(answered, None, None)
 
     def confirm(self, number: int = -1) -> None:
         """Give a receipt."""
-        self.receipts[number](None)
+        self.receipts[number](None, None)
 
 
 class Outcomes:
@@ -108,7 +108,7 @@ async def test_a_connection_that_breaks_while_sending() -> None:
     acks.connected(sender.send_acks)
     acks.add((1, 0), 0, 0, outcomes.ended)
     acks.flush()
-    sender.receipts[0](ConnectionLostError("lost"))
+    sender.receipts[0](None, ConnectionLostError("lost"))
     await asyncio.sleep(0)
     sender.is_lost = True
     acks.add((1, 1), 0, 1, outcomes.ended)
@@ -134,7 +134,7 @@ async def test_errors_are_of_their_group() -> None:
     await asyncio.sleep(0)
     assert outcomes.of == {1: None}
     error = BrokerError("no")
-    sender.receipts[0](error)
+    sender.receipts[0](None, error)
     await asyncio.sleep(0)
     assert outcomes.of == {0: error, 1: None}
 

@@ -52,8 +52,10 @@ class AckGroup:
             done(error)
 
 
-Send = Callable[[AckGroup, Done], None]
-"""Sends a group; the second argument is called once with the receipt. Raises ConnectionLostError."""
+Answered = Callable[[object, Exception | None], None]
+"""Called with the broker's receipt, or with the error."""
+Send = Callable[[AckGroup, Answered], None]
+"""Sends a group, and has the second argument called once. Raises ConnectionLostError."""
 
 
 class AckGroupingTracker:
@@ -180,7 +182,7 @@ class AckGroupingTracker:
         except ConnectionLostError:  # `disconnected` follows; the group is sent again on the next connection
             return
 
-    def _on_receipt(self, group: AckGroup, sent_by: Send, error: Exception | None) -> None:
+    def _on_receipt(self, group: AckGroup, sent_by: Send, _receipt: object, error: Exception | None) -> None:
         """Finish a group, unless the connection that it was sent on is lost: it is sent again on the next one."""
         if sent_by is not self._send_group or isinstance(error, ConnectionLostError):
             return

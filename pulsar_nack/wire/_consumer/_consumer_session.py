@@ -10,7 +10,7 @@ from .._connection._connection import Connection
 from .._connection._session import Session
 from .._protocol._message_commands import MessageCommand
 from . import _commands as commands
-from ._ack_groups import AckGroup, Done
+from ._ack_groups import AckGroup, Answered
 
 _FIRST_WITH_RECEIPTS: Final = 17
 """The protocol version from which on the broker answers acknowledgements."""
@@ -65,7 +65,7 @@ class ConsumerSession(Session):
         """Request all unacknowledged messages again."""
         self.send(commands.rewind(self.id, epoch))
 
-    def send_acks(self, group: AckGroup, answered: Done) -> None:
+    def send_acks(self, group: AckGroup, answered: Answered) -> None:
         """Send acknowledgements; ``answered`` is called with the receipt, or soon if this broker gives none.
 
         :raises ConnectionLostError: the connection is closed
@@ -73,9 +73,9 @@ class ConsumerSession(Session):
         connection = self.connection
         if not self._has_receipts:
             connection.send(commands.acknowledge(self.id, group, None))
-            asyncio.get_running_loop().call_soon(answered, None)
+            asyncio.get_running_loop().call_soon(answered, None, None)
             return
-        request_id = connection.begin_request("ACK", lambda _, error: answered(error))
+        request_id = connection.begin_request("ACK", answered)
         try:
             connection.send(commands.acknowledge(self.id, group, request_id))
         except BaseException:
