@@ -48,7 +48,7 @@ def inspect_folder(path: str | PathLike[str]) -> FolderReport:
 
     :raises InvalidArgumentError: there is no such folder, it cannot be read, or it contains no log
     """
-    folder = as_folder("path", path)
+    folder = as_folder("path", path, for_urls="the path of a local folder")
     try:
         folder = folder.resolve()
         if not folder.is_dir():

@@ -86,7 +86,7 @@ def build_index(
     :raises LogStorageError: the storage failed, or is full; nothing is left
     :raises LogLockedError: a tracker has the index open that would be replaced
     """
-    target = as_folder("path", path).absolute()
+    target = as_folder("path", path, for_urls="the path of a folder that this machine and all workers see").absolute()
     config = BucketConfig() if config is None else config
     require_columns(df, METADATA, list(BOUNDS))
     rows = df.select(*BOUNDS)

@@ -505,6 +505,8 @@ def test_no_path(path: object) -> None:
     """What is no path is refused by name."""
     with pytest.raises(InvalidArgumentError, match="path"):
         inspect_folder(path)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="the path of a local folder"):
+        inspect_folder("s3://bucket/path")
 
 
 def test_unknown_folders(tmp_path: Path) -> None:
