@@ -92,7 +92,7 @@ def test_late_files_are_read_once(tmp_path: Path) -> None:
 
     def read(start: dict[str, str]) -> tuple[dict[str, str], list[str]]:
         end = stream.latestOffset(start)
-        return end, [Path(split.path).name for task in stream.partitions(start, end) for split in task.splits]
+        return end, [Path(split.path).name for task in stream.partitions(start, end) for split in task.value]
 
     assert stream.initialOffset() == {}
     second = write(tmp_path, "ab", 1, range(1))
