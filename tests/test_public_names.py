@@ -104,7 +104,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "taskiq": ("integrations/taskiq",),
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "matplotlib": ("cli/", "pipeline/_plots"),
+    "matplotlib": ("cli/",),
 }
 """Which files may import which package from outside, by the beginnings of their paths."""
 

@@ -17,8 +17,7 @@ from ._accuracy import accuracy
 from ._checks import require_columns
 from ._holes import DEFAULT_LIMIT
 from ._messages import DEAD_LETTER
-from ._plots import bars, lines, moment, number, size, span
-from ._report_page import Section, SummaryRow, Table, render
+from ._report_page import Section, SummaryRow, Table, bars, lines, moment, number, render, size, span
 from ._retries import retries
 from .schemas import HOLES_SHOWN, IDENTITY, TRACE
 

@@ -14,7 +14,7 @@ import pytest
 
 from pulsar_nack import Cursor, pipeline
 from pulsar_nack.errors import InvalidArgumentError
-from pulsar_nack.pipeline._plots import bars, lines, number, size, span, ticks
+from pulsar_nack.pipeline._report_page import bars, lines, number, size, span, ticks
 from tests.patience import patience
 
 from .rows import PLAIN, events
