@@ -4,7 +4,6 @@ from ..ledger.faults import FaultyFiles, FaultyObjects, SimulatedCrash
 from ..ledger.files import OsFiles
 from ..ledger.memory import MemoryFiles
 from ._call_faults import FakeCall
-from ._clock import ManualClock
 from ._embedded_broker import EmbeddedBroker
 from ._fake_delivery import FakeEntry, FakeMessage
 from ._fake_port import FakePort
@@ -12,8 +11,8 @@ from ._fake_publisher import FakeLetter, FakePublisher
 from ._fake_topic import FakeSubscription, FakeTopic
 from ._faulty_port import FaultyPort
 from ._local_broker import LocalBroker
-from ._loop import VirtualClockEventLoop, hold_time, run, virtual_time
 from ._memory_storage import MemoryDelayedCursor, MemorySnapshotStorage, StorageFaults
+from ._virtual_time import ManualClock, VirtualClockEventLoop, hold_time, run, virtual_time
 
 __all__ = [
     "EmbeddedBroker",
