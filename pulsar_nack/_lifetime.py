@@ -57,14 +57,6 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
         raise WrongLoopError(what)
 
 
-class NotCopied:
-    """Base class of objects that cannot be copied, because a dropped copy would close the parts it shares."""
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Raise, because the object cannot be copied or pickled."""
-        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: pass it on as it is")
-
-
 class LoopBound:
     """Base class of objects that belong to the event loop in which they are made or first used."""
 
@@ -144,12 +136,19 @@ class Opening(Generic[_C]):
         return await self._make()
 
 
-class ClosesWhenDropped(NotCopied, ClosesOnExit):
-    """Base class of objects that warn and close themselves when they are dropped without being closed."""
+class ClosesWhenDropped(ClosesOnExit):
+    """Base class of objects that warn and close themselves when they are dropped without being closed.
+
+    They cannot be copied, because a dropped copy would close the parts it shares.
+    """
 
     _inner: Any = None
     _keeps: object = None
     """An object that must live as long as this one, such as the client of a consumer."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Raise, because the object cannot be copied or pickled."""
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: pass it on as it is")
 
     def _twin(self) -> Self:
         """Return a second object with the same ``__dict__``, to be the inner one."""
