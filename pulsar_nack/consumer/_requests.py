@@ -8,8 +8,9 @@ further and further apart, and then the message is left to the broker, which hol
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from ..ids import MessageId
@@ -31,7 +32,7 @@ class RedeliveryRetry(NamedTuple):
 
 
 class RetrySchedule:
-    """Requests to be repeated; O(1) for each call and message.
+    """Requests to be repeated; O(log requests) for each.
 
     :param most: beyond it the oldest are left to the broker
     """
@@ -41,7 +42,7 @@ class RetrySchedule:
         self._at: OrderedDict[MessageId, int] = OrderedDict()
         self.known: Mapping[MessageId, int] = self._at
         """The messages to be requested again, and when."""
-        self._queues: list[deque[tuple[int, RedeliveryRetry]]] = [deque() for _ in (*PAUSES_MS, _FAILED_PAUSE_MS)]
+        self._heap: list[tuple[int, RedeliveryRetry]] = []
 
     def __len__(self) -> int:
         return len(self._at)
@@ -57,16 +58,16 @@ class RetrySchedule:
             return
         if len(self._at) >= self._most:
             self._at.popitem(last=False)
-        self._put(RedeliveryRetry(message_id, turn), now_ms + PAUSES_MS[turn], turn)
+        self._put(RedeliveryRetry(message_id, turn), now_ms + PAUSES_MS[turn])
 
     def failed(self, retries: Iterable[RedeliveryRetry], now_ms: int) -> None:
         """Put back retries whose request raised."""
         for retry in retries:
-            self._put(retry, now_ms + _FAILED_PAUSE_MS, -1)
+            self._put(retry, now_ms + _FAILED_PAUSE_MS)
 
-    def _put(self, retry: RedeliveryRetry, at_ms: int, queue: int) -> None:
+    def _put(self, retry: RedeliveryRetry, at_ms: int) -> None:
         self._at[retry.id] = at_ms
-        self._queues[queue].append((at_ms, retry))
+        heappush(self._heap, (at_ms, retry))
 
     def discard(self, message_id: MessageId) -> None:
         """Forget a message that came or is settled."""
@@ -83,20 +84,17 @@ class RetrySchedule:
 
     def next_at(self) -> int | None:
         """Return when the next request is due."""
-        for queue in self._queues:
-            while queue and self._is_stale(*queue[0]):
-                queue.popleft()
-        return min((queue[0][0] for queue in self._queues if queue), default=None)
+        while self._heap and self._is_stale(*self._heap[0]):
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_ms: int, limit: int) -> list[RedeliveryRetry]:
         """Take out at most ``limit`` retries that are due."""
         due: list[RedeliveryRetry] = []
-        for queue in self._queues:
-            while queue and len(due) < limit and (queue[0][0] <= now_ms or self._is_stale(*queue[0])):
-                at_ms, retry = queue.popleft()
-                if not self._is_stale(at_ms, retry):
-                    del self._at[retry.id]
-                    due.append(retry)
+        while len(due) < limit and (at_ms := self.next_at()) is not None and at_ms <= now_ms:
+            _, retry = heappop(self._heap)
+            del self._at[retry.id]
+            due.append(retry)
         return due
 
     def _is_stale(self, at_ms: int, retry: RedeliveryRetry) -> bool:
