@@ -99,7 +99,7 @@ async def recovery(folder: Path, count: int, every: int) -> list[object]:
     began = time.perf_counter()
     durable = await DurableNacks(**options).open(folder)  # type: ignore[arg-type]
     seconds = time.perf_counter() - began
-    held = len(durable)
+    held = len(durable.state.pending)
     await durable.aclose()
     tracemalloc.start()
     durable = await DurableNacks(**options).open(folder)  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ class Run:
             except LedgerError:
                 self.home.faults.heal()
                 durable = await self._open(store)
-            self.model.check(durable.find, acked_again(durable))
+            self.model.check(durable.state.pending.find, acked_again(durable))
             running = asyncio.create_task(durable.run())
             try:
                 for _ in range(steps):
@@ -155,7 +155,7 @@ class Run:
 def acked_again(durable: DurableNacks) -> set[MessageId]:
     """Return the ids of what is remembered as acknowledged, members of batches one by one."""
     acked: set[MessageId] = set()
-    for item in durable._state.acknowledged():
+    for item in durable.state.acknowledged():
         if isinstance(item, BatchAcks):
             size = item.id.batch_size
             acked |= {item.id._replace(batch_index=index) for index in range(size) if item.acked >> index & 1}

@@ -380,9 +380,9 @@ async def test_logs_stay_short() -> None:
         assert durable.journal.compactions > 5
         assert durable.journal.bytes < 80_000
         assert len(await store.names()) <= 4
-        assert len(durable) == 10
+        assert len(durable.state.pending) == 10
     async with opened(files) as (durable, _):
-        assert durable.find(MessageId(1, 3)) == PendingMessage(61_000, 299)
+        assert durable.state.pending.find(MessageId(1, 3)) == PendingMessage(61_000, 299)
 
 
 async def test_what_does_not_come_is_forgotten_in_the_end() -> None:
@@ -392,11 +392,11 @@ async def test_what_does_not_come_is_forgotten_in_the_end() -> None:
         for entry in range(20):
             await durable.nacked(MessageId(1, entry), 10_000 if entry < 10 else 500_000, 1)
         clock.advance(111_001)
-        while durable.journal.compactions < 1 or len(durable) != 11:
+        while durable.journal.compactions < 1 or len(durable.state.pending) != 11:
             await durable.delivered(MessageId(2, 0), 0)
     async with opened(files, clock) as (durable, _):
-        assert durable.find(MessageId(1, 0)) is None
-        assert durable.find(MessageId(1, 10)) == PendingMessage(501_000, 1)
+        assert durable.state.pending.find(MessageId(1, 0)) is None
+        assert durable.state.pending.find(MessageId(1, 10)) == PendingMessage(501_000, 1)
 
 
 async def test_compaction_never_deletes_what_somebody_else_made() -> None:
@@ -427,7 +427,7 @@ async def test_logs_that_cannot_be_deleted_do_no_harm() -> None:
     for life in range(3):
         async with await KeepsAll.open(FOLDER, files=files) as store:
             durable = await DurableNacks(compact_bytes=10_000, **options).open(store)
-            assert durable.find(MessageId(1, 1)) == (PendingMessage(61_000, 599) if life else None)
+            assert durable.state.pending.find(MessageId(1, 1)) == (PendingMessage(61_000, 599) if life else None)
             running = asyncio.create_task(durable.run())
             for turn in range(600):
                 assert await durable.nacked(MessageId(1, 1), 60_000, turn) is None
@@ -514,6 +514,6 @@ async def test_recovery_is_fast() -> None:
     began = loop.time()
     async with opened(files) as (durable, _):
         assert loop.time() - began < 20
-        assert len(durable) == 300_000
+        assert len(durable.state.pending) == 300_000
     watching.cancel()
     assert longest < 1.0

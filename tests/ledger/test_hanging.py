@@ -49,7 +49,8 @@ class OfConsumer:
 
     async def find(self, opened: Any) -> set[int]:
         """Look for nacks."""
-        return {number for number in range(10) if opened._state.durable.find(MessageId(1, number)) is not None}
+        pending = opened._state.durable.state.pending
+        return {number for number in range(10) if pending.find(MessageId(1, number)) is not None}
 
 
 class OfCursor:

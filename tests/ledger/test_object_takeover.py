@@ -51,7 +51,7 @@ class Durable:
         durable = await self._open(store)
         await durable.aclose()
         assert len([name for name in await store.names() if name.startswith("nacks-0")]) <= 3
-        return {f"1:{entry}" for entry in range(30) if durable.find(MessageId(1, entry)) is not None}
+        return {f"1:{entry}" for entry in range(30) if durable.state.pending.find(MessageId(1, entry)) is not None}
 
     @staticmethod
     async def _open(store: ObjectLogStore) -> DurableNacks:

@@ -23,7 +23,7 @@ from .._port import Delivery
 from ._generations import IN_USE, STATE, acquire_ownership, recover
 from ._journal import COMPACT_BYTES, Journal, MonotonicWallClock, Outcome
 from ._records import NO_ID, Change, RecordKind, encode_change
-from ._state import DurableState, PendingMessage
+from ._state import DurableState
 
 DurableHome = str | PathLike[str] | LogStore
 """The place of durable nacks: a folder or a store of logs, for one consumer alone."""
@@ -75,7 +75,7 @@ class DurableNacks:
         max_ack_state_bytes: int = 0,
     ) -> None:
         self.restored = 0
-        self._state = state = DurableState(memory_ms, ttl_ms, keeps_members=keeps_members)
+        self.state = state = DurableState(memory_ms, ttl_ms, keeps_members=keeps_members)
         self._clock = MonotonicWallClock(clock)
         self._compact_bytes = compact_bytes
         self._half_limit = max_ack_state_bytes // 2
@@ -103,7 +103,7 @@ class DurableNacks:
         return self
 
     async def _open(self, store: LogStore) -> None:
-        state, clock = self._state, self._clock
+        state, clock = self.state, self._clock
         part = await take_ownership(store, STATE)
         async with close_on_error([part]):
             self._owner_log = await acquire_ownership(part)
@@ -128,7 +128,7 @@ class DurableNacks:
 
         Time without a connection does not count.
         """
-        acked = self._state.acked
+        acked = self.state.acked
         while True:
             await self._has_expiring.wait()
             began_ms, was_connected = self._clock.now_ms(), self._is_connected()
@@ -136,13 +136,13 @@ class DurableNacks:
             now_ms = self._clock.now_ms()
             if not (was_connected and self._is_connected()):
                 await self.journal.write(Change(RecordKind.DISCONNECTED, NO_ID, now_ms, began_ms))
-            self._state.drop_old(now_ms)
+            self.state.drop_old(now_ms)
             if not acked.has_expiring:
                 self._has_expiring.clear()
             self.gate.changed()
 
     def _on_written(self) -> None:
-        if self._state.acked.has_expiring:
+        if self.state.acked.has_expiring:
             self._has_expiring.set()
         self.gate.changed()
 
@@ -157,26 +157,9 @@ class DurableNacks:
         if not await _ends_in_time(self._store.aclose(), timeout):
             _log.warning("durable state: storage does not answer; it is closed as soon as it does")
 
-    def __len__(self) -> int:
-        return len(self._state.pending)
-
-    def find(self, message_id: MessageId) -> PendingMessage | None:
-        """Return the attempt and the deadline of a pending message."""
-        return self._state.pending.find(message_id)
-
     def was_acked(self, message_id: MessageId) -> bool:
         """Return whether a message was acknowledged and the broker may not know it."""
-        return self._state.acked.is_acked(message_id, self._clock.now_ms())
-
-    @property
-    def acked_entries(self) -> int:
-        """Return the number of entries that are acknowledged, at least in part. O(ledgers)."""
-        return self._state.acked.entries
-
-    @property
-    def ack_bytes(self) -> int:
-        """Return about how many bytes the acknowledgements take on storage."""
-        return self._state.acked.bytes
+        return self.state.acked.is_acked(message_id, self._clock.now_ms())
 
     def admits(self, message_id: MessageId, *, is_redelivered: bool, is_behind: bool) -> bool:
         """Return whether a message may be delivered: there is room for its acknowledgement, or it needs none.
@@ -185,7 +168,7 @@ class DurableNacks:
         """
         if not is_behind and self._has_plenty_of_room():
             return True
-        acked = self._state.acked
+        acked = self.state.acked
         adds_range = not acked.adds_nothing(message_id)
         if is_redelivered or acked.is_in_hole(message_id):
             return self.gate.admit_old(1, adds_range=adds_range) > 0
@@ -197,7 +180,7 @@ class DurableNacks:
     def _has_plenty_of_room(self) -> bool:
         if self._half_limit <= 0:
             return True
-        return not self.gate.is_paused and self.ack_bytes + self._reserved() < self._half_limit
+        return not self.gate.is_paused and self.state.acked.bytes + self._reserved() < self._half_limit
 
     def holds_back(self, delivery: Delivery, now_ms: int) -> bool:
         """Hold a message that arrives before its deadline after a restart, and return True; a due one keeps its count.
@@ -207,7 +190,7 @@ class DurableNacks:
         states = self._states
         if states.get(delivery.id) is not None or states.acked.hides(delivery.id, now_ms):
             return False
-        pending = self.find(delivery.id)
+        pending = self.state.pending.find(delivery.id)
         if pending is None:
             return False
         remaining_ms = pending.time_ms - self._clock.now_ms()
@@ -229,12 +212,12 @@ class DurableNacks:
         :param now_ms: the time of the consumer's clock
         """
         self._states, self._hold = states, hold
-        self._state.drop_old(self._state.last_at_ms)
-        for step, batch in enumerate(self._state.acked.batches()):
+        self.state.drop_old(self.state.last_at_ms)
+        for step, batch in enumerate(self.state.acked.batches()):
             if step % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
             states.batches.restore(batch.id, batch.acked)
-        for mark in self._state.acked.marks():
+        for mark in self.state.acked.marks():
             states.settle_through(mark.id, now_ms)
 
     # --- changes: each call returns a future of the error, or None once the change is durable -------------------------
@@ -258,7 +241,7 @@ class DurableNacks:
 
     def confirmed(self) -> asyncio.Future[Outcome]:
         """Write that the broker has stored all acknowledgements; this is applied at once."""
-        self._state.acked.confirm()
+        self.state.acked.confirm()
         return self._write(RecordKind.CONFIRMED, NO_ID)
 
     def cleared(self) -> asyncio.Future[Outcome]:
