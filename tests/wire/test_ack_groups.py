@@ -126,7 +126,7 @@ async def test_errors_are_of_their_group() -> None:
     """An error goes to those calls whose acknowledgements were in the command, also where a call has several."""
     sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
-    acks.add_all({(1, number): 0 for number in range(1_500)}, outcomes.call(0))
+    acks.add_all([(1, number) for number in range(1_500)], outcomes.call(0))
     acks.add((2, 0), 0, 1, outcomes.ended)
     acks.flush()
     assert [len(sent) for sent in sender.sent] == [1_000, 501]

@@ -11,7 +11,7 @@ and may reach the broker twice, which does no harm. Each call gets the outcome o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -91,20 +91,17 @@ class AckGroupingTracker:
         if len(entries) >= MAX_ENTRIES:
             self.flush()
 
-    def add_all(self, entries: Mapping[tuple[int, int], int], done: Done) -> None:
-        """Acknowledge several entries; ``done`` is called once, when all of them are answered."""
-        group: AckGroup | None = None
-        ends: list[AckGroup] = []
-        for position, remaining in entries.items():
+    def add_all(self, positions: Iterable[tuple[int, int]], done: Done) -> None:
+        """Acknowledge whole entries; ``done`` is called once, when all of them are answered."""
+        groups: dict[AckGroup, None] = {}
+        for position in positions:
             group = self._open_group()
-            known = group.entries.get(position)
-            group.entries[position] = remaining if known is None else remaining & known
-            if not ends or ends[-1] is not group:
-                ends.append(group)
+            group.entries[position] = 0
+            groups[group] = None
             if len(group.entries) >= MAX_ENTRIES:
                 self.flush()
-        join = _joined(len(ends), done)
-        for group in ends:
+        join = _joined(len(groups), done)
+        for group in groups:
             group.waiting.append(join)
 
     def add_cumulative(self, position: tuple[int, int], remaining: int, done: Done) -> None:

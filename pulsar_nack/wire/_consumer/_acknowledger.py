@@ -10,7 +10,7 @@ Once the topic is missing or deleted there is nothing to acknowledge: acknowledg
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
@@ -83,12 +83,17 @@ class Acknowledger:
         :raises BrokerError: the broker refused, or did not answer; or the id of a batch's member lacks the batch size
         :raises ClosedError: the consumer is closed, also before the broker has confirmed
         """
-        if self.is_topic_deleted or self.is_topic_missing:
+        if self.is_topic_deleted or self.is_topic_missing or not ids:
             return
         self._check_open()
-        entries = self._entries(ids)
-        if entries:
-            await self._until_done(lambda done: self._add_all(entries, done, ids))
+        for message_id in ids:
+            check_size(message_id)  # none of them is noted unless all can be acknowledged
+
+        def begin(done: AcksDone[None]) -> None:
+            for message_id in ids:
+                self.acknowledge_soon(message_id, None, done)
+
+        await self._until_done(begin, len(ids))
 
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Begin to acknowledge one message; ``done`` gets its token, and None or the error, in a later turn of the
@@ -110,7 +115,7 @@ class Acknowledger:
 
     def acknowledge_entry(self, place: tuple[int, int]) -> None:
         """Acknowledge an entry of which no message is to be delivered."""
-        self._groups.add_all({place: 0}, lambda _: None)
+        self._groups.add_all([place], lambda _: None)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to and including a message; returns when the broker has confirmed it.
@@ -122,7 +127,7 @@ class Acknowledger:
         if not self._options.only_one_gets_messages:
             raise BrokerError(f"{self._topic}: {self._options.type} subscriptions have no cumulative acknowledgement")
         if not self.is_topic_missing:
-            await self._until_done(lambda done: self.acknowledge_cumulative_soon(message_id, done))
+            await self._until_done(lambda done: self.acknowledge_cumulative_soon(message_id, partial(done, [None])))
 
     def acknowledge_cumulative_soon(self, message_id: MessageId, done: Done) -> None:
         """Begin to acknowledge everything up to and including a message; on Exclusive and Failover only.
@@ -145,7 +150,7 @@ class Acknowledger:
     def _acknowledge_noting(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Acknowledge a chunked message, a member of a batch, or a message of a non-durable subscription."""
         if message_id.is_chunked:
-            self._add_all(self._entries([message_id]), partial(done, [token]))
+            self._acknowledge_parts(message_id, token, done)
             return
         generation = self.sets.generation
         remaining = self.sets.acked(message_id)
@@ -165,45 +170,30 @@ class Acknowledger:
             same_call = list(group)
             same_call[0].done([member.token for member in same_call], error)
 
-    def _add_all(self, entries: Mapping[tuple[int, int], int], done: Done, ids: Iterable[MessageId] = ()) -> None:
-        """Send entries; note the outcome of these ids when the broker answers."""
-        generation, position = self.sets.generation, self.position
+    def _acknowledge_parts(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
+        """Acknowledge all entries of a chunked message."""
+        parts, position = message_id.parts, self.position
 
         def answered(error: Exception | None) -> None:
-            if error is not None:
-                for message_id in ids:
-                    self.sets.failed(message_id, generation)
-            elif position is not None:
-                position.acked(place for place, remaining in entries.items() if not remaining)
-            done(error)
+            if error is None and position is not None:
+                position.acked(parts)
+            done([token], error)
 
-        self._groups.add_all(entries, answered)
+        self._groups.add_all(parts, answered)
 
-    async def _until_done(self, begin: Callable[[Done], None]) -> None:
+    async def _until_done(self, begin: Callable[[AcksDone[None]], None], count: int = 1) -> None:
+        """Wait until all of several acknowledgements are answered; raise the first error."""
         answer: asyncio.Future[Exception | None] = self._loop.create_future()
+        left = count
+        first_error: Exception | None = None
 
-        def done(error: Exception | None) -> None:
-            if not answer.done():
-                answer.set_result(error)
+        def done(tokens: Sequence[None], error: Exception | None) -> None:
+            nonlocal left, first_error
+            left, first_error = left - len(tokens), first_error or error
+            if not left and not answer.done():
+                answer.set_result(first_error)
 
         begin(done)
         error = await answer
         if error is not None:
             raise error
-
-    def _entries(self, ids: Sequence[MessageId]) -> dict[tuple[int, int], int]:
-        """Note messages as acknowledged; return the entries to send, each with its remaining members.
-
-        :raises BrokerError: the id of a batch's member lacks the batch size; none of the messages is noted
-        """
-        for message_id in ids:
-            check_size(message_id)
-        entries: dict[tuple[int, int], int] = {}
-        for message_id in ids:
-            if message_id.is_chunked:
-                entries.update((tuple(part), 0) for part in message_id.parts)  # type: ignore[misc]
-                continue
-            remaining = self.sets.acked(message_id)
-            if not remaining or self._options.batch_index_ack:
-                entries[message_id.ledger, message_id.entry] = remaining
-        return entries
