@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from .._check import check_callable, check_config, check_flag
+from .._check import check_callable, check_config, check_flag, model_of
 from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop
 from ..clock import LoopClock
@@ -23,23 +23,15 @@ from ._connection._pool import ClientStatistics, Pool
 from ._connection._retry import gather_settled, retry_transient
 from ._consumer._port import WirePort, queue_required, traits_of
 from ._consumer._selection import selection_of, with_retry_topic
-from ._consumer._settings import (
-    ProducerSettings,
-    ReaderSettings,
-    SubscribeSettings,
-    client_options,
-    producer_options,
-    reader_options,
-    split_settings,
-)
-from ._consumer._subscribe_options import SubscribeOptions
+from ._consumer._subscribe_options import SubscribeOptions, SubscribeSettings, split_settings
 from ._protocol._topics import normalize, normalize_namespace
 
 if TYPE_CHECKING:
     from ..ids import MessageId
+    from ._producer._options import ProducerSettings
     from ._producer._producer import Producer, Producing
     from ._reader._reader import Reader, Reading
-    from ._reader._start import Place
+    from ._reader._start import Place, ReaderSettings
     from ._reader._table_view import TableView, Viewing
 
 _Opened = TypeVar("_Opened", bound=ClosesWhenDropped)
@@ -206,7 +198,7 @@ class Client(ClosesWhenDropped):
     ) -> Callable[[], Awaitable[Reader]]:
         """Check the arguments of a reader, and return what opens it."""
         from ._reader._reader import Reader
-        from ._reader._start import start_of
+        from ._reader._start import reader_options, start_of
 
         selection, begin, options = selection_of(topic), start_of(start), reader_options(settings)
         check_flag("inclusive", inclusive)
@@ -263,10 +255,11 @@ class Client(ClosesWhenDropped):
         :raises MissingExtraError: when entered or awaited: the package for the compression is not installed
         :raises BrokerError: when entered or awaited: connecting failed; with the broker's text
         """
+        from ._producer._options import ProducerOptions
         from ._producer._producer import Producer, Producing
 
         name = normalize(topic)
-        options = producer_options(settings)
+        options = model_of(ProducerOptions, settings)
         self._check_open()
 
         async def make() -> Producer:
@@ -342,4 +335,4 @@ def _interval_s(discovery_interval: object) -> float:
 
 def connect(url: str, options: Mapping[str, Any]) -> Client:
     """Return a client; see :func:`pulsar_nack.connect`."""
-    return Client(url, client_options(options))
+    return Client(url, model_of(ClientOptions, options, hides_unknown=True))

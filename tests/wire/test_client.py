@@ -16,7 +16,7 @@ from pulsar_nack.consumer._settings import ConsumerOptions, ConsumerSettings
 from pulsar_nack.errors import AlreadyEnteredError, WrongLoopError
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
-from pulsar_nack.wire._consumer._settings import SubscribeSettings, split_settings
+from pulsar_nack.wire._consumer._subscribe_options import SubscribeSettings, split_settings
 from tests.for_each import for_each
 from tests.patience import patience
 from tests.processes import run_python

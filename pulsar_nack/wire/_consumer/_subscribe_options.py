@@ -1,15 +1,20 @@
-"""The options of a subscription: how the broker sees the consumer, and how messages are fetched."""
+"""The options of a subscription: how the broker sees the consumer, and how messages are fetched.
+
+Users give them together with the settings of the consumer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
-from ..._check import check_flag, check_integer, check_name, check_strings
+from ..._check import check_flag, check_integer, check_name, check_strings, suggest_name
 from ..._delays import Delay, delay_ms
 from ...consumer import KeyShared
 from ...consumer.transport import (
+    CONSUMER_SETTINGS,
+    DialectSettings,
     InitialPosition,
     SubscriptionType,
     check_values,
@@ -108,3 +113,43 @@ class SubscribeOptions:
     def only_one_gets_messages(self) -> bool:
         """Return whether one consumer gets all messages in order: on Exclusive and Failover."""
         return self.type in {"exclusive", "failover"}
+
+
+_OTHER_NAMES: Final = {"durable_subscription": "durable"}
+"""Settings that have another name in :class:`SubscribeOptions`, because the consumer has that name already."""
+OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions)) - {
+    "subscription",
+    "type",
+    "durable",
+} | {*_OTHER_NAMES}
+"""The settings of a subscription, except its name and type."""
+
+
+class SubscribeSettings(DialectSettings, total=False):
+    """The settings of a consumer and of its subscription."""
+
+    priority_level: int
+    subscription_properties: Mapping[str, str]
+    ack_group_ms: int
+    max_chunked_bytes: int
+    chunk_timeout: Delay
+    durable_subscription: bool
+    create_topic: bool
+    start_message_id: MessageId | None
+
+
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the consumer, and those of the subscription.
+
+    :raises InvalidArgumentError: there is no setting of this name
+    """
+    of_consumer: dict[str, Any] = {}
+    of_subscription: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in CONSUMER_SETTINGS:
+            of_consumer[name] = value
+        elif name in OF_SUBSCRIPTION:
+            of_subscription[_OTHER_NAMES.get(name, name)] = value
+        else:
+            raise InvalidArgumentError(name, value, suggest_name(name, [*CONSUMER_SETTINGS, *OF_SUBSCRIPTION]))
+    return of_consumer, of_subscription

@@ -1,19 +1,19 @@
-"""The settings of a producer."""
+"""The options of a producer, and the settings that users give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ..._delays import delay_ms
+from ..._delays import Delay, delay_ms
 from ...config import DelayField, _Settings
 from ...errors import InvalidArgumentError
 from .._connection._options import SchemaInfo
 from .._protocol import _pulsar_pb2 as pb
-from ._routing import Hashing
+from ._routing import Hashing, Router
 
 Compression = Literal["none", "lz4", "zlib", "zstd", "snappy"]
 AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
@@ -107,3 +107,27 @@ class ProducerOptions(_Settings):
     def access_mode_type(self) -> pb.ProducerAccessMode:
         """Return the access mode's number in the protocol."""
         return _ACCESS_MODES[self.access_mode]
+
+
+class ProducerSettings(TypedDict, total=False):
+    """The fields of :class:`~pulsar_nack.wire.ProducerOptions`."""
+
+    name: str | None
+    compression: Compression
+    batching: bool
+    batch_by_key: bool
+    batch_delay: Delay
+    batch_max_messages: int
+    batch_max_bytes: int
+    chunking: bool
+    chunk_max_bytes: int | None
+    max_pending_bytes: int
+    max_pending_messages: int
+    send_timeout: Delay | None
+    routing: Literal["round_robin", "single"] | Router
+    hashing: Hashing
+    access_mode: AccessMode
+    properties: Mapping[str, str]
+    initial_sequence_id: int | None
+    initial_subscription: str | None
+    schema_info: SchemaInfo | None

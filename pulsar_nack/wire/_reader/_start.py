@@ -1,17 +1,20 @@
-"""Where a reader begins: the check of a user's argument, and the order of ids within a topic or partition. Pure."""
+"""Where a reader begins, and its settings: the checks of a user's arguments, and the order of ids in a topic. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypedDict
+from uuid import uuid4
 
-from ..._check import INT64_MAX
-from ..._delays import seek_position
+from ..._check import INT64_MAX, check_name
+from ..._delays import Delay, seek_position
+from ...consumer.transport import refuse_unknown
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
 from .._consumer._non_durable_position import id_before
 from .._consumer._selection import name_of
+from .._consumer._subscribe_options import SubscribeOptions
 
 Place = Literal["earliest", "latest"] | MessageId | datetime | int
 """A place in a topic: one of its ends, a message, or a publish time as a datetime or in epoch ms."""
@@ -79,3 +82,38 @@ def is_after(one: MessageId, other: MessageId) -> bool:
     """
     place, other_place = one[:2], other[:2]
     return place > other_place or (place == other_place and one[3] > other[3] >= 0)
+
+
+class ReaderSettings(TypedDict, total=False):
+    """The settings of a reader; most are fields of :class:`~pulsar_nack.wire.SubscribeOptions`."""
+
+    reader_name: str | None
+    subscription: str | None
+    receiver_queue_size: int
+    read_compacted: bool
+    properties: Mapping[str, str]
+    max_pending_chunked: int
+    max_chunked_bytes: int
+    chunk_timeout: Delay
+    create_topic: bool
+
+
+def reader_options(settings: Mapping[str, Any]) -> SubscribeOptions:
+    """Return the checked options of a reader's subscription, with a unique name unless one is given.
+
+    :raises InvalidArgumentError: names the first setting that is wrong or unknown
+    """
+    options: dict[str, Any] = {**settings}
+    refuse_unknown(options.items(), tuple(ReaderSettings.__annotations__))
+    subscription = options.pop("subscription", None)
+    subscription = f"reader-{uuid4().hex[:10]}" if subscription is None else check_name("subscription", subscription)
+    name = options.pop("reader_name", None)
+    consumer_name = None if name is None else check_name("reader_name", name)
+    return SubscribeOptions(
+        subscription,
+        type="exclusive",
+        durable=False,
+        batch_index_ack=False,
+        consumer_name=consumer_name,
+        **options,
+    )
