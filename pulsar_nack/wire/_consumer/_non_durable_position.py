@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 
 from ...ids import MessageId, _is_message_id
 from ...index import PositionRanges
-from ._redelivery_requests import Place
+from ._redelivery import Place
 
 
 class NonDurablePosition:

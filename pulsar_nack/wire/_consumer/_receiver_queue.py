@@ -25,8 +25,7 @@ from ._deliveries import DeliveryFactory, QueuedMessage
 from ._entry_reader import EntryReader
 from ._flow import Permits
 from ._non_durable_position import NonDurablePosition
-from ._redelivery_requests import MAX_ENTRIES, Place, RedeliveryRequests, places_of
-from ._returned_entries import ChunkTimer, PausedEntries
+from ._redelivery import MAX_ENTRIES, ChunkTimer, PausedEntries, Place, RedeliveryRequests, places_of
 from ._subscribe_options import SubscribeOptions
 from ._unread_entry import READ_AT_ONCE, UnreadEntry
 

@@ -23,7 +23,7 @@ from .._connection._context import ClientContext
 from . import _commands as commands
 from ._acknowledger import Acknowledger
 from ._receiver_queue import ReceiverQueue, Sink
-from ._redelivery_requests import places_of
+from ._redelivery import places_of
 from ._session_keeper import SessionKeeper
 from ._subscribe_options import SubscribeOptions
 from ._unread_entry import UnreadEntry

@@ -1,10 +1,15 @@
-"""Entries that go back to the broker unread: those of a paused consumer, and chunks of messages that stay incomplete.
+"""What a consumer asks the broker to send again: messages to be redelivered, and entries that go back unread.
 
-A paused consumer returns what was prefetched, and what still arrives. Only a new session takes back permits, and it
-begins only once no message is in flight. Until then the broker may go on sending. Such an entry is returned after a
-moment, and after ten times as long each time that it comes again, because the broker may have no other consumer for it
-and counts each return as a redelivery. If the consumer delivers the entry later, these returns are subtracted from its
-redelivery count. Once no permits are out, everything is returned.
+Requests are collected for a millisecond and sent together, at most 1 000 entries in a command. The first request is
+sent immediately; requests within the next millisecond wait for its end. Nothing survives the end of a connection,
+because the broker then redelivers everything that is not acknowledged.
+
+Entries that go back unread are those of a paused consumer, and chunks of messages that stay incomplete. A paused
+consumer returns what was prefetched, and what still arrives. Only a new session takes back permits, and it begins only
+once no message is in flight. Until then the broker may go on sending. Such an entry is returned after a moment, and
+after ten times as long each time that it comes again, because the broker may have no other consumer for it and counts
+each return as a redelivery. If the consumer delivers the entry later, these returns are subtracted from its redelivery
+count. Once no permits are out, everything is returned.
 """
 
 from __future__ import annotations
@@ -12,22 +17,73 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from ..._delays import delay_ms
 from ..._foreign import shown
-from ...ids import Position
+from ...ids import MessageId, Position
 from .._connection._context import ClientContext
 from .._protocol._chunks import ChunkAssembler
-from ._redelivery_requests import Place
 from ._subscribe_options import SubscribeOptions
 
+Place = tuple[int, int]
+"""A ledger and an entry id."""
+MAX_ENTRIES: Final = 1_000
+"""Most entries in one command; brokers refuse more."""
+SPACING_S: Final = 0.001
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
-_FIRST_S: Final = 0.1
-_LONGEST_S: Final = 100.0
+_FIRST_RETURN_S: Final = 0.1
+_LONGEST_RETURN_S: Final = 100.0
 _MAX_KNOWN: Final = 10_000
 _WARN_AFTER: Final = 3
 """A chunked message is logged when its chunks have been returned this often."""
+
+
+class RedeliveryRequests:
+    """The redelivery requests of one consumer while it is subscribed.
+
+    :param send: asks the broker for entries
+    :param max_entries: most entries in a command
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        send: Callable[[Sequence[Place]], None],
+        *,
+        max_entries: int = MAX_ENTRIES,
+    ) -> None:
+        self._loop = loop
+        self._send = send
+        self._max_entries = max_entries
+        self._wanted: dict[Place, None] = {}
+        self._handle: asyncio.Handle | None = None
+        self._sent_at = -1e9
+
+    def add(self, places: Iterable[Place]) -> None:
+        """Request entries, each once."""
+        self._wanted.update(dict.fromkeys(places))
+        if self._handle is None and self._wanted:
+            at = self._sent_at + SPACING_S
+            if at <= self._loop.time():
+                self._flush()
+            else:
+                self._handle = self._loop.call_at(at, self._flush)
+
+    def clear(self) -> None:
+        """Forget requests that were not sent."""
+        self._wanted.clear()
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _flush(self) -> None:
+        self._handle = None
+        self._sent_at = self._loop.time()
+        wanted, self._wanted = iter(self._wanted), {}
+        while some := list(islice(wanted, self._max_entries)):
+            self._send(some)
 
 
 class PausedEntries:
@@ -66,7 +122,7 @@ class PausedEntries:
         """
         now = self._loop.time()
         for place in places:
-            due_at = now + min(_FIRST_S * 10 ** self._times.get(place, 0), _LONGEST_S)
+            due_at = now + min(_FIRST_RETURN_S * 10 ** self._times.get(place, 0), _LONGEST_RETURN_S)
             self._due[place] = due_at
             if self._timer is None or due_at < self._timer.when():
                 self._arm(due_at)
@@ -171,3 +227,14 @@ class ChunkTimer:
             positions += abandoned.positions
         self._give_back(positions)
         self.update()
+
+
+def places_of(ids: Iterable[MessageId]) -> list[Place]:
+    """Return the ledger and entry id of each entry of some messages."""
+    places: list[Place] = []
+    for message_id in ids:
+        if message_id.is_chunked:
+            places += message_id.parts
+        else:
+            places.append(message_id[:2])
+    return places
