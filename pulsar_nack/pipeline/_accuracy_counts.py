@@ -8,16 +8,16 @@ rest arrives. Equal facts are counted together whenever there are many, so that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from ._messages import CODES, GROUP, KINDS, MESSAGE, UNKNOWN, WHAT, Kind, what_bits
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MOMENT: Final = 16
 """A moment is a time in ms times this, plus 1 and the Code of the event at that time, or plus 0: the trace ended."""
@@ -33,6 +33,7 @@ _COUNTED: Final = StructType(
         for name in (*_KEYS, *_SUMS)
     ]
 )
+_COUNTED_ARROW: Final = to_arrow_schema(_COUNTED)
 _OTHER_HASH: Final = "_other_hash"
 """The upper bits of :data:`WHAT`, see ``nacks_and_ends``."""
 
@@ -106,12 +107,6 @@ class _Counter:
     """Pairs the events of a Spark partition, and counts the facts."""
 
     def __init__(self, classes: int, slice_ms: int) -> None:
-        import numpy as np
-        import pyarrow as pa
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        self._np, self._pa = np, pa
-        self._schema = to_arrow_schema(_COUNTED)
         self._classes = classes
         self._bits = what_bits(classes)
         self._slice_ms = slice_ms
@@ -121,7 +116,6 @@ class _Counter:
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Take a batch; its last message waits for the next batch."""
-        np = self._np
         events = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
         events[_OTHER_HASH], events[WHAT] = events[WHAT] >> self._bits, events[WHAT] & ((1 << self._bits) - 1)
         if self._rest:
@@ -144,7 +138,6 @@ class _Counter:
 
     def _sorted(self, events: dict[str, Any]) -> dict[str, Any]:
         """Return the events, sorted within each message: only those of messages that are not in order are moved."""
-        np = self._np
         keys = [events[name] for name in _ORDER]
         tied, wrong = True, False
         for key in keys:
@@ -161,7 +154,6 @@ class _Counter:
         return {name: values[order] for name, values in events.items()}
 
     def _pair(self, events: dict[str, Any]) -> None:
-        np = self._np
         size = len(events["time_ms"])
         if not size:
             return
@@ -200,12 +192,11 @@ class _Counter:
 
     def _note(self, **columns: Any) -> None:
         """Note facts: columns of 64-bit integers."""
-        pa = self._pa
         size = len(columns["source"])
         if not size:
             return
         # not pa.array, which imports pandas: a third of a second in each worker
-        buffers = {name: pa.py_buffer(self._np.ascontiguousarray(values)) for name, values in columns.items()}
+        buffers = {name: pa.py_buffer(np.ascontiguousarray(values)) for name, values in columns.items()}
         facts = {name: pa.Array.from_buffers(pa.int64(), size, [None, buffer]) for name, buffer in buffers.items()}
         keys = tuple(name for name in _KEYS if name in columns)
         self._facts.setdefault(keys, []).append(pa.table(facts))
@@ -214,7 +205,7 @@ class _Counter:
     def _count(self) -> None:
         """Count equal facts, in a table for each set of keys: nulls for all other keys would take twice as long."""
         for keys, tables in self._facts.items():
-            facts = self._pa.concat_tables(tables, promote_options="default")
+            facts = pa.concat_tables(tables, promote_options="default")
             sums = [(name, how) for name, how in _SUMS.items() if name in facts.column_names]
             found = facts.group_by(list(keys)).aggregate(sums)
             names = {f"{name}_{how}": name for name, how in sums}
@@ -224,7 +215,7 @@ class _Counter:
     def _take(self) -> Iterator[pa.RecordBatch]:
         for (table,) in self._facts.values():
             columns = {name: table[name] for name in table.column_names}
-            none = self._pa.nulls(table.num_rows)
-            arrays = [columns.get(field.name, none).cast(field.type) for field in self._schema]
-            yield from self._pa.table(arrays, schema=self._schema).to_batches()
+            none = pa.nulls(table.num_rows)
+            arrays = [columns.get(field.name, none).cast(field.type) for field in _COUNTED_ARROW]
+            yield from pa.table(arrays, schema=_COUNTED_ARROW).to_batches()
         self._facts, self._rows = {}, 0

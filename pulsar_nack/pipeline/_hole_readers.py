@@ -19,11 +19,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from ..cursor.format import subscription_of
@@ -34,9 +36,6 @@ from ..ledger.format import LOG
 from ._checks import Paths, path_names
 from ._holes import ACKED, BATCH, CURSOR, LEDGER, STATE
 from .schemas import HOLES
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _NUMBER: Final = r"(-?\d{1,19})"
 _POSITION: Final = re.compile(rf"\s*{_NUMBER}:{_NUMBER}\s*")
@@ -51,6 +50,7 @@ _REFUSED: Final = StructType([StructField("path", StringType()), StructField("re
 
 _READ: Final = StructType([*HOLES.fields, *_REFUSED.fields])
 """Rows of both kinds: ``reason`` is null in a row of holes."""
+_READ_ARROW: Final = to_arrow_schema(_READ)
 
 
 class HoleRow(NamedTuple):
@@ -115,8 +115,8 @@ def _read(spark: SparkSession, paths: Sequence[str], read: Callable[[str], list[
 
 def _reader(
     read: Callable[[str], list[HoleRow | RefusedRow]],
-) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    def run(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for path in batch.column("path").to_pylist():
                 rows = read(path)
@@ -126,15 +126,11 @@ def _reader(
     return run
 
 
-def _batch(rows: Sequence[HoleRow | RefusedRow]) -> pyarrow.RecordBatch:
-    import pyarrow
-    from pyspark.sql.pandas.types import to_arrow_schema
-
+def _batch(rows: Sequence[HoleRow | RefusedRow]) -> pa.RecordBatch:
     none = (None,) * len(HOLES)
     whole = [(*row, None, None) if isinstance(row, HoleRow) else (*none, *row) for row in rows]
-    schema = to_arrow_schema(_READ)
-    columns = zip(zip(*whole, strict=True), schema.types, strict=True)
-    return pyarrow.RecordBatch.from_arrays([pyarrow.array(values, kind) for values, kind in columns], schema=schema)
+    columns = zip(zip(*whole, strict=True), _READ_ARROW.types, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], schema=_READ_ARROW)
 
 
 # --- cursor folders -------------------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from .._check import check_metadata_limit
@@ -22,9 +24,6 @@ from ..ids import Position
 from ..index import EntryRanges, varint_bytes
 from ._checks import require_columns
 from .schemas import HOLES, MAX_TIME_MS
-
-if TYPE_CHECKING:
-    import pyarrow
 
 DEFAULT_LIMIT: Final = CursorConfig().max_per_cursor_metadata_size_in_bytes
 _KEY: Final = ("topic", "subscription")
@@ -78,6 +77,7 @@ _SUBSCRIPTIONS: Final = StructType(
     ]
 )
 """The figures of one snapshot of a subscription; ``holes`` adds those of several snapshots, and of the gate."""
+_SUBSCRIPTIONS_ARROW: Final = to_arrow_schema(_SUBSCRIPTIONS)
 
 
 def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
@@ -95,17 +95,13 @@ def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
     return _with_gate(_with_time(figures), limit)
 
 
-def _figures(table: pyarrow.Table) -> pyarrow.Table:
+def _figures(table: pa.Table) -> pa.Table:
     """Return the figures of the rows of one snapshot."""
-    import pyarrow
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     key = [table.column(name)[0].as_py() for name in (*_KEY, "at_ms")]
     columns = (table.column(name).to_pylist() for name in _ROW)
     row = [*key, *figures_of(zip(*columns, strict=True))]
-    schema = to_arrow_schema(_SUBSCRIPTIONS)
-    arrays = [pyarrow.array([value], kind) for value, kind in zip(row, schema.types, strict=True)]
-    return pyarrow.Table.from_arrays(arrays, schema=schema)
+    arrays = [pa.array([value], kind) for value, kind in zip(row, _SUBSCRIPTIONS_ARROW.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=_SUBSCRIPTIONS_ARROW)
 
 
 def _with_time(figures: DataFrame) -> DataFrame:

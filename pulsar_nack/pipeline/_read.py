@@ -7,8 +7,9 @@ files of this machine. Spark lists and reads files that only it can reach, and w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -18,9 +19,6 @@ from ._checks import Paths, path_names, require_columns, require_fields
 from ._files import PARQUET, InputSplit, TraceFile, assign_splits, is_read, trace_file, trace_files, without_copies
 from ._lines import PARQUET_ERRORS, check_batches, kinds_of, parse_batches, raise_system_error, read_splits
 from .schemas import READ, TRACE
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 """The setting for how many bytes Spark sends to a worker at once, besides the limit of 10 000 rows."""

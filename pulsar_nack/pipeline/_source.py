@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
@@ -33,8 +34,6 @@ from ._read import ARROW_BYTES, NO_LIMIT, Read, split_read
 from .schemas import READ
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     _AvailableNow = object
 else:
     try:
