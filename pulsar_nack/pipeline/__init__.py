@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ._hole_readers import ReadHoles, read_cursors, read_internal_stats
     from ._holes import holes
     from ._plan import PLAN, plan
-    from ._read import Read, check_traces, read_traces
+    from ._read import Read, check_traces, read_traces, split_source
     from ._report import report, write_report
     from ._retries import Retries, retries
-    from ._source import local_session, register_source, split_source
+    from ._source import local_session, register_source
     from ._watch import ALERTS, start_watch, watch, watch_rates
 
 __all__ = [
@@ -61,10 +61,10 @@ _NAMES: Final = {
     "_hole_readers": ("ReadHoles", "read_cursors", "read_internal_stats"),
     "_holes": ("holes",),
     "_plan": ("PLAN", "plan"),
-    "_read": ("Read", "check_traces", "read_traces"),
+    "_read": ("Read", "check_traces", "read_traces", "split_source"),
     "_report": ("report", "write_report"),
     "_retries": ("Retries", "retries"),
-    "_source": ("local_session", "register_source", "split_source"),
+    "_source": ("local_session", "register_source"),
     "_watch": ("ALERTS", "start_watch", "watch", "watch_rates"),
 }
 """The public names of each module."""

@@ -35,6 +35,7 @@ from ..inspection.folders import CursorFolder, FoundCursor, inspect_cursor_folde
 from ..ledger.format import LOG
 from ._checks import Paths, path_names
 from ._holes import ACKED, BATCH, CURSOR, LEDGER, STATE
+from ._read import read_each
 from .schemas import HOLES
 
 _NUMBER: Final = r"(-?\d{1,19})"
@@ -42,7 +43,7 @@ _POSITION: Final = re.compile(rf"\s*{_NUMBER}:{_NUMBER}\s*")
 _RANGE: Final = re.compile(rf"\s*([(\[]){_NUMBER}:{_NUMBER}(?:\.\.|‥){_NUMBER}:{_NUMBER}([)\]])\s*(,|\Z)")
 _NAME: Final = re.compile(r"(?P<topic>.*?)(?:@(?P<time>\d{1,18}))?(?:\.jsonl?)?")
 _MOST: Final = 2**63 - 1
-_MAX_SLICES: Final = 1_000
+_MAX_TASKS: Final = 1_000
 _BATCH: Final = 10_000
 _SUFFIXES: Final = {".json", ".jsonl"}
 _REFUSED: Final = StructType([StructField("path", StringType()), StructField("reason", StringType())])
@@ -103,27 +104,19 @@ def read_internal_stats(spark: SparkSession, paths: Paths) -> ReadHoles:
     return _read(spark, files, read_stats_file)
 
 
-def _read(spark: SparkSession, paths: Sequence[str], read: Callable[[str], list[HoleRow | RefusedRow]]) -> ReadHoles:
-    slices = min(len(paths), _MAX_SLICES)
-    listed = spark.createDataFrame([(path,) for path in paths], "path string").repartition(slices)
-    found = listed.mapInArrow(_reader(read), _READ)
+def _read(
+    spark: SparkSession, paths: Sequence[str], read: Callable[[str], Sequence[HoleRow | RefusedRow]]
+) -> ReadHoles:
+    def batches(path: str) -> Iterator[pa.RecordBatch]:
+        rows = read(path)
+        for at in range(0, len(rows), _BATCH):
+            yield _batch(rows[at : at + _BATCH])
+
+    found = read_each(spark, paths, batches, _READ, _MAX_TASKS)
     is_refused = sf.col("reason").isNotNull()
     return ReadHoles(
         found.where(~is_refused).select(*HOLES.fieldNames()), found.where(is_refused).select(*_REFUSED.fieldNames())
     )
-
-
-def _reader(
-    read: Callable[[str], list[HoleRow | RefusedRow]],
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for path in batch.column("path").to_pylist():
-                rows = read(path)
-                for at in range(0, len(rows), _BATCH):
-                    yield _batch(rows[at : at + _BATCH])
-
-    return run
 
 
 def _batch(rows: Sequence[HoleRow | RefusedRow]) -> pa.RecordBatch:

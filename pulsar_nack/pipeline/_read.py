@@ -7,18 +7,21 @@ files of this machine. Spark lists and reads files that only it can reach, and w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
 from ..errors import InvalidArgumentError
 from ._checks import Paths, path_names, require_columns, require_fields
-from ._files import PARQUET, InputSplit, TraceFile, assign_splits, is_read, trace_file, trace_files, without_copies
+from ._files import PARQUET, TraceFile, assign_splits, is_read, trace_file, trace_files, without_copies
 from ._lines import PARQUET_ERRORS, check_batches, kinds_of, parse_batches, raise_system_error, read_splits
 from .schemas import READ, TRACE
+
+_T = TypeVar("_T")
 
 ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 """The setting for how many bytes Spark sends to a worker at once, besides the limit of 10 000 rows."""
@@ -69,12 +72,14 @@ def read_traces(spark: SparkSession, paths: Paths, *, include_open: bool = False
         if file.suffix == PARQUET:
             _check_parquet(file.path)
     tasks = assign_splits(files)
-    read = spark.range(0, len(tasks), 1, max(len(tasks), 1)).mapInArrow(_reader(tasks), READ)
-    return split_read(read)
+    return split_source(read_each(spark, tasks, read_splits, READ))
 
 
-def split_read(df: DataFrame) -> Read:
-    """Split the rows of a reader, with the schema ``READ``, into events and refused lines."""
+def split_source(df: DataFrame) -> Read:
+    """Split the rows of a reader, such as those of the data source, into events and refused lines.
+
+    In the rows of refused lines the columns of ``TRACE`` are null, and ``file``, ``line`` and ``fault`` are set.
+    """
     is_sound = sf.col("fault").isNull()
     return Read(
         df.where(is_sound).select(*_COLUMNS),
@@ -88,7 +93,7 @@ def check_traces(df: DataFrame) -> Read:
     :raises InvalidArgumentError: columns are missing; names the required columns and those found
     """
     require_columns(df, TRACE)
-    return split_read(_checked(df.select(*_COLUMNS, sf.lit(None).cast("string").alias("file"))))
+    return split_source(_checked(df.select(*_COLUMNS, sf.lit(None).cast("string").alias("file"))))
 
 
 def _checked(df: DataFrame) -> DataFrame:
@@ -107,15 +112,25 @@ def _check_parquet(path: str) -> None:
         raise_system_error(error)
 
 
-def _reader(tasks: Sequence[tuple[InputSplit, ...]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for ``mapInArrow`` that reads the tasks whose numbers it gets."""
+def read_each(
+    spark: SparkSession,
+    items: Sequence[_T],
+    read: Callable[[_T], Iterable[pa.RecordBatch]],
+    schema: StructType,
+    max_tasks: int | None = None,
+) -> DataFrame:
+    """Return the rows that ``read`` yields on a worker for each item, by default in a task for each.
 
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    Items are sent with the function: a DataFrame of their numbers is made by Spark alone.
+    """
+
+    def read_numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_splits(tasks[number])
+                yield from read(items[number])
 
-    return read
+    tasks = max(len(items) if max_tasks is None else min(len(items), max_tasks), 1)
+    return spark.range(0, len(items), 1, tasks).mapInArrow(read_numbered, schema)
 
 
 # --- files that only Spark can reach --------------------------------------------------------------------------------
@@ -147,7 +162,7 @@ def _read_by_spark(spark: SparkSession, where: Sequence[str], include_open: bool
         events = spark.read.parquet(*parquet)
         require_columns(events, TRACE)
         found.append(_checked(events.select(*_COLUMNS, name)))
-    return split_read(found[0] if len(found) == 1 else found[0].unionByName(found[1]))
+    return split_source(found[0] if len(found) == 1 else found[0].unionByName(found[1]))
 
 
 def _literal(path: str) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -30,7 +30,7 @@ from ..errors import InvalidArgumentError
 from ..index import EntryRanges
 from ._files import SPLIT_BYTES, TraceFile, assign_splits, trace_files
 from ._lines import read_splits
-from ._read import ARROW_BYTES, NO_LIMIT, Read, split_read
+from ._read import ARROW_BYTES, NO_LIMIT
 from .schemas import READ
 
 if TYPE_CHECKING:
@@ -101,14 +101,6 @@ def _collector() -> dict[str, str]:
 def register_source(spark: SparkSession) -> None:
     """Register ``format("pulsar_nack_trace")`` with a session; ``local_session`` does this already."""
     spark.dataSource.register(TraceSource)
-
-
-def split_source(df: DataFrame) -> Read:
-    """Split the rows of the data source, of files or of a stream, into events and refused lines.
-
-    In the rows of refused lines the columns of ``TRACE`` are null, and ``file``, ``line`` and ``fault`` are set.
-    """
-    return split_read(df)
 
 
 class TraceSource(DataSource):
