@@ -48,9 +48,9 @@ ATTEMPTS: Final = "attempts"
 _OWNER: Final = "owner"
 _OLD: Final = "old"
 _BUILDING: Final = ".building"
-_CURSOR: Final = delayed_cursor("cursor") + "-"
+_CURSOR_PREFIX: Final = delayed_cursor("cursor") + "-"
 """What the names of the cursor's logs begin with."""
-_INDEX_LOG: Final = re.compile(re.escape(_CURSOR) + r"\d{10}|snapshot-[0-9a-f]{32}-\d+")
+_INDEX_LOG: Final = re.compile(re.escape(_CURSOR_PREFIX) + r"\d{10}|snapshot-[0-9a-f]{32}-\d+")
 _SUFFIXES: Final = (LOG, LOCK, LOG + NEW, LOG + GONE)
 _files: Final = OsFiles()
 
@@ -104,7 +104,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     if names is None or not _is_index(names):
         raise InvalidArgumentError("path", str(target), "the folder of an index; this holds something else")
     for name in names:
-        if name.startswith(_CURSOR) and name.endswith(LOCK):
+        if name.startswith(_CURSOR_PREFIX) and name.endswith(LOCK):
             _check_unlocked(target / name)
 
 
