@@ -23,6 +23,7 @@ from ._settings import ConsumerSettings
 from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
+    from ._message import Message
     from .durable import DurableNacks
 
 YIELD_AFTER_MS: Final = 5
@@ -34,7 +35,8 @@ class LoopTurn:
     def __init__(self, clock: Clock) -> None:
         self.now_ms = self.yielded_at_ms = clock.now_ms()
         """The time of the latest call, and when other tasks ran before."""
-        self._calls: list[Callable[[], None]] = []
+        self.nacked: list[Message] = []
+        """The messages whose nacks ended in this turn: until it ends, only the tasks that nacked them take it back."""
 
     def is_long(self) -> bool:
         """Return whether the loop has to run other tasks at ``now_ms``; the caller then lets it."""
@@ -43,16 +45,11 @@ class LoopTurn:
         self.yielded_at_ms = self.now_ms
         return True
 
-    def call_at_end(self, call: Callable[[], None]) -> None:
-        """Call a function in the next turn of the loop, all functions of this turn together."""
-        if not self._calls:
-            asyncio.get_running_loop().call_soon(self._call_all)
-        self._calls.append(call)
-
-    def _call_all(self) -> None:
-        calls, self._calls = self._calls, []
-        for call in calls:
-            call()
+    def end(self) -> None:
+        """Let any task settle the messages that were nacked in this turn; the first nack has the loop call this."""
+        nacked, self.nacked = self.nacked, []
+        for message in nacked:
+            message._nacking = None
 
 
 class ConsumerState:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from .._check import check_integer
@@ -174,10 +173,9 @@ class Message(ReceivedMessage):
             settler.leases.check(self._lease)
         self._settled_as = settled_as
         self._nacking = asyncio.current_task()
-        is_deferred = settled_as is DEFERRED
         try:
             written = await settler.nack(
-                delivery.id, delay, delivery, self._redelivery_count, reason=reason, is_deferred=is_deferred
+                delivery.id, delay, delivery, self._redelivery_count, reason=reason, is_deferred=settled_as is DEFERRED
             )
             self._settled_as = before = settled_as
             if written is not None:
@@ -188,7 +186,9 @@ class Message(ReceivedMessage):
             self._settled_as = before
             raise
         finally:
-            settler.turn.call_at_end(partial(setattr, self, "_nacking", None))
+            if not settler.turn.nacked:
+                asyncio.get_running_loop().call_soon(settler.turn.end)
+            settler.turn.nacked.append(self)
 
     async def in_progress(self, delay: Delay | None = None) -> None:
         """Let the lease of the message end ``delay`` from now (seconds or a timedelta), None: the consumer's ``lease``.
