@@ -12,14 +12,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..ids import MessageId
-from ._sessions import Place, Stamp, place_of
 
+Place = tuple[str | None, int]
+"""Topic and partition."""
+Stamp = tuple[int, int]
+"""A turn of a consumer's sessions, and a time in ms."""
 EntryKey = tuple[int, int, int]
 """Ledger, entry, partition."""
 LedgerKey = tuple[int, int]
 """Ledger and partition."""
 
 _MAX_ENTRIES: Final = 50_000
+
+
+def place_of(message_id: MessageId) -> Place:
+    """Return the topic and the partition of a message."""
+    return message_id.topic, message_id.partition
 
 
 def entry_key(message_id: MessageId) -> EntryKey:

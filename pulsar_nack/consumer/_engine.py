@@ -19,7 +19,7 @@ from ..errors import ClosedError
 from ._acks import Acks
 from ._consumer_state import ConsumerState
 from ._events import MessageTrace, names_of
-from ._gate_queue import DurableGateQueue
+from ._inbox import DurableGateQueue
 from ._letters import Letters
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State

@@ -15,10 +15,10 @@ from typing import Final
 
 from ..clock import Clock
 from ..ids import Position
+from ._batches import Place, place_of
 from ._message_state import MessageState
 from ._message_table import UNDELIVERED, MessageTable
 from ._port import SupportsSessions
-from ._sessions import Place, place_of
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _INTERVAL_MS: Final = 1_000

@@ -19,7 +19,7 @@ REQUESTED       the answer to the request: deliver it
 ACKING          an acknowledgement is under way: acknowledge this duplicate also, once that is confirmed
 DEAD_LETTERING  a duplicate: it is on its way to the dead-letter topic, and acknowledged once it is there. Drop it
 RETRYING        a duplicate too: it is on its way to the retry topic. Drop it
-settled         acknowledge it again, while that hides it (see ``_sessions``), or while its batch is not wholly
+settled         acknowledge it again, while that hides it (see ``_ack_memory``), or while its batch is not wholly
                 acknowledged and the broker need not know. Else it was replayed on purpose: deliver it
 ==============  =========================================================================================
 
@@ -39,10 +39,9 @@ from typing import Final
 from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._ack_memory import AckMemory
-from ._batches import is_through
+from ._batches import Place, is_through, place_of
 from ._message_state import SENT_AWAY, MessageState, State, Verdict
 from ._requests import OpenRequests
-from ._sessions import Place, place_of
 
 WAITING: Final = (State.HELD, State.REQUESTED)
 UNDELIVERED: Final = (*WAITING, *SENT_AWAY)

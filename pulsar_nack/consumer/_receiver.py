@@ -16,14 +16,13 @@ from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
-from ._gate_queue import DurableGateQueue
-from ._inbox import Inbox
+from ._batches import Place, place_of
+from ._inbox import DurableGateQueue, Inbox
 from ._letter_rules import RetryTopic
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
-from ._sessions import Place, place_of
 from ._settler import Settler
 
 if TYPE_CHECKING:

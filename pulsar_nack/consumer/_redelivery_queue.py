@@ -16,7 +16,7 @@ from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
 from ..nack import NegativeAcksTracker, RedeliveryCallback
-from ._batches import EntryKey, entry_key, is_member
+from ._batches import EntryKey, entry_key, is_member, place_of
 from ._events import ASKED_FOR, REQUESTED_AGAIN, MessageTrace
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State
@@ -25,7 +25,6 @@ from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsNowait
 from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
-from ._sessions import place_of
 from ._settings import ConsumerSettings
 from ._unacked import UnackedLimiter
 

@@ -13,13 +13,12 @@ from .._check import check_flag
 from .._delays import seek_position
 from ..errors import BrokerError, NotDurableError
 from ..ids import MessageId, _is_message_id
-from ._batches import is_same_topic
+from ._batches import is_same_topic, place_of
 from ._engine import ConsumerEngine
 from ._message import Message
 from ._message_state import MessageState, State
 from ._message_table import UNDELIVERED
 from ._port import SupportsSessions, SupportsSubscription
-from ._sessions import place_of
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _AT_ONCE: Final = 256
