@@ -17,7 +17,7 @@ from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._acks import Acks
 from ._events import MessageTrace, names_of
-from ._letter_route import LetterRoute
+from ._letter_publishing import LetterRoute
 from ._letter_rules import DeadLetterRules, LetterMessage, RetryTopic, Wait, as_reason, attempts_failed
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State

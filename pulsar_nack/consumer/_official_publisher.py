@@ -12,8 +12,8 @@ from typing import Any
 from .._foreign import quoted
 from ..errors import BrokerError
 from ..ids import MessageId
+from ._letter_publishing import DeadLetterProducers, warn_without_schema
 from ._port import Schema
-from ._producers import DeadLetterProducers, warn_without_schema
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _Key = tuple[str, Schema | None]

@@ -13,9 +13,9 @@ from ._dialect import (
     native_settings,
     subscription_type,
 )
+from ._letter_publishing import DeadLetterProducers, warn_without_schema
 from ._official import broker_error
 from ._port import PROPERTY_BYTES, Schema, bytes_of
-from ._producers import DeadLetterProducers, warn_without_schema
 from ._settings import CONSUMER_SETTINGS, check_settings, refuse_unknown
 
 __all__ = [
