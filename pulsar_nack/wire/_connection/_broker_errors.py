@@ -14,7 +14,6 @@ from ...errors import (
     TopicNotFoundError,
 )
 from .._protocol import _pulsar_pb2 as pb
-from .._protocol._entries import text_of
 
 _TRANSIENT: Final = frozenset(
     {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
@@ -31,7 +30,7 @@ def broker_error(code: int, text: str, without_secrets: Callable[[str], str] = s
     """
     known = pb.ServerError.DESCRIPTOR.values_by_number.get(code)
     kind = TopicNotFoundError if code == pb.TopicNotFound else BrokerRefusedError
-    return kind(f"ServerError {code}" if known is None else known.name, without_secrets(text_of(text)))
+    return kind(f"ServerError {code}" if known is None else known.name, without_secrets(text))
 
 
 def error_in(kind: int, body: Any, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError | None:

@@ -12,10 +12,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from ...consumer import Delivery
+from ...errors import UndecodableMessageError
 from ...ids import MessageId, _delivered_id, _share_extras, _TopicId
 from .._connection._options import ClientOptions
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._entries import is_batch, key_of, ordering_key_of, properties_of, text_of
+from .._protocol._frames import wrong_text
 from .._protocol._message_commands import MessageCommand
 from ._ack_sets import AckSets
 
@@ -150,18 +152,27 @@ class DeliveryFactory:
         own: Any,
         payload: bytes,
         of_entry: pb.MessageMetadata | None = None,
+        *,
+        errors: str = "strict",
     ) -> Delivery:
         """Return the delivery of a message.
 
         :param own: the metadata of the message
         :param of_entry: the metadata of its batch
+        :param errors: ``"replace"`` what is not UTF-8 in its key and properties
+        :raises UndecodableMessageError: its key or a property is not UTF-8, unless that is replaced
         """
         of_entry = of_entry or own
+        try:
+            properties = properties_of(own, errors) if own.properties else {}
+            key = key_of(own, errors) if own.HasField("partition_key") else None
+        except UnicodeDecodeError:
+            raise UndecodableMessageError(f"metadata: {wrong_text(own)}") from None
         return Delivery(
             message_id,
             payload,
-            properties=properties_of(own) if own.properties else {},
-            key=key_of(own) if own.HasField("partition_key") else None,
+            properties=properties,
+            key=key,
             ordering_key=ordering_key_of(own) if own.HasField("ordering_key") else None,
             redelivery_count=command.redelivery_count,
             publish_time_ms=of_entry.publish_time,
@@ -193,7 +204,8 @@ class DeliveryFactory:
             count = command.redelivery_count
             return Delivery(message_id, stored, redelivery_count=count, topic=self.topic, error=error)
         of_batch = is_batch(metadata)
-        made = self.delivery(message_id, command, NO_METADATA if of_batch else metadata, stored, metadata)
+        own = NO_METADATA if of_batch else metadata
+        made = self.delivery(message_id, command, own, stored, metadata, errors="replace")
         made.error = error
         made.is_null = False
         if of_batch:

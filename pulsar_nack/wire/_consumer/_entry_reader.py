@@ -106,9 +106,9 @@ class EntryReader:
             return UnreadEntry(self.factory, command, entry, stored, overhead, message_id=message_id)
         try:
             payload = unpack(metadata, entry.payload, self._max_bytes)
+            return self.factory.delivery(message_id, command, metadata, payload)
         except UndecodableMessageError as error:
             return self.factory.unreadable(command, stored, error, message_id, metadata=metadata)
-        return self.factory.delivery(message_id, command, metadata, payload)
 
     @staticmethod
     def _permits_of(command: MessageCommand, size: int) -> int:

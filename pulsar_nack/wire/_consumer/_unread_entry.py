@@ -131,16 +131,16 @@ class UnreadEntry:
         if self._members is None and self._damage is None:
             try:
                 payload = self._unpacked()
+                if not self._entry.is_batch:
+                    delivery = self._factory.delivery(self.id, self.command, self._entry.metadata, payload)
+                    self.messages = self.bytes = 0
+                    return [delivery]
             except (UndecodableMessageError, MissingExtraError) as error:
                 message_id = None if self._entry.is_batch else self.id
                 metadata = self._entry.metadata
                 unreadable = self._factory.unreadable(self.command, self._stored, error, message_id, metadata=metadata)
                 self.messages = self.bytes = 0
                 return [unreadable]
-            if not self._entry.is_batch:
-                delivery = self._factory.delivery(self.id, self.command, self._entry.metadata, payload)
-                self.messages = self.bytes = 0
-                return [delivery]
             self._entry, self._stored = self._entry._replace(payload=payload), b""
             self.bytes = self._overhead + len(payload)
             self._members = self._entry.members(self._factory.max_metadata_bytes)
@@ -180,7 +180,11 @@ class UnreadEntry:
                     hidden.append(index)
                 else:
                     member = _delivered_id((ledger, entry, partition, index), extras)
-                    deliveries.append(factory.delivery(member, self.command, metadata, payload, of_entry))
+                    try:
+                        delivery = factory.delivery(member, self.command, metadata, payload, of_entry)
+                    except UndecodableMessageError as error:  # it alone: where the next one begins is known
+                        delivery = factory.unreadable(self.command, payload, error, member)
+                    deliveries.append(delivery)
                     properties += len(metadata.properties)
                     if properties >= _MAX_PROPERTIES:
                         break

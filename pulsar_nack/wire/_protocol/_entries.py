@@ -35,7 +35,7 @@ from ._batches import (
     read_batch,
 )
 from ._compression import decompress
-from ._frames import MAGIC_CHECKSUM
+from ._frames import MAGIC_CHECKSUM, wrong_text
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
 """The largest payload after decompression, which may be larger than the largest frame."""
@@ -93,14 +93,17 @@ class Entry(NamedTuple):
         return read_batch(self.payload, self.metadata.num_messages_in_batch, max_metadata_bytes)
 
 
-def properties_of(metadata: Metadata) -> dict[str, str]:
-    """Return the properties of a message."""
-    return {text_of(pair.key): text_of(pair.value) for pair in metadata.properties}
+def properties_of(metadata: Metadata, errors: str = "replace") -> dict[str, str]:
+    """Return the properties of a message.
+
+    :param errors: ``"replace"`` bytes that are not UTF-8, or ``"strict"``: raise UnicodeDecodeError
+    """
+    return {text_of(pair.key, errors): text_of(pair.value, errors) for pair in metadata.properties}
 
 
-def key_of(metadata: Metadata) -> str:
-    """Return the key of a message that has one."""
-    return text_of(metadata.partition_key)
+def key_of(metadata: Metadata, errors: str = "replace") -> str:
+    """Return the key of a message that has one; ``errors`` as for :func:`properties_of`."""
+    return text_of(metadata.partition_key, errors)
 
 
 def ordering_key_of(metadata: Metadata) -> str:
@@ -180,11 +183,22 @@ def plain_parts(data: bytes) -> tuple[bytes, bytes] | None:
     if magic != MAGIC_CHECKSUM:  # a broker may leave the checksum out
         begin, (size, tag, length) = 4, _unchecked_headers(data)
     end = begin + size
-    if tag != _NAME or length > 0x7F or end > len(data) or _is_after_name(data, begin + 2 + length, end) is None:
+    middle = begin + 2 + length
+    if tag != _NAME or length > 0x7F or end > len(data) or _is_after_name(data, middle, end) is None:
+        return None
+    if not (name := data[begin + 2 : middle]).isascii() and not _is_text(name):
         return None
     if begin == 10 and _crc32c(data[6:]) != expected:
         return None
     return data[begin:end], data[end:]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
@@ -258,7 +272,8 @@ def _split(data: bytes, at: int, most: int) -> tuple[pb.MessageMetadata, bytes]:
     try:
         metadata = pb.MessageMetadata.FromString(header)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise UndecodableMessageError(f"metadata: {shown(str(error))}") from error
+        problem = f"metadata: {shown(str(error))}"
+        raise UndecodableMessageError(problem, batch_size=_batch_size_in(header)) from error
     _check_properties(metadata, len(header))
     return metadata, data[end:]
 
@@ -314,11 +329,13 @@ def _only_batch_size() -> Any:
 
 
 def _check_required(metadata: pb.MessageMetadata) -> None:
-    if metadata.publish_time and metadata.sequence_id and metadata.producer_name:
-        return
-    for name in ("producer_name", "sequence_id", "publish_time"):
-        if not metadata.HasField(name):
-            raise UndecodableMessageError(f"metadata: without {name}")
+    """Check the required fields, and the texts that all messages of an entry have in common."""
+    if not (metadata.publish_time and metadata.sequence_id and metadata.producer_name):
+        for name in ("producer_name", "sequence_id", "publish_time"):
+            if not metadata.HasField(name):
+                raise UndecodableMessageError(f"metadata: without {name}")
+    if type(metadata.producer_name) is not str or type(metadata.replicated_from) is not str:
+        raise UndecodableMessageError(f"metadata: {wrong_text(metadata)}")
 
 
 def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
@@ -326,6 +343,6 @@ def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
     return UndecodableMessageError(f"payload: encrypted with the key {shown(keys)}", is_local=True)
 
 
-def text_of(value: str | bytes) -> str:
+def text_of(value: str | bytes, errors: str = "replace") -> str:
     """Return a text of the protocol; protobuf returns bytes if it is not valid UTF-8."""
-    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else value.decode("utf-8", errors)

@@ -10,18 +10,19 @@ frame that arrives in many pieces is copied twice, however many they are. It ret
 keeps nothing else in memory, and for the usual small message that is faster too.
 
 Commands are parsed by protobuf's C parser, except MESSAGE, of which ``_message_commands.py`` reads the few usual
-fields. The parser does not check required fields; that is done here: all of them, but for MESSAGE, whose parsing is
-the hot path, only the message id.
+fields. The parser checks neither that required fields are there nor that text is UTF-8. Both are checked here; of
+MESSAGE, whose parsing is the hot path and which has no text, only the message id is required.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Final, NamedTuple, cast
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, cast
 
 import google_crc32c
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..._foreign import shown
@@ -39,6 +40,7 @@ _HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadat
 _SIZE: Final = struct.Struct(">I")
 _HTTP: Final = int.from_bytes(b"HTTP")
 _MESSAGE: Final = pb.BaseCommand.MESSAGE
+_ACK_RESPONSE: Final = pb.BaseCommand.ACK_RESPONSE
 _TYPE: Final = pb.BaseCommand.TYPE_FIELD_NUMBER
 _NAMES: Final = {number: name for name, number in pb.BaseCommand.Type.items()}
 _BODIES: Final = {
@@ -47,6 +49,22 @@ _BODIES: Final = {
     if field.message_type is not None and field.message_type.fields
 }
 """The field that holds the body of a command, by kind: the protocol numbers both alike."""
+
+
+def _has_text(kind: Any) -> bool:
+    return any(
+        field.type == FieldDescriptor.TYPE_STRING
+        or (field.message_type not in {None, kind} and _has_text(field.message_type))
+        for field in kind.fields
+    )
+
+
+_WITH_TEXT: Final = {
+    field.number
+    for field in pb.BaseCommand.DESCRIPTOR.fields
+    if field.message_type is not None and _has_text(field.message_type)
+}
+"""The kinds of commands that may have text."""
 
 _LISTS_OF_TOPICS: Final = {
     bytes((0x08, kind))
@@ -166,7 +184,7 @@ class FrameDecoder:
     def _parse(self, data: bytes, at: int) -> pb.BaseCommand | None:
         """Return a command, or None if its kind is unknown.
 
-        :raises ProtocolError: it cannot be parsed, is too large, or a required field is missing
+        :raises ProtocolError: it cannot be parsed, is too large, a required field is missing, or a text is not UTF-8
         """
         if len(data) > self._max_command_bytes:
             self._check_size(data, at)
@@ -185,10 +203,13 @@ class FrameDecoder:
         body = _BODIES.get(kind)
         if body is not None and not command.HasField(body):
             raise self._wrong(at, f"a command {_NAMES[kind]} without its part {body}")
-        try:
-            command.SerializeToString()
-        except EncodeError as error:
-            raise self._wrong(at, f"a command {_NAMES[kind]}: {shown(str(error))}") from error
+        if not command.IsInitialized():
+            missing = ", ".join(command.FindInitializationErrors())  # type: ignore[attr-defined]
+            raise self._wrong(at, f"a command {_NAMES[kind]}: missing required fields: {shown(missing)}")
+        if kind == _ACK_RESPONSE and not command.ackResponse.HasField("message"):
+            return command  # without a text: often
+        if kind in _WITH_TEXT and not data.isascii() and (problem := wrong_text(command)):
+            raise self._wrong(at, f"a command {_NAMES[kind]}: {problem}")
         return command
 
     def _check_size(self, data: bytes, at: int) -> None:
@@ -206,6 +227,33 @@ class FrameDecoder:
 
     def _wrong(self, at: int, problem: str) -> ProtocolError:
         return ProtocolError(f"frame at byte {self._offset + at}: {problem}")
+
+
+def wrong_text(message: Message) -> str:
+    """Return which text of a parsed message is not UTF-8, empty if all are: protobuf gives such a text as bytes.
+
+    The text is not quoted, because a secret may be in it.
+    """
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            parts = [value] if isinstance(value, Message) else value
+            problem = next(filter(None, map(wrong_text, parts)), "")
+            if problem:
+                return f"{field.name}.{problem}"
+        elif field.type == FieldDescriptor.TYPE_STRING and not isinstance(value, str):
+            texts = [value] if isinstance(value, bytes) else value
+            if bytes in set(map(type, texts)):
+                return f"{field.name} {_encoding_error(texts)}"
+    return ""
+
+
+def _encoding_error(texts: Iterable[str | bytes]) -> str:
+    wrong = next(text for text in texts if isinstance(text, bytes))
+    try:
+        wrong.decode()
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8: byte {wrong[error.start]:#04x} at {error.start} of {len(wrong)}"
+    return "is not text"
 
 
 def encode_command(command: pb.BaseCommand) -> bytes:
