@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from pulsar_nack.wire._consumer._commands import position_of
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._frames import position_of
 from tests.wire.frames import batch_payload, message_rest, read_message
 
 SubType = pb.CommandSubscribe

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._producer._options import ProducerOptions
 from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -46,6 +48,13 @@ class Made:
     def rests(self, topic: str = TOPIC) -> list[bytes]:
         """Return the broker's entries."""
         return [entry.rest for entry in self.broker.topic(topic).entries]
+
+
+async def drained(connection: Connection) -> None:
+    """Wait until the connection takes more; raise what ended it."""
+    while connection.writable is not None:
+        await asyncio.shield(connection.writable)
+    connection.send(b"")
 
 
 @asynccontextmanager

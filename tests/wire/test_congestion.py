@@ -18,6 +18,7 @@ from tests.patience import patience
 from tests.wire.conftest import Run
 from tests.wire.fake_broker import Call, as_usual
 from tests.wire.frames import command, messages_of
+from tests.wire.producing import drained
 from tests.wire.served import Served, set_buffers
 
 TOPIC: Final = "persistent://public/default/t"
@@ -90,14 +91,14 @@ def test_a_broker_that_stops_reading_for_a_while(run: Run) -> None:
         async with client_of(there) as client, client.producer(TOPIC) as producer:
             there.flow.stop()
             receipts = begin(producer, messages)
-            await until(lambda: connection_of(client).is_congested)
-            drained = asyncio.create_task(connection_of(client).drained())
+            await until(lambda: connection_of(client).writable is not None)
+            waiting = asyncio.create_task(drained(connection_of(client)))
             await asyncio.sleep(0.2)
             assert 0 < waiting_bytes(client) <= BOUND + 51_000
-            assert not drained.done()
+            assert not waiting.done()
             assert not receipts[-1].done()
             there.flow.go_on()
-            await drained
+            await waiting
             ids = await asyncio.gather(*receipts)
             assert [each.entry for each in ids] == list(range(60))
         assert stored(there) == messages
@@ -131,7 +132,7 @@ def test_pings_while_the_way_is_full(run: Run) -> None:
         async with client_of(there) as client, client.producer(TOPIC) as producer:
             there.flow.stop()
             receipts = begin(producer, payloads(20, 50_000))
-            await until(lambda: connection_of(client).is_congested)
+            await until(lambda: connection_of(client).writable is not None)
             await asyncio.sleep(0.3)  # the system takes no more
             before = waiting_bytes(client)
             for link in there.broker.links:
@@ -258,7 +259,7 @@ def test_closing_while_the_way_is_full(run: Run, monkeypatch: pytest.MonkeyPatch
         producer = await client.producer(TOPIC)
         there.flow.stop()
         receipts = begin(producer, payloads(20, 50_000))
-        await until(lambda: connection_of(client).is_congested)
+        await until(lambda: connection_of(client).writable is not None)
         began = loop.time()
         await client.aclose()
         assert 1.299 < loop.time() - began < patience(1.3)  # uvloop's clock has whole milliseconds

@@ -16,6 +16,7 @@ from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import URL, FakeBroker, cut, half, later, raw, refuse, silence
 from tests.wire.frames import command, frame
+from tests.wire.producing import drained
 
 TOPIC = "persistent://public/default/t"
 
@@ -212,7 +213,7 @@ async def test_a_silent_broker_is_gone() -> None:
     await asyncio.sleep(20.5)
     assert is_closed(connection)
     with pytest.raises(ConnectionLostError, match="no sign of life for 10 s"):
-        await connection.drained()
+        await drained(connection)
 
 
 @virtual_time
@@ -246,9 +247,9 @@ async def test_a_slow_socket() -> None:
     transport = broker.links[0].transport
     transport.stall()
     for _ in range(10):
-        await connection.drained()
+        await drained(connection)
         connection.send(frame(command("PING"), bytes(1_000)))
-    waiting = asyncio.create_task(connection.drained())
+    waiting = asyncio.create_task(drained(connection))
     await asyncio.sleep(5)
     assert not waiting.done()
     transport.go_on()
@@ -263,7 +264,7 @@ async def test_a_broker_that_never_reads() -> None:
     connection = await connect(broker, write_buffer_bytes=10_000, max_unsent_bytes=1 << 20)
     broker.links[0].transport.stall()
     connection.send(bytes(20_000))
-    waiting = asyncio.create_task(connection.drained())
+    waiting = asyncio.create_task(drained(connection))
     await asyncio.sleep(0)
     for _ in range(11):
         if connection.is_open:

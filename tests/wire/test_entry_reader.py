@@ -24,8 +24,7 @@ from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._chunks import ChunkAssembler
 from pulsar_nack.wire._protocol._compression import compress
-from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_headers_and_payload
-from pulsar_nack.wire._protocol._message_commands import MessageCommand
+from pulsar_nack.wire._protocol._frames import FrameDecoder, MessageCommand, encode_headers_and_payload
 from tests.tiers import seeds
 from tests.wire.mutations import LIMIT, mutations
 

@@ -14,8 +14,7 @@ from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._frames import encode_command
-from pulsar_nack.wire._protocol._message_commands import MessageCommand
+from pulsar_nack.wire._protocol._frames import MessageCommand, encode_command
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_link import Pipe
 from tests.wire.frames import command, read_message

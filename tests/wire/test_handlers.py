@@ -18,7 +18,7 @@ from pulsar_nack.wire._connection._requests import set_response
 from pulsar_nack.wire._connection._session import Session
 from pulsar_nack.wire._consumer import _commands as commands
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._message_commands import MessageCommand
+from pulsar_nack.wire._protocol._frames import MessageCommand
 from tests.wire.fake_broker import Call, FakeBroker, refuse
 from tests.wire.frames import command, frame
 

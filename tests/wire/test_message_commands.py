@@ -9,8 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_command
-from pulsar_nack.wire._protocol._message_commands import MessageCommand, MessageCommandReader, to_message_command
+from pulsar_nack.wire._protocol._frames import (
+    FrameDecoder,
+    MessageCommand,
+    MessageCommandReader,
+    encode_command,
+    to_message_command,
+)
 from tests.wire.recorded import recorded
 
 NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1), st.sampled_from([127, 128, 2**14, 2**21, 2**63]))

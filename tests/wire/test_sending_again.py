@@ -12,7 +12,7 @@ from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
 from pulsar_nack.errors import BrokerRefusedError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._producer._producer import Producer
-from pulsar_nack.wire._protocol._entries import decode_entry
+from pulsar_nack.wire._protocol._entries import decode_entry, unpack
 from tests.for_each import for_each
 from tests.tiers import seeds
 from tests.wire.consuming import TOPIC
@@ -135,6 +135,106 @@ async def test_a_reconnect_that_tells_of_more() -> None:
         ids = await sent(producer, range(10))
         assert [isinstance(each, MessageId) and each.ledger for each in ids] == [-1] * 5 + [7] * 5
         assert made.stored() == [b"%d" % number for number in range(5, 10)]
+
+
+def _then_allows(made: Made, most: int, *, received: int = -1) -> Answer:
+    """Receive the messages up to an id, then break the connection; the next one allows smaller messages only."""
+
+    def answer(call: Call) -> None:
+        made.broker.max_message_bytes = most
+        made.topic.last_sequence_ids["import"] = received
+        cut(call)
+
+    return answer
+
+
+def _strict(made: Made) -> Answer:
+    """Carry out what the limit of the broker allows, and break the connection at anything larger, as brokers do."""
+
+    def answer(call: Call) -> None:
+        (as_usual if len(call.rest) <= made.broker.max_message_bytes + 10 * 1024 else cut)(call)
+
+    return answer
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib"])
+@pytest.mark.parametrize("received", [-1, 3])
+@virtual_time
+async def test_a_batch_for_a_broker_that_allows_less(received: int, compression: str) -> None:
+    """O10: what is too large now fails alone, with the error that it would get at first; all others are stored."""
+    loop_errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
+    chance = random.Random(1)
+    sizes = [100, 3_000, 4_000, 50, 5_000, 4_000, 100, 20_000, 10, 4_096]
+    data = [chance.randbytes(size) for size in sizes]
+    async with producing() as made:
+        made.broker.deduplicates = True
+        producer = await made.open(name="import", batching=True, batch_max_messages=10, compression=compression)
+        made.broker.always("SEND", _strict(made))
+        made.broker.next("SEND", _then_allows(made, 4_096 if compression == "none" else 4_200, received=received))
+        ids = await asyncio.gather(*map(producer.send, data), return_exceptions=True)
+        later = await producer.send(b"later")
+        assert (producer.pending, loop_errors) == (0, [])
+        assert isinstance(later, MessageId)
+        for number, each in enumerate(ids):
+            if sizes[number] > 4_096:
+                assert isinstance(each, InvalidArgumentError)
+                assert "the limit of the broker" in str(each)
+            else:
+                assert isinstance(each, MessageId)
+                assert (each.ledger == -1) == (number <= received)
+        assert made.stored() == [*(each for each in data[received + 1 :] if len(each) <= 4_096), b"later"]
+
+
+@virtual_time
+async def test_a_batch_of_messages_with_large_properties() -> None:
+    """O10: what no consumer reads by default can still be divided, as it was sent."""
+    large = {"name": "x" * 300_000}
+    async with producing() as made:
+        made.broker.deduplicates = True
+        producer = await made.open(name="import", batching=True, batch_max_messages=4, batch_max_bytes=4 << 20)
+        made.broker.next("SEND", _then_allows(made, 5 << 20, received=1))
+        ids = await asyncio.gather(*(producer.send(b"%d" % number, properties=large) for number in range(4)))
+        assert [each.ledger for each in ids] == [-1, -1, 7, 7]
+
+
+@virtual_time
+async def test_single_messages_for_a_broker_that_allows_less() -> None:
+    """O10: one that is too large now fails, with chunking it is sent in chunks; those around it are stored."""
+    data = [b"first", random.Random(1).randbytes(20_000), b"last"]
+    for chunking in (False, True):
+        async with producing() as made:
+            producer = await made.open(name="import", chunking=chunking)
+            made.broker.always("SEND", _strict(made))
+            made.broker.next("SEND", _then_allows(made, 4_096))
+            first, large, last = await asyncio.gather(*map(producer.send, data), return_exceptions=True)
+            assert isinstance(first, MessageId)
+            assert isinstance(last, MessageId)
+            if chunking:
+                assert isinstance(large, MessageId)
+                assert len(large.parts) == 5
+                assert b"".join(decode_entry(rest).payload for rest in made.rests()[1:-1]) == data[1]
+            else:
+                assert isinstance(large, InvalidArgumentError)
+                assert made.stored() == [b"first", b"last"]
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib"])
+@virtual_time
+async def test_chunks_for_a_broker_that_allows_less(compression: str) -> None:
+    """O45: they are cut again; the message is whole, and its id names the new ones."""
+    data = random.Random(1).randbytes(20_000)
+    async with producing() as made:
+        made.broker.max_message_bytes = 10_000
+        producer = await made.open(chunking=True, compression=compression)
+        made.broker.always("SEND", _strict(made))
+        made.broker.next("SEND", as_usual, _then_allows(made, 4_096))
+        id_, after = await asyncio.gather(*map(producer.send, (data, b"after")))
+        entries = [decode_entry(rest) for rest in made.rests()]
+        assert entries[0].metadata.num_chunks_from_msg == 3  # one of the first cut, which is never completed
+        whole = entries[1:-1]
+        assert [each.entry for each in id_.parts] == list(range(1, after.entry))
+        assert unpack(whole[0].metadata, b"".join(each.payload for each in whole), 1 << 20) == data
 
 
 @pytest.mark.parametrize("seed", seeds(range(20)))

@@ -16,11 +16,11 @@ from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._frames import encode_command
-from pulsar_nack.wire._protocol._message_commands import MessageCommand
+from pulsar_nack.wire._protocol._frames import MessageCommand, encode_command
 from tests.wire.conftest import Run
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import command, encode_message, read_message
+from tests.wire.producing import drained
 from tests.wire.served import Served
 
 TOPIC = "persistent://public/default/t"
@@ -72,7 +72,7 @@ def test_messages_of_all_sizes(run: Run) -> None:
         sent = command("SEND")
         for number, size in enumerate(sizes):
             sent.send.producer_id, sent.send.sequence_id = 1, number
-            await connection.drained()
+            await drained(connection)
             connection.send(encode_message(sent, metadata_of(), bytes([number]) * size))
         while len(entries.payloads) < len(sizes):
             await asyncio.sleep(0.01)

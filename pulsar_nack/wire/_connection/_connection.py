@@ -92,8 +92,8 @@ class Connection(asyncio.BufferedProtocol):
         self._was_heard = True
         """Whether anything came from the broker since the last PING."""
         self._transport_closed: asyncio.Future[None] = self._loop.create_future()
-        self._writable: asyncio.Future[None] | None = None
-        """Set while the write buffer is too full; done when it is not."""
+        self.writable: asyncio.Future[None] | None = None
+        """Set while more than ``write_buffer_bytes`` wait to be written; done when that is over."""
         self._error: Exception | None = None
         self._owes_pong = False
 
@@ -162,19 +162,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._error is not None or transport is None:
             raise self._closed_error()
         transport.write(data)
-        if self._writable is not None and transport.get_write_buffer_size() > self._options.max_unsent_bytes:
+        if self.writable is not None and transport.get_write_buffer_size() > self._options.max_unsent_bytes:
             self.close(ConnectionLostError(f"{self.address}: the broker does not read what it is sent"))
-
-    @property
-    def is_congested(self) -> bool:
-        """Return whether more than ``write_buffer_bytes`` are waiting to be written."""
-        return self._writable is not None
-
-    async def drained(self) -> None:
-        """Wait while the connection is congested."""
-        while self._writable is not None and self._error is None:
-            await asyncio.shield(self._writable)
-        self._check_open()
 
     async def request(
         self, command: pb.BaseCommand, request_id: int, *, timeout: float | None = None
@@ -296,12 +285,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Mark the connection as congested."""
-        if self._writable is None:
-            self._writable = self._loop.create_future()
+        if self.writable is None:
+            self.writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Mark the connection as not congested, and wake up :meth:`drained`."""
-        writable, self._writable = self._writable, None
+        """Mark the connection as not congested."""
+        writable, self.writable = self.writable, None
         if writable is not None and not writable.done():
             writable.set_result(None)
 

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Final
 
 from .._protocol import _pulsar_pb2 as pb
-from .._protocol._message_commands import MessageCommand
+from .._protocol._frames import MessageCommand
 
 _OF_CONSUMERS: Final = 1  # CommandTopicMigrated.ResourceType.Consumer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from ...ids import MessageId, Position
+from ...ids import MessageId
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 from ._ack_groups import AckGroup
@@ -135,12 +135,6 @@ def statistics(consumer_id: int, request_id: int) -> pb.BaseCommand:
     """Return the command that asks for the broker's statistics of the consumer."""
     body = pb.CommandConsumerStats(consumer_id=consumer_id, request_id=request_id)
     return pb.BaseCommand(type=pb.BaseCommand.CONSUMER_STATS, consumerStats=body)
-
-
-def position_of(data: pb.MessageIdData) -> Position:
-    """Return the position in an answer; the largest numbers of the protocol become negative ones."""
-    numbers = data.ledgerId, data.entryId
-    return Position(*(number - _LARGEST - 1 if number > _LARGEST // 2 else number for number in numbers))
 
 
 def _fill_id(data: pb.MessageIdData, message_id: MessageId) -> None:

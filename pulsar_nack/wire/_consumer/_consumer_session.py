@@ -8,7 +8,7 @@ from typing import Final
 
 from .._connection._connection import Connection
 from .._connection._session import Session
-from .._protocol._message_commands import MessageCommand
+from .._protocol._frames import MessageCommand
 from . import _commands as commands
 from ._ack_groups import AckGroup, Answered
 

@@ -17,8 +17,7 @@ from ...ids import MessageId, _delivered_id, _share_extras, _TopicId
 from .._connection._options import ClientOptions
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._entries import is_batch, key_of, ordering_key_of, properties_of, text_of
-from .._protocol._frames import wrong_text
-from .._protocol._message_commands import MessageCommand
+from .._protocol._frames import MessageCommand, wrong_text
 from ._ack_sets import AckSets
 
 NO_METADATA: Final = pb.MessageMetadata()

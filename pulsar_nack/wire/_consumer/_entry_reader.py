@@ -18,7 +18,7 @@ from .._protocol._entries import (
     text_of,
     unpack,
 )
-from .._protocol._message_commands import MessageCommand
+from .._protocol._frames import MessageCommand
 from ._ack_sets import all_of, remaining_of
 from ._deliveries import NO_METADATA, DeliveryFactory, PlainMessage
 from ._unread_entry import UnreadEntry

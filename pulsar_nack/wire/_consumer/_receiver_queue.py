@@ -18,7 +18,7 @@ from ...consumer.transport import bytes_of
 from ...errors import MissingExtraError
 from ...ids import MessageId
 from .._connection._context import ClientContext
-from .._protocol._message_commands import MessageCommand
+from .._protocol._frames import MessageCommand
 from ._acknowledger import Acknowledger
 from ._consumer_session import ConsumerSession
 from ._deliveries import DeliveryFactory, QueuedMessage

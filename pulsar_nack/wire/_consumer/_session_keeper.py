@@ -25,6 +25,7 @@ from .._connection._context import ClientContext
 from .._connection._retry import reconnect, retry_transient
 from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
+from .._protocol._frames import position_of
 from . import _commands as commands
 from ._acknowledger import Acknowledger
 from ._consumer_session import ConsumerSession
@@ -208,7 +209,7 @@ class SessionKeeper:
         has_mark = answer.HasField("consumer_mark_delete_position")
         if has_mark or position.start != _EARLIEST:  # otherwise a time, which an old broker does not report
             last = answer.consumer_mark_delete_position if has_mark else answer.last_message_id
-            position.move(MessageId(*commands.position_of(last)))
+            position.move(MessageId(*position_of(last)))
             position.begin()
 
     def _begin_session(self, session: ConsumerSession, start: MessageId | None) -> None:

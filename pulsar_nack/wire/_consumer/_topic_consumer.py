@@ -20,6 +20,7 @@ from ...consumer import Delivery, SessionEvent
 from ...errors import BrokerError, BrokerRefusedError, InvalidArgumentError, MissingExtraError, TopicNotFoundError
 from ...ids import MessageId, Position
 from .._connection._context import ClientContext
+from .._protocol._frames import position_of
 from . import _commands as commands
 from ._acknowledger import Acknowledger
 from ._receiver_queue import ReceiverQueue, Sink
@@ -245,8 +246,8 @@ class TopicConsumer:
         index, size = max(last.batch_index, -1), max(last.batch_size, 0)
         has_mark = answer.HasField("consumer_mark_delete_position")
         return (
-            MessageId(*commands.position_of(last), self.partition, index, batch_size=size, topic=self.topic),
-            commands.position_of(answer.consumer_mark_delete_position) if has_mark else None,
+            MessageId(*position_of(last), self.partition, index, batch_size=size, topic=self.topic),
+            position_of(answer.consumer_mark_delete_position) if has_mark else None,
         )
 
     @property
@@ -278,7 +279,7 @@ class TopicConsumer:
         if session is not self.sessions.session:
             return None
         session.reports_mark_delete = answer.HasField("consumer_mark_delete_position")
-        return commands.position_of(answer.consumer_mark_delete_position) if session.reports_mark_delete else None
+        return position_of(answer.consumer_mark_delete_position) if session.reports_mark_delete else None
 
     async def held_back(self) -> str | None:
         """Return why the broker sends no more messages; None: no reason is known, or there is no connection.

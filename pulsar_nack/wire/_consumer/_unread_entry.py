@@ -19,8 +19,9 @@ from ...consumer.transport import PROPERTY_BYTES
 from ...errors import MissingExtraError, UndecodableMessageError
 from ...ids import MessageId, _delivered_id
 from .._protocol._batches import Member
+from .._protocol._compression import LARGE
 from .._protocol._entries import Entry, unpack
-from .._protocol._message_commands import MessageCommand
+from .._protocol._frames import MessageCommand
 from ._ack_sets import all_of
 from ._deliveries import DeliveryFactory, plain_member
 
@@ -28,8 +29,6 @@ READ_AT_ONCE: Final = 100
 """Most messages of a batch that are read together."""
 _MAX_PROPERTIES: Final = 2_000
 """Reading stops early once the messages together have this many properties."""
-_LARGE: Final = 1 << 20
-"""A payload of more bytes, compressed or not, is decompressed in a thread."""
 
 
 class UnreadEntry:
@@ -113,7 +112,7 @@ class UnreadEntry:
     def is_decompressing(self, then: Callable[[], None]) -> bool:
         """Return whether a thread is decompressing the entry; start it if needed, and call ``then`` when it is done."""
         entry = self._entry
-        is_large = max(self._size, len(entry.payload)) > _LARGE
+        is_large = max(self._size, len(entry.payload)) > LARGE
         if self._members is not None or not entry.metadata.compression or not is_large:
             return False
         if self._decompressing is None:

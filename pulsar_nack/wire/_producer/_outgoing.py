@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ..._check import INT64_MAX, check_integer
@@ -14,6 +14,7 @@ from ..._waiting import WaitingCalls
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
 from .._protocol import _pulsar_pb2 as pb
+from ._options import ProducerOptions
 
 _MESSAGE_OVERHEAD: Final = 64
 """Most bytes of a message that are not counted; so messages without a payload have a size too."""
@@ -127,17 +128,22 @@ class OutgoingMessage:
 
 
 class BatchContainer:
-    """The open batches: one, or one for each key. The owner closes them when their time is over.
+    """The open batches: one, or one for each key.
 
-    :param max_messages: of a batch
-    :param max_bytes: of a batch, exceeded only by a single larger message; may be changed later
-    :param by_key: each batch has messages of one key; then batches are closed in the order of their first messages
+    With ``batch_by_key`` batches are closed in the order of their first messages.
+
+    :param on_time: called when the time of the first batch is over, to close all
     """
 
-    def __init__(self, max_messages: int, max_bytes: int, *, by_key: bool) -> None:
-        self._max_messages = max_messages
-        self.max_bytes = max_bytes
-        self._by_key = by_key
+    def __init__(self, options: ProducerOptions, loop: asyncio.AbstractEventLoop, on_time: Callable[[], None]) -> None:
+        self.max_bytes = options.batch_max_bytes
+        """Of a batch, exceeded only by a single larger message; may be changed later."""
+        self._max_messages = options.batch_max_messages
+        self._by_key = options.batch_by_key
+        self._delay = options.batch_delay.total_seconds()
+        self._loop = loop
+        self._on_time = on_time
+        self._timer: asyncio.TimerHandle | None = None
         self._open: dict[object, list[OutgoingMessage]] = {}
         self._bytes: dict[object, int] = {}
 
@@ -157,6 +163,8 @@ class BatchContainer:
         self._bytes[key] = taken + size
         if taken + size >= self.max_bytes or len(self._open[key]) >= self._max_messages:
             full.append(self._close(key))
+        if self._open and self._timer is None:
+            self._timer = self._loop.call_later(self._delay, self._on_time)
         return full
 
     def close_all(self) -> list[list[OutgoingMessage]]:
@@ -165,7 +173,11 @@ class BatchContainer:
 
     def _close(self, key: object) -> list[OutgoingMessage]:
         del self._bytes[key]
-        return self._open.pop(key)
+        messages = self._open.pop(key)
+        if not self._open and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return messages
 
 
 class PendingLimiter:

@@ -160,6 +160,8 @@ class Producer(ClosesWhenDropped):
     def send_nowait(self, data: bytes | bytearray | memoryview | None, **about: Any) -> asyncio.Future[MessageId]:
         """Begin to send a message; return a future that gets the result or error of :meth:`send`.
 
+        A large message is compressed in a thread; the future gets the error if it is too large then.
+
         :param about: the other parameters of :meth:`send`
         :raises InvalidArgumentError: names the argument; or the message is too large
         :raises WouldBlockError: too many messages are unconfirmed; nothing is sent

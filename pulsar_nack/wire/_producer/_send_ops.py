@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ...errors import InvalidArgumentError
 from ...ids import MessageId, Position
 from .._protocol import _pulsar_pb2 as pb
-from .._protocol._batches import encode_batch
+from .._protocol._batches import encode_batch, read_batch
 from .._protocol._compression import compress
-from .._protocol._entries import decode_entry
+from .._protocol._entries import split_entry, unpack
 from .._protocol._frames import encode_frame, encode_headers_and_payload
 from ._outgoing import OutgoingMessage, epoch_ms
 
@@ -18,17 +19,31 @@ _METADATA_BYTES: Final = 8 << 10
 """How much larger than the largest payload an entry may be; brokers allow 10 KiB."""
 
 
+class EntryEncoding(NamedTuple):
+    """How a producer's messages are encoded.
+
+    :param producer_name: the name at the broker
+    :param compression: a codec
+    :param max_message_bytes: most bytes of a payload
+    :param chunk_bytes: most bytes of a chunk; None: larger messages are refused
+    :param schema_version: the broker's number of the producer's schema; empty: it has none
+    """
+
+    producer_name: str
+    compression: pb.CompressionType
+    max_message_bytes: int
+    chunk_bytes: int | None
+    schema_version: bytes = b""
+
+
 class SendOp:
     """One SEND command; kept until its receipt, so that it can be sent again.
 
-    :param messages: the messages that its receipt confirms: none for a chunk that is not the last
-    :param headers_and_payload: what follows the command in the frame
-    :param count: number of messages in the entry
-    :param sequence_id: of its first message
-    :param highest_sequence_id: of its last message
+    :param messages: of the entry; for a chunk the message that it is a part of
+    :param headers_and_payload: what follows the command in the frame; empty while the payload is being compressed
     :param ends_at: loop time when it fails; None: never
-    :param message: the message that it is a chunk of; None: it is not a chunk
-    :param chunks: all chunks of that message in order; one list, shared by them
+    :param encoding: how it was encoded
+    :param chunks: all chunks of the message in order; one list, shared by them; None: it is not a chunk
     """
 
     __slots__ = (
@@ -38,7 +53,7 @@ class SendOp:
         "headers_and_payload",
         "highest_sequence_id",
         "is_overtaken",
-        "message",
+        "max_message_bytes",
         "messages",
         "position",
         "sequence_id",
@@ -48,21 +63,18 @@ class SendOp:
         self,
         messages: Sequence[OutgoingMessage],
         headers_and_payload: bytes,
-        *,
-        count: int,
-        sequence_id: int,
-        highest_sequence_id: int,
         ends_at: float | None,
-        message: OutgoingMessage | None = None,
+        encoding: EntryEncoding,
         chunks: list[SendOp] | None = None,
     ) -> None:
         self.messages = messages
         self.headers_and_payload = headers_and_payload
-        self.count = count
-        self.sequence_id = sequence_id
-        self.highest_sequence_id = highest_sequence_id
+        self.count = len(messages)
+        self.sequence_id = messages[0].sequence_id or 0
+        self.highest_sequence_id = messages[-1].sequence_id or 0
         self.ends_at = ends_at
-        self.message = message
+        self.max_message_bytes = encoding.max_message_bytes
+        """The limit of the broker for which it was encoded."""
         self.chunks = chunks
         self.position: Position | None = None
         """Where a chunk was stored when it was last sent."""
@@ -75,13 +87,18 @@ class SendOp:
         return self.chunks is not None
 
     @property
-    def is_last_chunk(self) -> bool:
-        """Return whether its receipt confirms a chunked message."""
-        return self.chunks is not None and bool(self.messages)
+    def is_last(self) -> bool:
+        """Return whether its receipt confirms its messages: it is no chunk, or the last one."""
+        return self.chunks is None or self.chunks[-1] is self
 
     def previous_chunks(self) -> Sequence[SendOp]:
         """Return the chunks of its message that come before it."""
         return () if self.chunks is None else self.chunks[: self.chunks.index(self)]
+
+    def is_too_large(self, encoding: EntryEncoding) -> bool:
+        """Return whether it may be too large for a broker that allows less than the one that it was encoded for."""
+        most = encoding.max_message_bytes
+        return most < self.max_message_bytes and most < len(self.headers_and_payload)
 
     def overtake(self) -> None:
         """Note that the broker takes a later op first, for all chunks of a message."""
@@ -109,7 +126,7 @@ class SendOp:
         if self.count > 1:
             for index, message in enumerate(self.messages):
                 message.resolve(MessageId(ledger, entry, partition, index, batch_size=self.count, topic=topic))
-        elif self.messages:
+        elif self.is_last:
             self.messages[0].resolve(self._single_id(ledger, entry, partition, topic))
 
     def _single_id(self, ledger: int, entry: int, partition: int, topic: str) -> MessageId:
@@ -120,73 +137,106 @@ class SendOp:
         return MessageId(ledger, entry, partition, topic=topic, first_chunk=first, chunks=positions)
 
 
-class EntryEncoding(NamedTuple):
-    """How a producer's messages are encoded.
-
-    :param producer_name: the name at the broker
-    :param compression: a codec
-    :param max_message_bytes: most bytes of a payload
-    :param chunk_bytes: most bytes of a chunk; None: larger messages are refused
-    :param schema_version: the broker's number of the producer's schema; empty: it has none
-    """
-
-    producer_name: str
-    compression: pb.CompressionType
-    max_message_bytes: int
-    chunk_bytes: int | None
-    schema_version: bytes = b""
+def payload_of(messages: Sequence[OutgoingMessage]) -> bytes:
+    """Return the payload of an entry with one message, or with several as a batch, before compression."""
+    return messages[0].data if len(messages) == 1 else encode_batch(map(_member, messages))
 
 
-def message_ops(
-    message: OutgoingMessage, encoding: EntryEncoding, ends_at: float | None, *, before: int
+def send_ops(
+    messages: Sequence[OutgoingMessage],
+    size: int,
+    payload: bytes,
+    encoding: EntryEncoding,
+    ends_at: float | None,
+    *,
+    before: int = -1,
 ) -> list[SendOp]:
-    """Encode one message that has its sequence id, in chunks if it is too large for one entry.
+    """Encode messages that have their sequence ids as an entry; one that is too large for an entry in chunks.
 
-    :param before: the sequence id of the previous message; -1: this is the first
-    :raises InvalidArgumentError: it is too large
+    :param size: of the payload before compression
+    :param payload: compressed
+    :param before: the sequence id of the previous message; -1: this is the first, or there are no chunks
+    :raises InvalidArgumentError: they are too large
     """
-    metadata = _metadata(encoding, message)
-    message.write_entry_to(metadata)
-    payload = _compressed(metadata, message.data, encoding)
+    first, last = messages[0], messages[-1]
+    metadata = pb.MessageMetadata(
+        producer_name=encoding.producer_name, sequence_id=first.sequence_id, publish_time=epoch_ms()
+    )
+    if encoding.schema_version:
+        metadata.schema_version = encoding.schema_version
+    if first is last:
+        first.write_entry_to(metadata)
+    else:
+        metadata.num_messages_in_batch = len(messages)
+        if last.sequence_id != first.sequence_id:
+            metadata.highest_sequence_id = last.sequence_id or 0
+        first.write_keys_to(metadata)
+    if encoding.compression and size:
+        metadata.compression = encoding.compression
+        metadata.uncompressed_size = size
     if encoding.chunk_bytes is not None and len(payload) + metadata.ByteSize() > encoding.chunk_bytes:
-        return _chunked(message, metadata, payload, encoding.chunk_bytes, ends_at, before=before)
+        return _chunked(first, metadata, payload, encoding, ends_at, before=before)
     _check_size(metadata, payload, encoding)
-    return [_send_op([message], metadata, payload, metadata.sequence_id, ends_at)]
+    return [SendOp(messages, encode_headers_and_payload(metadata, payload), ends_at, encoding)]
 
 
-def batch_op(messages: Sequence[OutgoingMessage], encoding: EntryEncoding, ends_at: float | None) -> SendOp:
-    """Encode messages that have their sequence ids as a batch.
+# --- sending again ---------------------------------------------------------------------------------------------------
 
-    :raises InvalidArgumentError: they are too large together
+
+def encode_again(
+    op: SendOp, last: int, encoding: EntryEncoding
+) -> tuple[list[SendOp], list[tuple[OutgoingMessage, InvalidArgumentError]]]:
+    """Encode an op for another session that cannot take it as it is; return ops, and messages that are too large now.
+
+    It is larger than the broker of this session allows; or it is a batch of which the broker has received the messages
+    up to the sequence id ``last``: it would drop the whole batch, as it has received the first one.
+
+    :param op: of a chunked message any chunk; it stands for all of them
     """
-    metadata = _metadata(encoding, messages[0])
-    highest = messages[-1].sequence_id or 0
-    metadata.num_messages_in_batch = len(messages)
-    if highest != metadata.sequence_id:
-        metadata.highest_sequence_id = highest
-    messages[0].write_keys_to(metadata)
-    payload = _compressed(metadata, encode_batch(map(_member, messages)), encoding)
-    _check_size(metadata, payload, encoding)
-    return _send_op(messages, metadata, payload, highest, ends_at)
-
-
-def split_batch(op: SendOp, last: int, encoding: EntryEncoding) -> list[SendOp]:
-    """Divide a batch of which the broker has received the messages up to the sequence id ``last``, and not the others.
-
-    It would drop the whole batch, as it has received the first message.
-    """
-    for message, (_, _, payload) in zip(op.messages, decode_entry(op.headers_and_payload).members(), strict=True):
+    failed: list[tuple[OutgoingMessage, InvalidArgumentError]] = []
+    entry, *others = [split_entry(each.headers_and_payload, sys.maxsize, sys.maxsize) for each in op.chunks or (op,)]
+    if op.count == 1:
+        payload = b"".join((entry.payload, *(each.payload for each in others)))
+        size, before = entry.metadata.uncompressed_size, op.sequence_id - 1
+        try:
+            return send_ops(op.messages, size, payload, encoding, op.ends_at, before=before), failed
+        except InvalidArgumentError as error:
+            return [], [(op.messages[0], error)]
+    batch = unpack(entry.metadata, entry.payload, sys.maxsize)
+    for message, (_, _, payload) in zip(op.messages, read_batch(batch, op.count, len(batch)), strict=True):
         message.data = payload
     had = [message for message in op.messages if (message.sequence_id or 0) <= last]
-    ops: list[SendOp] = []
-    for messages in (had, op.messages[len(had) :]):
+    ops = _fitting(had, encoding, op.ends_at, failed) + _fitting(op.messages[len(had) :], encoding, op.ends_at, failed)
+    for message in op.messages:
+        message.data = b""
+    return ops, failed
+
+
+def _fitting(
+    messages: Sequence[OutgoingMessage],
+    encoding: EntryEncoding,
+    ends_at: float | None,
+    failed: list[tuple[OutgoingMessage, InvalidArgumentError]],
+) -> list[SendOp]:
+    """Encode messages in batches that are not too large; add messages that are too large alone to ``failed``."""
+    if not messages:
+        return []
+    payload = payload_of(messages)
+    size = len(payload)
+    try:
+        payload = compress(encoding.compression, payload) if size else payload
+        return send_ops(messages, size, payload, encoding, ends_at)
+    except InvalidArgumentError as error:
         if len(messages) == 1:
-            ops += message_ops(messages[0], encoding, op.ends_at, before=last)
-        else:
-            ops.append(batch_op(messages, encoding, op.ends_at))
-        for message in messages:
-            message.data = b""
-    return ops
+            failed.append((messages[0], error))
+            return []
+    middle = len(messages) // 2
+    return [
+        each for part in (messages[:middle], messages[middle:]) for each in _fitting(part, encoding, ends_at, failed)
+    ]
+
+
+# --- encoding --------------------------------------------------------------------------------------------------------
 
 
 def _member(message: OutgoingMessage) -> tuple[pb.SingleMessageMetadata, bytes]:
@@ -195,45 +245,11 @@ def _member(message: OutgoingMessage) -> tuple[pb.SingleMessageMetadata, bytes]:
     return metadata, message.data
 
 
-def _metadata(encoding: EntryEncoding, first: OutgoingMessage) -> pb.MessageMetadata:
-    metadata = pb.MessageMetadata(
-        producer_name=encoding.producer_name, sequence_id=first.sequence_id, publish_time=epoch_ms()
-    )
-    if encoding.schema_version:
-        metadata.schema_version = encoding.schema_version
-    return metadata
-
-
-def _compressed(metadata: pb.MessageMetadata, payload: bytes, encoding: EntryEncoding) -> bytes:
-    if not encoding.compression or not payload:
-        return payload
-    metadata.compression = encoding.compression
-    metadata.uncompressed_size = len(payload)
-    return compress(encoding.compression, payload)
-
-
-def _send_op(
-    messages: Sequence[OutgoingMessage],
-    metadata: pb.MessageMetadata,
-    payload: bytes,
-    highest: int,
-    ends_at: float | None,
-) -> SendOp:
-    return SendOp(
-        messages,
-        encode_headers_and_payload(metadata, payload),
-        count=len(messages),
-        sequence_id=metadata.sequence_id,
-        highest_sequence_id=highest,
-        ends_at=ends_at,
-    )
-
-
 def _chunked(
     message: OutgoingMessage,
     metadata: pb.MessageMetadata,
     payload: bytes,
-    most: int,
+    encoding: EntryEncoding,
     ends_at: float | None,
     *,
     before: int,
@@ -244,7 +260,7 @@ def _chunked(
     the sequence ids of its entries for those of whole messages: if some chunks had been stored with the id, it would
     drop the last one when it is sent again.
     """
-    sequence_id = metadata.sequence_id
+    most, sequence_id = encoding.chunk_bytes or 0, metadata.sequence_id
     metadata.uuid = f"{metadata.producer_name}-{sequence_id}"
     metadata.total_chunk_msg_size = len(payload)
     metadata.num_chunks_from_msg = metadata.chunk_id = len(payload)  # the longest encoding that these may need
@@ -259,23 +275,12 @@ def _chunked(
     metadata.num_chunks_from_msg = count
     chunks: list[SendOp] = []
     for number in range(count):
-        is_last = number == count - 1
-        if is_last:
+        if number == count - 1:
             metadata.sequence_id = sequence_id
             metadata.ClearField("highest_sequence_id")
         metadata.chunk_id = number
-        chunks.append(
-            SendOp(
-                [message] if is_last else [],
-                encode_headers_and_payload(metadata, payload[number * size : (number + 1) * size]),
-                count=1,
-                sequence_id=sequence_id,
-                highest_sequence_id=sequence_id,
-                ends_at=ends_at,
-                message=message,
-                chunks=chunks,
-            )
-        )
+        part = encode_headers_and_payload(metadata, payload[number * size : (number + 1) * size])
+        chunks.append(SendOp([message], part, ends_at, encoding, chunks))
     return chunks
 
 

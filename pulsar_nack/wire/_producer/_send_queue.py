@@ -21,15 +21,19 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import chain, dropwhile, islice, takewhile
+from functools import partial
+from itertools import islice
 
 from ...errors import BrokerError, ConnectionLostError, InvalidArgumentError, RequestTimeoutError
 from .._connection._connection import Connection
+from .._connection._context import ClientContext
 from .._protocol import _pulsar_pb2 as pb
+from .._protocol._compression import LARGE_TO_COMPRESS, compress
+from .._protocol._frames import position_of
 from .._protocol._topics import split_partition
 from ._options import ProducerOptions
 from ._outgoing import BatchContainer, OutgoingMessage
-from ._send_ops import EntryEncoding, SendOp, batch_op, message_ops, split_batch
+from ._send_ops import EntryEncoding, SendOp, encode_again, payload_of, send_ops
 
 
 class SendQueue:
@@ -44,29 +48,29 @@ class SendQueue:
         self,
         topic: str,
         options: ProducerOptions,
-        loop: asyncio.AbstractEventLoop,
+        context: ClientContext,
         *,
         on_done: Callable[[OutgoingMessage], None],
         restart: Callable[[Exception], None],
     ) -> None:
-        self.draining: asyncio.Task[None] | None = None
-        """Waits until a congested connection takes more."""
         self.confirmed_id = -1
         self.session_error: Exception | None = None
         """Why there is no session, or what the last attempt to get one failed with."""
         self._topic = topic
         self._options = options
-        self._loop = loop
+        self._loop = loop = context.loop
+        self._threads = context.threads
         self._on_done = on_done
         self._restart = restart
         self._partition = split_partition(topic)[1]
         self._timeout = None if options.send_timeout is None else options.send_timeout.total_seconds()
         self._connection: Connection | None = None
         """The connection of the session; None: there is no session."""
+        self._writable: asyncio.Future[None] | None = None
+        """Set while the connection is too full to write: done when it takes more."""
         self._producer_id = -1
         self._encoding: EntryEncoding
-        self.batches = BatchContainer(options.batch_max_messages, options.batch_max_bytes, by_key=options.batch_by_key)
-        self._batch_timer: asyncio.TimerHandle | None = None
+        self.batches = BatchContainer(options, loop, self.send_batches)
         self._unsent: deque[SendOp] = deque()
         self._sent: deque[SendOp] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -125,15 +129,7 @@ class SendQueue:
             self._unsent.popleft()
         self._unsent.extendleft(reversed(again))
         self._sent.clear()
-        if self.draining is not None:
-            self.draining.cancel()
-
-    def close(self, error: Exception) -> None:
-        """Fail all messages, for good."""
-        self._connection = None
-        if self.draining is not None:
-            self.draining.cancel()
-        self.fail_all(error)
+        self._writable = None
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +144,7 @@ class SendQueue:
             self.send_batches()
             before = self._number(message)
             try:
-                self._send_single(message, before)
+                self._send([message], before)
             except BaseException:
                 self._free_ids()
                 raise
@@ -157,46 +153,52 @@ class SendQueue:
             self._number(message)
         for full in self.batches.add(message):
             self._send_batch(full)
-        if not self.batches:
-            self._stop_batch_timer()
-        elif self._batch_timer is None:
-            self._batch_timer = self._loop.call_later(self._options.batch_delay.total_seconds(), self.send_batches)
 
     def send_batches(self) -> None:
         """Send all open batches."""
-        if self.batches:
-            self._stop_batch_timer()
-            for messages in self.batches.close_all():
-                self._send_batch(messages)
-
-    def _stop_batch_timer(self) -> None:
-        if self._batch_timer is not None:
-            self._batch_timer.cancel()
-            self._batch_timer = None
-
-    def _send_single(self, message: OutgoingMessage, before: int = -1) -> None:
-        self._unsent.extend(message_ops(message, self._encoding, self._ends_at(), before=before))
-        message.data = b""  # it is in the ops
-        if self._timer is None:
-            self._arm()
-        self._write()
+        for messages in self.batches.close_all():
+            self._send_batch(messages)
 
     def _send_batch(self, messages: list[OutgoingMessage]) -> None:
         try:
             if self._options.batch_by_key:
                 for message in messages:
                     self._number(message)
-            if len(messages) == 1:
-                self._send_single(messages[0])
-                return
-            self._unsent.append(batch_op(messages, self._encoding, self._ends_at()))
+            self._send(messages)
         except Exception as error:  # noqa: BLE001 - set on the receipts
             self._free_ids()
             self._fail_messages(messages, error)
-            return
+
+    def _send(self, messages: list[OutgoingMessage], before: int = -1) -> None:
+        """Encode messages that have their sequence ids, and send them; a large payload is compressed in a thread."""
+        payload, codec = payload_of(messages), self._options.compression_type
+        size = len(payload)
+        ends_at = None if self._timeout is None else self._loop.time() + self._timeout
+        if codec and size > LARGE_TO_COMPRESS:
+            compressing = self._loop.run_in_executor(self._threads, compress, codec, payload)
+            op = SendOp(messages, b"", ends_at, self._encoding)
+            compressing.add_done_callback(partial(self._on_compressed, op, size, before))
+            self._unsent.append(op)
+        else:
+            payload = compress(codec, payload) if size else payload
+            self._unsent += send_ops(messages, size, payload, self._encoding, ends_at, before=before)
         for message in messages:
-            message.data = b""
-        self._arm()
+            message.data = b""  # it is in the ops
+        if self._timer is None:
+            self._arm()
+        self._write()
+
+    def _on_compressed(self, op: SendOp, size: int, before: int, compressing: asyncio.Future[bytes]) -> None:
+        """Encode an op whose payload was compressed; it may have failed meanwhile."""
+        if op not in self._unsent:
+            compressing.exception()  # nobody else asks for it
+            return
+        try:
+            ops = send_ops(op.messages, size, compressing.result(), self._encoding, op.ends_at, before=before)
+        except Exception as error:  # noqa: BLE001 - set on the receipts
+            self.fail(op, error)
+        else:
+            self._replace(op, ops)
         self._write()
 
     def _number(self, message: OutgoingMessage) -> int:
@@ -224,37 +226,51 @@ class SendQueue:
     def _write(self) -> None:
         """Write unsent ops while the connection takes them."""
         connection = self._connection
-        if connection is None or self.draining is not None:
+        if connection is None or self._writable is not None:
             return
         while self._unsent and connection is self._connection:
-            if connection.is_congested:
-                self._write_later(connection)
+            if connection.writable is not None:
+                self._writable = connection.writable
+                self._writable.add_done_callback(self._on_writable)
                 return
-            op = self._unsent.popleft()
-            if op.sequence_id <= self._had_id and not self._is_sent_again(op):
+            op = self._unsent[0]
+            if not op.headers_and_payload:
+                return  # its payload is being compressed
+            is_received = op.sequence_id <= self._had_id
+            if is_received and not op.is_last:
+                self._unsent.popleft()
                 continue
-            self._sent.append(op)
+            if (is_received and op.highest_sequence_id > self._had_id) or op.is_too_large(self._encoding):
+                self._encode_again(op)
+                continue
+            self._sent.append(self._unsent.popleft())
             with contextlib.suppress(ConnectionLostError):  # then the session ends
                 connection.send(op.frame(self._producer_id))
 
-    def _is_sent_again(self, op: SendOp) -> bool:
-        """Return whether to send an op that the broker has received; divide a batch that it has received in part."""
-        if op.is_chunk:
-            return op.is_last_chunk
-        if op.highest_sequence_id <= self._had_id:
-            return True
-        self._unsent.extendleft(reversed(split_batch(op, self._had_id, self._encoding)))
-        return False
+    def _encode_again(self, op: SendOp) -> None:
+        """Divide a batch that the broker has received in part, or an op that is too large for it."""
+        ops, failed = encode_again(op, self._had_id, self._encoding)
+        self._replace(op, ops)
+        for message, error in failed:
+            self._fail_messages([message], error)
+        if failed:
+            self._free_ids()
+            self._on_removed()
 
-    def _write_later(self, connection: Connection) -> None:
-        self.draining = self._loop.create_task(connection.drained(), name=f"pulsar_nack.wire writing to {self._topic}")
-        self.draining.add_done_callback(self._on_drained)
+    def _replace(self, op: SendOp, ops: Sequence[SendOp]) -> None:
+        """Put ops in the place of an unsent one, or of all chunks of its message."""
+        at = self._unsent.index(op)
+        for each in op.chunks or (op,):
+            if each in self._unsent:
+                self._unsent.remove(each)
+        for each in reversed(ops):
+            each.is_overtaken = op.is_overtaken
+            self._unsent.insert(at, each)
 
-    def _on_drained(self, task: asyncio.Task[None]) -> None:
-        self.draining = None
-        if not task.cancelled():
-            task.exception()  # a lost connection
-        self._write()
+    def _on_writable(self, writable: asyncio.Future[None]) -> None:
+        if writable is self._writable:  # not that of an earlier session
+            self._writable = None
+            self._write()
 
     # --- receipts --------------------------------------------------------------------------------------------------
 
@@ -263,25 +279,24 @@ class SendQueue:
         if not self._sent:
             return
         head = self._sent[0]
-        position = receipt.message_id
-        ledger = _signed(position.ledgerId)
+        ledger, entry = position_of(receipt.message_id)
         if receipt.sequence_id != head.sequence_id:
             if receipt.sequence_id > head.sequence_id:
-                self._on_early_receipt(receipt.sequence_id, ledger, _signed(position.entryId))
+                self._on_early_receipt(receipt.sequence_id, ledger, entry)
             return  # a lower one: of an op that has failed
         if (head.chunks is not None or ledger < 0) and self._is_in_doubt(head, has_had=ledger < 0):
             problem = f"the broker's answer does not say whether message {head.sequence_id} is stored"
             self.fail(head, BrokerError(f"{self._topic}: {problem}"))
             return
         self._sent.popleft()
-        self._confirm(head, ledger, _signed(position.entryId))
+        self._confirm(head, ledger, entry)
 
     def _confirm(self, op: SendOp, ledger: int, entry: int) -> None:
-        if op.messages:
-            self.confirmed_id = op.highest_sequence_id
         op.resolve(ledger, entry, self._partition, self._topic)
-        for message in op.messages:
-            self._on_done(message)
+        if op.is_last:
+            self.confirmed_id = op.highest_sequence_id
+            for message in op.messages:
+                self._on_done(message)
         self._on_removed()
 
     def _is_in_doubt(self, op: SendOp, *, has_had: bool) -> bool:
@@ -316,24 +331,18 @@ class SendQueue:
 
     def fail(self, op: SendOp, error: Exception) -> None:
         """Fail an op; if it is a chunk, with all chunks of its message."""
-        message = op.message
-        if message is None:
-            gone, messages = [op], op.messages
-        else:
-            later = dropwhile(lambda each: each.message is not message, chain(self._sent, self._unsent))
-            gone = list(takewhile(lambda each: each.message is message, later))  # its chunks follow one another
-            messages = [message]
-        if self._connection is not None:
-            self._failed_id = max(self._failed_id, op.highest_sequence_id)
-        for each in gone:
-            (self._sent if each in self._sent else self._unsent).remove(each)
+        for each in op.chunks or (op,):
+            if each in self._sent:
+                self._sent.remove(each)
+                self._failed_id = max(self._failed_id, op.highest_sequence_id)
+            elif each in self._unsent:
+                self._unsent.remove(each)
         self._free_ids()
-        self._fail_messages(messages, error)
+        self._fail_messages(op.messages, error)
         self._on_removed()
 
     def fail_all(self, error: Exception) -> None:
         """Fail all messages, those in batches too."""
-        self._stop_batch_timer()
         for messages in self.batches.close_all():
             self._fail_messages(messages, error)
         self._free_ids()
@@ -368,9 +377,6 @@ class SendQueue:
         if not queue:
             self._arm()
 
-    def _ends_at(self) -> float | None:
-        return None if self._timeout is None else self._loop.time() + self._timeout
-
     def _arm(self) -> None:
         """Start the timer for the first op unless it runs; stop it if there is no op."""
         queue = self._sent or self._unsent
@@ -392,7 +398,3 @@ class SendQueue:
             problem = f"not confirmed within {self._timeout:g} s{reason}"
             self.fail(queue[0], RequestTimeoutError(f"{self._topic}: {problem}"))
         self._arm()
-
-
-def _signed(value: int) -> int:
-    return -1 if value == 2**64 - 1 else value  # the largest number of the protocol stands for -1

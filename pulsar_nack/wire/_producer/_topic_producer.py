@@ -56,7 +56,7 @@ class TopicProducer:
         """The producer's name; empty until the broker has chosen one."""
         self.failed_attempts = 0
         """How many attempts to reconnect have failed."""
-        self.queue = SendQueue(topic, options, context.loop, on_done=on_done, restart=self._restart)
+        self.queue = SendQueue(topic, options, context, on_done=on_done, restart=self._restart)
         self._context = context
         self._loop = context.loop
         self._options = options
@@ -140,12 +140,10 @@ class TopicProducer:
         session, self._session = self._session, None
         if session is not None:
             session.drop()
-        tasks = [task for task in (self._reconnecting, self.queue.draining) if task is not None]
+        self.queue.fail_all(ClosedError("the producer"))
         if self._reconnecting is not None:
             self._reconnecting.cancel()
-        self.queue.close(ClosedError("the producer"))
-        if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait([self._reconnecting])
 
     # --- sessions --------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,10 @@ from ..._foreign import shown
 from ...errors import InvalidArgumentError, MissingExtraError, UndecodableMessageError
 from . import _pulsar_pb2 as pb
 
+LARGE: Final = 1 << 20
+"""A payload of more bytes, compressed or not, is decompressed in a thread."""
+LARGE_TO_COMPRESS: Final = 256 << 10
+"""A payload of more bytes is compressed in a thread: compressing takes several times longer."""
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_WINDOW: Final = 8 << 20  # what every decompressor should support
 _DICTIONARY_ID_BYTES: Final = (0, 1, 2, 4)
