@@ -21,7 +21,6 @@ from ._events import (
     TraceNote,
 )
 from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy
-from ._lifecycle import DrainReport
 from ._message import Message
 from ._outcomes import DeadLetter, Defer, ErrorRule, Ignore, OnError, Retry, Verb
 from ._port import (
@@ -40,7 +39,7 @@ from ._port import (
 )
 from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
-from ._runner import Handler
+from ._runner import DrainReport, Handler
 from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap

@@ -16,11 +16,11 @@ from ..ids import MessageId
 from ._consumer_state import YIELD_AFTER_MS, ConsumerState
 from ._engine import ConsumerEngine
 from ._events import names_of
-from ._lifecycle import DrainReport, Lifecycle
+from ._lifecycle import Lifecycle
 from ._message import Message, acknowledge_all, receive_batch
 from ._outcomes import OnError
 from ._port import ConsumerPort
-from ._runner import Handler, Runner, RunOptions
+from ._runner import DrainReport, Handler, Runner, RunOptions
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._statistics import ConsumerStatistics, statistics_of
 from ._subscription import SubscriptionVerbs

@@ -9,32 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop
 from ..errors import ClosedError, InvalidArgumentError
 from ._engine import ConsumerEngine
-from ._runner import Runner
+from ._runner import DrainReport, Runner
 
 _log = logging.getLogger("pulsar_nack.consumer")
-
-
-@dataclass(frozen=True, slots=True)
-class DrainReport:
-    """How a consumer ended.
-
-    :param settled: delivered messages that were not settled when the drain began, and were settled since
-    :param given_back: prefetched messages that went back to the broker at once; others follow with the close, and do
-        not count
-    :param cancelled: handlers that outlived the timeout: they were cancelled, and their messages nacked by the backoff
-    :param left: delivered messages that were not settled in the end, and that went back to the broker with the close
-    """
-
-    settled: int = 0
-    given_back: int = 0
-    cancelled: int = 0
-    left: int = 0
 
 
 class Lifecycle:
@@ -47,6 +29,7 @@ class Lifecycle:
         self._opened: asyncio.Future[None] | None = None
         self._drain: asyncio.Task[DrainReport] | None = None
         self._hurried = asyncio.Event()
+        """Set when the timeout of the drain is to be over."""
         self._runner: Runner | None = None
 
     @property
@@ -92,7 +75,7 @@ class Lifecycle:
             raise InvalidArgumentError("handler", runner.handler, "the only one: this consumer runs another")
         self._runner = runner
         try:
-            return await runner.run(self)
+            return await runner.run(self.begin_drain, self._hurried.set)
         finally:
             self._runner = None
 
@@ -123,10 +106,6 @@ class Lifecycle:
             draining = self._end_drained(self._runner, timeout_s, in_work, given_back)
             self._drain = asyncio.create_task(draining, name="pulsar_nack.Consumer draining")
         return self._drain
-
-    def hurry_drain(self) -> None:
-        """Let the timeout of the drain be over."""
-        self._hurried.set()
 
     async def _end_drained(
         self, runner: Runner | None, timeout_s: float | None, in_work: int, given_back: int

@@ -15,10 +15,11 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from .._check import check_callable, check_flag, check_integer
 from .._delays import Delay, delay_ms
@@ -28,9 +29,6 @@ from ._engine import ConsumerEngine
 from ._key_order import KeyOrder
 from ._message import Message
 from ._outcomes import ErrorRules, OnError, Verb, needs_ack, settle_failed
-
-if TYPE_CHECKING:
-    from ._lifecycle import DrainReport, Lifecycle
 
 Handler = Callable[[Message], Awaitable[object]]
 """Handles a message; it is acknowledged when the handler returns, unless the handler has settled it."""
@@ -56,6 +54,23 @@ class RunOptions(NamedTuple):
     on_error: OnError | None
     drain_timeout: Delay | None
     stop_on_signals: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """How a consumer ended.
+
+    :param settled: delivered messages that were not settled when the drain began, and were settled since
+    :param given_back: prefetched messages that went back to the broker at once; others follow with the close, and do
+        not count
+    :param cancelled: handlers that outlived the timeout: they were cancelled, and their messages nacked by the backoff
+    :param left: delivered messages that were not settled in the end, and that went back to the broker with the close
+    """
+
+    settled: int = 0
+    given_back: int = 0
+    cancelled: int = 0
+    left: int = 0
 
 
 class Runner:
@@ -90,7 +105,8 @@ class Runner:
         self._receiver = engine.receiver
         self._settler = engine.settler
         self.handler = handler
-        self._lifecycle: Lifecycle
+        self._begin_drain: Callable[[float | None], asyncio.Task[DrainReport]]
+        self._hurry_drain: Callable[[], None]
         self._failures = 0
         self._is_signalled = False
         self._receive = receive
@@ -105,9 +121,15 @@ class Runner:
             )
             self._receive = self._order.next
 
-    async def run(self, lifecycle: Lifecycle) -> DrainReport:
-        """Run until the consumer ends; a cancelled call drains before it ends, and a second time hurries."""
-        self._lifecycle = lifecycle
+    async def run(
+        self, begin_drain: Callable[[float | None], asyncio.Task[DrainReport]], hurry_drain: Callable[[], None]
+    ) -> DrainReport:
+        """Run until the consumer ends; a cancelled call drains before it ends, and a second time hurries.
+
+        :param begin_drain: drains within a time in seconds, or returns the drain that is under way
+        :param hurry_drain: lets that time be over
+        """
+        self._begin_drain, self._hurry_drain = begin_drain, hurry_drain
         cancelled: asyncio.CancelledError | None = None
         with _signals(self._on_signal) if self._options.stop_on_signals else nullcontext():
             if self._order is not None:
@@ -119,13 +141,13 @@ class Runner:
                     self._replace_cancelled()
             except asyncio.CancelledError as error:
                 cancelled = error
-            drain = lifecycle.begin_drain(self.drain_timeout_s)
+            drain = begin_drain(self.drain_timeout_s)
             while not drain.done():
                 try:
                     await asyncio.wait([drain])
                 except asyncio.CancelledError as error:
                     cancelled = error
-                    lifecycle.hurry_drain()
+                    hurry_drain()
         if self._order is not None:
             self._order.close()
         faults = self._faults()
@@ -153,9 +175,9 @@ class Runner:
 
     def _on_signal(self, name: str) -> None:
         _log.info("%s: the consumer %s", name, "drains at once" if self._is_signalled else "drains")
-        self._lifecycle.begin_drain(self.drain_timeout_s)
+        self._begin_drain(self.drain_timeout_s)
         if self._is_signalled:
-            self._lifecycle.hurry_drain()
+            self._hurry_drain()
         self._is_signalled = True
 
     # --- ending ------------------------------------------------------------------------------------------------------
