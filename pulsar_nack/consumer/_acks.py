@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import ClosedError
 from ..ids import MessageId
-from ._message_state import MessageState, State
+from ._message_state import ACKING, DELIVERED, MessageState
 from ._port import AcksDone, SupportsNowait
 from ._redelivery_queue import RedeliveryQueue
 
@@ -82,9 +82,9 @@ class Acks:
     def acknowledge_soon(self, message_id: MessageId, waiter: Waiter | None = None) -> None:
         """Begin to acknowledge a message, unless that is done; ``waiter`` gets the outcome, None: nobody waits."""
         record = self._table.get(message_id)
-        if record is not None and record.state is State.DELIVERED and not self._is_over:
-            record.before_ack = State.DELIVERED  # inlined: the hot path
-            record.state = State.ACKING
+        if record is not None and record.state is DELIVERED and not self._is_over:
+            record.before_ack = DELIVERED  # inlined: the hot path
+            record.state = ACKING
         else:
             record = self._to_acknowledge(message_id, record, waiter)
             if record is None:

@@ -14,7 +14,7 @@ from ..errors import AlreadySettledError, ClosedError, NotOpenError
 from ..ids import MessageId
 from ._acks import Acks
 from ._letters import Letters
-from ._message_state import MessageState, State
+from ._message_state import DELIVERED, MessageState, State
 from ._payloads import LruPayloads
 from ._port import Delivery
 from ._redelivery_queue import RedeliveryQueue
@@ -116,7 +116,7 @@ class ConsumerState:
     def check_latest(self, record: MessageState, count: int) -> None:
         """Raise if a message was delivered again after the attempt with this ``count``."""
         is_later = max(record.redelivery_count, record.deferred_count) > count
-        is_earlier = record.redelivery_count < count and record.state is State.DELIVERED
+        is_earlier = record.redelivery_count < count and record.state is DELIVERED
         if (is_later or is_earlier) and not record.is_guessed:
             raise AlreadySettledError(record.id, "redelivered")
 
@@ -125,7 +125,7 @@ class ConsumerState:
         record = self.queue.table.get(message_id)
         if record is not None and count is not None:
             self.check_latest(record, count)
-        if record is not None and record.state is State.DELIVERED:
+        if record is not None and record.state is DELIVERED:
             return record
         self.queue.table.check_unsettled(message_id)
         if record is None and self.durable is not None and self.durable.was_acked(message_id):

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from ..clock import Clock
 from ..ids import MessageId
 from ..nack import Hooks, NackEvent
-from ._message_state import SENT_AWAY, MessageState, State
+from ._message_state import DEAD_LETTERING, DELIVERED, HELD, RETRYING, SENT_AWAY, MessageState
 
 DEAD_LETTER: Final = "dead-letter"
 """The reason of the acknowledgement of a dead letter."""
@@ -26,7 +26,7 @@ REQUESTED_AGAIN: Final = "asked again"
 """The reason of a redelivery that was noted before."""
 LEASE_EXPIRED: Final = "lease expired"
 """The reason of the nack, or of the dead letter, of a message whose lease ended."""
-_REASONS: Final = {State.DEAD_LETTERING: DEAD_LETTER, State.RETRYING: RETRY_TOPIC}
+_REASONS: Final = {DEAD_LETTERING: DEAD_LETTER, RETRYING: RETRY_TOPIC}
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +279,9 @@ class MessageTrace:
                     self.hooks.emit(MessageAcknowledged(*self._about(record)))
         if self._note is not None:
             for record in records:
-                if record.before_ack is State.HELD:
+                if record.before_ack is HELD:
                     self._note("cancel", record.id, record.redelivery_count, reason="ack")
-                reason = _REASONS.get(record.before_ack or State.DELIVERED, "ack")
+                reason = _REASONS.get(record.before_ack or DELIVERED, "ack")
                 self._note("ack", record.id, record.redelivery_count, reason=reason)
 
     def settled_through(self, record: MessageState, *, was_held: bool) -> None:

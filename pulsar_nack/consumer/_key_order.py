@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from ..ids import MessageId
 from ._message import Message
-from ._message_state import SENT_AWAY, MessageState, State
+from ._message_state import DELIVERED, HELD, SENT_AWAY, MessageState
 from ._message_table import WAITING
 from ._payloads import kept_bytes
 from ._port import Delivery
@@ -227,8 +227,8 @@ class KeyOrder:
         if message_id not in self._waiting:
             return
         record = self._table.get(message_id)  # None: it was forgotten here, as one of too many
-        is_kept = record is not None and record.state is State.HELD and record.is_local and not record.is_doubtful
-        if record is None or record.state is State.DELIVERED or is_kept:
+        is_kept = record is not None and record.state is HELD and record.is_local and not record.is_doubtful
+        if record is None or record.state is DELIVERED or is_kept:
             self._from_broker.discard(message_id)
         else:
             self._from_broker.add(message_id)

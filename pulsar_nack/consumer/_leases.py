@@ -21,12 +21,12 @@ from ..errors import AlreadySettledError, LeaseExpiredError
 from ..ids import MessageId
 from ._consumer_state import ConsumerState
 from ._events import LEASE_EXPIRED
-from ._message_state import Lease, MessageState, State
+from ._message_state import ACKING, DELIVERED, HELD, REQUESTED, Lease, MessageState
 from ._port import Delivery
 
 _log = logging.getLogger("pulsar_nack.consumer")
 PAST_LEASE: Final = "past its lease"
-_UNSEEN: Final = (State.HELD, State.REQUESTED, State.ACKING)
+_UNSEEN: Final = (HELD, REQUESTED, ACKING)
 """States after the end of a lease in which nobody else has the message here."""
 
 
@@ -46,7 +46,7 @@ class Leases:
     def begin(self, delivery: Delivery, redelivery_count: int) -> Lease | None:
         """Begin the lease of a message that a call of ``receive`` returns."""
         record = self._table.get(delivery.id)
-        if record is None or record.state is not State.DELIVERED:
+        if record is None or record.state is not DELIVERED:
             return None  # it was settled by its id in this turn of the loop
         lease = record.lease = Lease(record, redelivery_count, self._clock.now_ms() + self._lease_ms)
         record.late = None
@@ -85,12 +85,12 @@ class Leases:
             return
         record = lease.record
         is_latest = self._is_latest(lease)
-        is_held = is_latest and lease.has_ended and record.state is State.HELD and not lease.is_refused
+        is_held = is_latest and lease.has_ended and record.state is HELD and not lease.is_refused
         if is_held:
             self._take_back(lease, delivery)
         elif lease.has_ended:
             self._refuse(lease)
-        elif not is_latest or record.state is not State.DELIVERED:
+        elif not is_latest or record.state is not DELIVERED:
             self._table.check_unsettled(record.id)
             state = record.state.value if is_latest else "forgotten by a seek"
             raise AlreadySettledError(record.id, state)
@@ -129,7 +129,7 @@ class Leases:
                 continue
             if record.lease is None:
                 held.append(record)
-            elif record.state is not State.DELIVERED:
+            elif record.state is not DELIVERED:
                 record.is_due = True  # counts if it is an acknowledgement that fails
             elif record.lease.ends_at_ms > now_ms:
                 self._queue.arm(record.id, record.lease.ends_at_ms - now_ms + self._late_ms)

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from .._foreign import shown
 from ..errors import ClosedError, InvalidArgumentError
 from ._letter_rules import DeadLetterPolicy, LetterMessage, RetryTopicPolicy, check_delays
-from ._message_state import State
+from ._message_state import DEAD_LETTERING, State
 from ._port import ConsumerPort, OwnPublisher, Publisher, Schema, SupportsPublishing
 
 Key = TypeVar("Key", bound=Hashable)
@@ -30,7 +30,7 @@ class LetterRoute:
 
     def __init__(self, state: State, policy: DeadLetterPolicy | RetryTopicPolicy, port: ConsumerPort) -> None:
         self.state = state
-        self.what = "dead letter" if state is State.DEAD_LETTERING else "message for the retry topic"
+        self.what = "dead letter" if state is DEAD_LETTERING else "message for the retry topic"
         self.done = self.failures = self.waiting = 0
         self.has_warned = False
         self._publisher: Publisher

@@ -20,7 +20,7 @@ from ._events import MessageTrace, names_of
 from ._letter_publishing import LetterRoute
 from ._letter_rules import DeadLetterRules, LetterMessage, RetryTopic, Wait, as_reason, attempts_failed
 from ._mark_delete import MarkDeleteWatch
-from ._message_state import MessageState, State
+from ._message_state import DEAD_LETTERING, RETRYING, MessageState, State
 from ._message_table import MessageTable
 from ._payloads import kept_bytes
 from ._port import ConsumerPort, Delivery
@@ -65,13 +65,13 @@ class Letters:
                 raise InvalidArgumentError("retry_topic", retry, expected)
             retry = retry.named(retry.topics or ((topic,) if topic else ()), subscription)
             self.retry_topic = RetryTopic(retry, subscription)
-            self.retry = LetterRoute(State.RETRYING, retry, port)
+            self.retry = LetterRoute(RETRYING, retry, port)
         if dead is not None:
             if dead.topic is None and not subscription:
                 expected = "a topic: this port has no subscription to name it by"
                 raise InvalidArgumentError("dead_letter", dead, expected)
             self.rules = DeadLetterRules(dead, subscription, self.retry_topic)
-            self.dead = LetterRoute(State.DEAD_LETTERING, dead, port)
+            self.dead = LetterRoute(DEAD_LETTERING, dead, port)
         self.has_room = asyncio.Event()
         """Clear while it is full."""
         self.has_room.set()
@@ -144,7 +144,7 @@ class Letters:
         known = self._under_way.get(delivery.id)
         if known is not None:
             return known
-        record = self._table.send_away(delivery.id, redelivery_count, State.DEAD_LETTERING)
+        record = self._table.send_away(delivery.id, redelivery_count, DEAD_LETTERING)
         attempts = redelivery_count + 1
         self._trace.nack(record, None, reason)
         return self._dead_letter(delivery, record, attempts, reason or attempts_failed(attempts), wait)
@@ -162,7 +162,7 @@ class Letters:
             return known
         assert self.retry is not None
         assert self.retry_topic is not None
-        record = self._table.send_away(delivery.id, redelivery_count, State.RETRYING)
+        record = self._table.send_away(delivery.id, redelivery_count, RETRYING)
         if wait.is_deferred:
             self._trace.deferred(record, wait.delay_ms)
         else:
@@ -175,8 +175,8 @@ class Letters:
     ) -> LetterTask:
         assert self.dead is not None
         assert self.rules is not None
-        if record.state is not State.DEAD_LETTERING:
-            self._table.send_away(record.id, record.redelivery_count, State.DEAD_LETTERING)
+        if record.state is not DEAD_LETTERING:
+            self._table.send_away(record.id, record.redelivery_count, DEAD_LETTERING)
         reason = as_reason(reason)
         message = self.rules.message(delivery, attempts, reason, wait)
         return self._begin(LetterTask(self.dead, record, delivery, message, reason=reason))

@@ -40,10 +40,10 @@ from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._ack_memory import AckMemory
 from ._batches import Place, is_through, place_of
-from ._message_state import SENT_AWAY, MessageState, State, Verdict
+from ._message_state import ACKING, DELIVERED, HELD, REQUESTED, RETRYING, SENT_AWAY, MessageState, State, Verdict
 from ._requests import OpenRequests
 
-WAITING: Final = (State.HELD, State.REQUESTED)
+WAITING: Final = (HELD, REQUESTED)
 UNDELIVERED: Final = (*WAITING, *SENT_AWAY)
 
 
@@ -91,7 +91,7 @@ class MessageTable:
         key = message_id[:3]
         if key in acked.entries or acked.unstamped.stamp(key) is not None:
             return None
-        record = records[message_id] = MessageState(message_id, State.DELIVERED, broker_count)
+        record = records[message_id] = MessageState(message_id, DELIVERED, broker_count)
         self.delivered += 1
         if self.delivered > self._most_delivered:
             self._forget_oldest()
@@ -107,18 +107,18 @@ class MessageTable:
             verdict = self.acked.judge(message_id, now_ms)
             if verdict is not Verdict.ACK_AGAIN:
                 last, hidden = requests.take_counts(message_id) if requests.counts else (-1, 0)
-                record = MessageState(message_id, State.DELIVERED, max(broker_count - hidden, last + 1))
+                record = MessageState(message_id, DELIVERED, max(broker_count - hidden, last + 1))
                 record.hidden_count = hidden
                 self._add(record)
             return verdict
         if message_id.is_chunked:
             record.learn(message_id)
-        if record.state is State.REQUESTED:  # what the broker counted for dropped duplicates is left out
+        if record.state is REQUESTED:  # what the broker counted for dropped duplicates is left out
             record.redelivery_count = max(record.redelivery_count + 1, broker_count - record.hidden_count)
-            self._move(record, State.DELIVERED)
+            self._move(record, DELIVERED)
             return Verdict.DELIVER
         record.hidden_count = max(record.hidden_count, broker_count - record.redelivery_count)
-        if record.state is not State.ACKING:
+        if record.state is not ACKING:
             return Verdict.DUPLICATE
         record.has_duplicate = True
         return Verdict.ACK_AGAIN
@@ -126,7 +126,7 @@ class MessageTable:
     def restore(self, message_id: MessageId, count: int, broker_count: int) -> MessageState:
         """Note a delivery of a message that is not known here, and was held before a restart: it is held again."""
         self.batches.seen(message_id)
-        record = MessageState(message_id, State.HELD, count)
+        record = MessageState(message_id, HELD, count)
         record.hidden_count = max(broker_count - count, 0)
         self._add(record)
         return record
@@ -136,7 +136,7 @@ class MessageTable:
     def check_unsettled(self, message_id: MessageId) -> None:
         """Raise :class:`AlreadySettledError` for a message that is acknowledged, or whose acknowledgement began."""
         record = self._records.get(message_id)
-        if self.acked.is_acked(message_id) if record is None else record.state is State.ACKING:
+        if self.acked.is_acked(message_id) if record is None else record.state is ACKING:
             raise AlreadySettledError(message_id, State.ACKING.value)
 
     def hold(self, message_id: MessageId) -> MessageState:
@@ -145,8 +145,8 @@ class MessageTable:
         :raises AlreadySettledError: the message is acknowledged, or its acknowledgement began
         """
         record = self._records.get(message_id)
-        if record is not None and record.state is State.DELIVERED:
-            record.state = State.HELD  # in line: the hot path
+        if record is not None and record.state is DELIVERED:
+            record.state = HELD  # in line: the hot path
             self.delivered -= 1
             self.held += 1
             self.requests.open.pop(record, None)
@@ -156,11 +156,11 @@ class MessageTable:
             return record
         self.check_unsettled(message_id)
         if record is None:
-            record = self.requests.unknown_state(message_id, State.HELD)
+            record = self.requests.unknown_state(message_id, HELD)
             record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
-        elif record.state is State.RETRYING:  # it could not be sent there
-            self._move(record, State.HELD)
+        elif record.state is RETRYING:  # it could not be sent there
+            self._move(record, HELD)
         record.learn(message_id)
         return record
 
@@ -168,7 +168,7 @@ class MessageTable:
         """Note that a message goes to another topic; ``count`` is its redelivery count if it is not known."""
         record = self._records.get(message_id)
         if record is None:
-            record = self.requests.unknown_state(message_id, State.DELIVERED, count)
+            record = self.requests.unknown_state(message_id, DELIVERED, count)
             self._add(record)
         record.is_held = False
         self._move(record, state)
@@ -179,19 +179,19 @@ class MessageTable:
         record.redelivery_count += 1
         record.hidden_count -= record.hidden_count > 0  # the broker does not count this one
         record.is_held = False
-        self._move(record, State.DELIVERED)
+        self._move(record, DELIVERED)
 
     def request(self, record: MessageState, now_ms: int) -> int:
         """Note that the broker is asked for a held message; return the request's number."""
         record.is_held = False
         record.request += 1
         record.received_before = None
-        if record.state is State.HELD and record.id[3] < 0:  # as _move: the hot path
-            record.state = State.REQUESTED
+        if record.state is HELD and record.id[3] < 0:  # as _move: the hot path
+            record.state = REQUESTED
             self.held -= 1
             self.requested += 1
         else:
-            self._move(record, State.REQUESTED)
+            self._move(record, REQUESTED)
         self.requests.expect(record, now_ms)
         return record.request
 
@@ -202,11 +202,11 @@ class MessageTable:
         """
         if self._records.get(record.id) is not record or record.request != request:
             return False
-        if record.state is State.ACKING and record.before_ack is State.REQUESTED:
-            record.before_ack, record.is_due = State.HELD, True
-        if record.state is State.REQUESTED:
-            self._move(record, State.HELD)
-        return record.state is State.HELD
+        if record.state is ACKING and record.before_ack is REQUESTED:
+            record.before_ack, record.is_due = HELD, True
+        if record.state is REQUESTED:
+            self._move(record, HELD)
+        return record.state is HELD
 
     # --- acknowledgement -------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class MessageTable:
         """Note an acknowledgement of a message that may be unknown; the caller ensures that it is the only one."""
         record = self._records.get(message_id)
         if record is None:
-            record = self.requests.unknown_state(message_id, State.DELIVERED)
+            record = self.requests.unknown_state(message_id, DELIVERED)
             record.is_guessed = True
             self._add(record)
         record.learn(message_id)
@@ -224,19 +224,19 @@ class MessageTable:
     def mark_acking(self, record: MessageState) -> None:
         """Note that the acknowledgement of a known message is under way."""
         before = record.before_ack = record.state
-        if before is State.DELIVERED:
-            record.state = State.ACKING  # which counts as delivered too
+        if before is DELIVERED:
+            record.state = ACKING  # which counts as delivered too
         else:
-            self._move(record, State.ACKING)
+            self._move(record, ACKING)
 
     def ack_failed(self, record: MessageState) -> bool:
         """Return a message to its state before the acknowledgement; True when its time came meanwhile."""
         if self._records.get(record.id) is not record:
             return False
-        if record.is_guessed and record.before_ack is State.DELIVERED:  # no task has it
+        if record.is_guessed and record.before_ack is DELIVERED:  # no task has it
             self._remove(record)
             return False
-        self._move(record, record.before_ack or State.DELIVERED)
+        self._move(record, record.before_ack or DELIVERED)
         was_due, record.is_due = record.is_due, False
         return was_due
 
@@ -348,7 +348,7 @@ class MessageTable:
     def _remove(self, record: MessageState) -> None:
         del self._records[record.id]
         self._count(record.state, -1)
-        if record.state is State.REQUESTED:
+        if record.state is REQUESTED:
             self.batches.requested(record.id, -1)
         self.requests.open.pop(record, None)
         if self.on_left is not None:
@@ -356,28 +356,28 @@ class MessageTable:
 
     def _move(self, record: MessageState, state: State) -> None:
         before, record.state = record.state, state
-        if before is State.HELD:  # in line, as _count: the hot path
+        if before is HELD:  # in line, as _count: the hot path
             self.held -= 1
-        elif before is State.REQUESTED:
+        elif before is REQUESTED:
             self.requested -= 1
         else:
             self.delivered -= 1
-        if state is State.HELD:
+        if state is HELD:
             self.held += 1
-        elif state is State.REQUESTED:
+        elif state is REQUESTED:
             self.requested += 1
         else:
             self.delivered += 1
-        is_requested = state is State.REQUESTED
-        if record.id[3] >= 0 and (before is State.REQUESTED) is not is_requested:
+        is_requested = state is REQUESTED
+        if record.id[3] >= 0 and (before is REQUESTED) is not is_requested:
             self.batches.requested(record.id, 1 if is_requested else -1)
-        if not is_requested and state is not State.ACKING:
+        if not is_requested and state is not ACKING:
             self.requests.open.pop(record, None)
 
     def _count(self, state: State, change: int) -> None:
-        if state is State.HELD:
+        if state is HELD:
             self.held += change
-        elif state is State.REQUESTED:
+        elif state is REQUESTED:
             self.requested += change
         else:
             self.delivered += change
@@ -385,15 +385,15 @@ class MessageTable:
     def _forget_oldest(self) -> None:
         """Forget the oldest 1/16 of delivered messages, so that this costs O(1) for each new one; never the newest."""
         newest = next(reversed(self._records.values()))  # all others may be on their way to being settled
-        oldest = (each for each in self._records.values() if each.state is State.DELIVERED and each is not newest)
+        oldest = (each for each in self._records.values() if each.state is DELIVERED and each is not newest)
         for record in [record for record, _ in zip(oldest, range(self._most_delivered // 16 + 1), strict=False)]:
             self._remove(record)
 
     def _check(self) -> None:
         """Assert every invariant; for tests."""
         states, open_requests = [record.state for record in self._records.values()], self.requests.open
-        assert (self.held, self.requested) == (states.count(State.HELD), states.count(State.REQUESTED))
+        assert (self.held, self.requested) == (states.count(HELD), states.count(REQUESTED))
         assert self.delivered == len(states) - self.held - self.requested
         assert all(self._records.get(record.id) is record for record in open_requests)
-        assert set(self.select({State.REQUESTED})) <= set(open_requests)
+        assert set(self.select({REQUESTED})) <= set(open_requests)
         assert all(known == record.id for known, record in self._records.items())

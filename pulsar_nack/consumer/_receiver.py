@@ -20,7 +20,7 @@ from ._batches import Place, place_of
 from ._inbox import DurableGateQueue, Inbox
 from ._letter_rules import RetryTopic
 from ._message import Message
-from ._message_state import MessageState, State, Verdict
+from ._message_state import ACKING, DELIVERED, REQUESTED, MessageState, Verdict
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
 from ._settler import Settler
@@ -288,7 +288,7 @@ class Receiver:
             self._queue.came_again(known, delivery)
             if self.key_order is not None:
                 self.key_order.note_origin(message_id)
-        due_at_ms = known.due_at_ms if known is not None and known.state is State.REQUESTED else None
+        due_at_ms = known.due_at_ms if known is not None and known.state is REQUESTED else None
         verdict = self._table.deliver(message_id, delivery.redelivery_count, now_ms)
         if verdict is Verdict.DUPLICATE:
             self.duplicates += 1
@@ -344,8 +344,8 @@ class Receiver:
             is_current = not acked.is_acked(message_id) and not acked.hides(message_id, self._clock.now_ms())
         else:
             is_latest = record.redelivery_count == message._redelivery_count
-            is_current = is_latest and record.state is State.DELIVERED
-            if is_latest and record.state is State.ACKING and record.before_ack is State.DELIVERED:
+            is_current = is_latest and record.state is DELIVERED
+            if is_latest and record.state is ACKING and record.before_ack is DELIVERED:
                 record.is_due = True  # by its id; if that fails, no call has the message
         if not is_current and self.gate_queue is not None:
             self.gate_queue.gone(message)
@@ -387,6 +387,6 @@ class Receiver:
             record
             for message in gone
             if (record := self._table.get(message.id)) is not None
-            and record.state is State.DELIVERED
+            and record.state is DELIVERED
             and record.redelivery_count == message.redelivery_count
         ]

@@ -19,7 +19,7 @@ from ..nack import NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member, place_of
 from ._events import ASKED_FOR, REQUESTED_AGAIN, MessageTrace
 from ._mark_delete import MarkDeleteWatch
-from ._message_state import MessageState, State
+from ._message_state import ACKING, HELD, REQUESTED, MessageState
 from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsNowait
@@ -102,7 +102,7 @@ class RedeliveryQueue:
         :param plan: how to redeliver it, None: as :attr:`router` chooses
         :param now_ms: the time from which the delay counts, None: now
         """
-        if record.state is State.REQUESTED:
+        if record.state is REQUESTED:
             return
         if record.lease is not None:  # its deadline may be the earlier one
             record.lease = None
@@ -175,7 +175,7 @@ class RedeliveryQueue:
             await self.on_due([record.id for record in records], is_rewind=self._custom is None)
         except BaseException as error:
             for record in records:
-                if record.state is State.HELD:
+                if record.state is HELD:
                     self.hold_again(record)
             if not isinstance(error, RedeliveryError):
                 raise
@@ -252,9 +252,9 @@ class RedeliveryQueue:
         for record in map(self.table.get, ids):
             if record is None:
                 continue
-            if record.state is State.HELD:
+            if record.state is HELD:
                 records.append(record)
-            elif record.state is State.ACKING and record.before_ack is State.HELD:
+            elif record.state is ACKING and record.before_ack is HELD:
                 record.is_due = True
         if self.payloads.kept:
             records = self._not_local(records)
@@ -322,7 +322,7 @@ class RedeliveryQueue:
     def _drop_requested(self, records: Sequence[MessageState]) -> None:
         """Drop the payloads of messages that the broker redelivers."""
         for record in records if self.payloads.kept else ():
-            if record.state is State.REQUESTED:
+            if record.state is REQUESTED:
                 self.payloads.pop(record.id)
 
     # --- repeated requests -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from ..ids import MessageId
-from ._message_state import MessageState, State
+from ._message_state import ACKING, MessageState, State
 
 REQUEST_MEMORY_MS: Final = 30_000
 PAUSES_MS: Final = (0, 60_000, 120_000, 240_000)
@@ -131,7 +131,7 @@ class OpenRequests:
     def pop_expired(self, now_ms: int) -> MessageState | None:
         """Take out the oldest request; None: its message is at the port or being settled, and is expected again."""
         record = next(iter(self.open))
-        is_acking = record.state is State.ACKING  # which may fail
+        is_acking = record.state is ACKING  # which may fail
         if is_acking or (self.may_be_at_port is not None and self.may_be_at_port(record)):
             self.expect(record, now_ms)
             return None

@@ -19,7 +19,7 @@ from ._events import ASKED_FOR, DEAD_LETTER, RETRY_TOPIC
 from ._leases import Leases
 from ._letter_rules import Wait, as_reason, check_properties
 from ._letters import Letters
-from ._message_state import SENT_AWAY, MessageState, State
+from ._message_state import ACKING, DEAD_LETTERING, DELIVERED, HELD, RETRYING, SENT_AWAY, MessageState, State
 from ._port import Delivery
 from ._redelivery_router import RedeliveryPlan
 
@@ -68,7 +68,7 @@ class Settler:
         """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
         for record in self._table.settle_through(message_id, now_ms):
             self.acked_through += 1
-            self._trace.settled_through(record, was_held=record.state is State.HELD)
+            self._trace.settled_through(record, was_held=record.state is HELD)
             self.state.forget(record.id)
             if self._letters is not None:
                 self._letters.drop(record.id, State.ACKING.value)
@@ -79,7 +79,7 @@ class Settler:
         if self._trace.is_on:
             self._trace.settled(records)
         for record in records:
-            if record.before_ack is not State.DELIVERED or record.lease is not None:
+            if record.before_ack is not DELIVERED or record.lease is not None:
                 self.queue.drop(record.id)
                 self.given_up += record.before_ack in SENT_AWAY
             if record.has_duplicate and self.state.acks is not None:
@@ -95,7 +95,7 @@ class Settler:
     def on_ack_failed(self, record: MessageState, error: BaseException, *, was_due: bool) -> None:
         """Note a message whose acknowledgement failed, and whether its time came meanwhile."""
         self._trace.error(record.id, record.redelivery_count, "ack", error)
-        if was_due and record.state is State.DELIVERED and record.lease is None:  # it was dropped meanwhile
+        if was_due and record.state is DELIVERED and record.lease is None:  # it was dropped meanwhile
             self.queue.hold(self._table.hold(record.id), 0, self._recent.pop(record.id))
         elif was_due:
             self.queue.hold_again(record)
@@ -117,7 +117,7 @@ class Settler:
             return
         if record.is_guessed and known is None:
             self.queue.ask_for({record.id: record.redelivery_count})  # no task has it, or it was forgotten
-        elif known is record and record.state is State.DELIVERED:
+        elif known is record and record.state is DELIVERED:
             _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
             payload = self._recent.pop(record.id)
             self.queue.hold(self._table.hold(record.id), self.state.default_delay_ms(record), payload)
@@ -144,12 +144,12 @@ class Settler:
         :param is_late: its lease has ended, so it may be held, or on its way again
         """
         record = self._table.get(message_id)
-        return record is None or (record.nacked_attempt < attempt and (is_late or record.state is State.DELIVERED))
+        return record is None or (record.nacked_attempt < attempt and (is_late or record.state is DELIVERED))
 
     def is_acking(self, message_id: MessageId) -> bool:
         """Return whether an acknowledgement of a message is under way."""
         record = self._table.get(message_id)
-        return record is not None and record.state is State.ACKING
+        return record is not None and record.state is ACKING
 
     # --- negative acknowledgement ------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Settler:
         if letters is not None and message_id in letters:
             return None
         record = self._table.get(message_id)
-        if record is None or record.state is not State.DELIVERED or record.redelivery_count != attempt:
+        if record is None or record.state is not DELIVERED or record.redelivery_count != attempt:
             record = self.state.check_unsettled(message_id, attempt)
         if (
             letters is not None
@@ -191,7 +191,7 @@ class Settler:
         router, left_ms = self.queue.router, milliseconds
         choose = router.choose_memory if is_deferred else router.choose
         plan = choose(message_id, milliseconds)
-        is_new = record is None or record.state is State.DELIVERED
+        is_new = record is None or record.state is DELIVERED
         if is_new and self.state.must_wait(plan, payload):
             waited_ms = await self._wait_for_room(message_id, attempt, plan, payload)
             left_ms = max(milliseconds - waited_ms, 0)
@@ -220,7 +220,7 @@ class Settler:
             record.defer()
 
     def _write_nack(self, durable: DurableNacks, record: MessageState) -> asyncio.Future[Outcome] | None:
-        if record.state is not State.HELD:
+        if record.state is not HELD:
             return None
         due_in_ms = record.due_at_ms - self.queue.clock.now_ms()
         return durable.nacked(record.id, due_in_ms, record.redelivery_count)
@@ -258,7 +258,7 @@ class Settler:
         if letters is None or letters.rules is None:
             raise NoDeadLetterError(payload.id)
         reason = as_reason(reason)
-        await self._until_room(letters, payload.id, count, State.DEAD_LETTERING)
+        await self._until_room(letters, payload.id, count, DEAD_LETTERING)
         await letters.wait(letters.dead_letter(payload, count, reason))
 
     async def reconsume_later(
@@ -273,7 +273,7 @@ class Settler:
         if letters is None or letters.retry is None:
             raise InvalidArgumentError("retry_topic", None, "a RetryTopicPolicy, for messages to be consumed later")
         is_last = letters.rules is not None and letters.rules.is_last(count)
-        await self._until_room(letters, payload.id, count, State.DEAD_LETTERING if is_last else State.RETRYING)
+        await self._until_room(letters, payload.id, count, DEAD_LETTERING if is_last else RETRYING)
         if is_last:
             await letters.wait(letters.dead_letter(payload, count, reason, wait))
         else:
@@ -300,7 +300,7 @@ class Settler:
         count = (attempt or 0) if record is None else record.redelivery_count
         if letters.rules is not None and letters.rules.is_last(count) and not is_deferred:
             return self._nack_away(letters, payload, count, attempt, None, reason)
-        is_new = record is None or record.state is State.DELIVERED  # else the earlier of both deadlines counts
+        is_new = record is None or record.state is DELIVERED  # else the earlier of both deadlines counts
         may_spill = letters.may_spill and not letters.is_full and not self.queue.router.wants_all
         if is_new and may_spill and self._spills(letters, payload, milliseconds):
             wait = self._wait(milliseconds)._replace(is_deferred=is_deferred)
@@ -317,7 +317,7 @@ class Settler:
     async def _nack_away(  # noqa: PLR0917 - all that a nack has
         self, letters: Letters, payload: Delivery, count: int, attempt: int | None, wait: Wait | None, reason: str
     ) -> asyncio.Future[Outcome] | None:
-        to, state = State.DEAD_LETTERING if wait is None else State.RETRYING, self.state
+        to, state = DEAD_LETTERING if wait is None else RETRYING, self.state
         await self._until_room(letters, payload.id, attempt, to, is_new=False)
         state.nacked += wait is None or not wait.is_deferred
         if wait is None:
@@ -356,8 +356,8 @@ class Settler:
             if message_id not in letters:
                 state.check_unsettled(message_id, attempt)
         record = self._table.get(message_id)
-        if record is not None and record.state is State.HELD:
-            reason = DEAD_LETTER if to is State.DEAD_LETTERING else RETRY_TOPIC
+        if record is not None and record.state is HELD:
+            reason = DEAD_LETTER if to is DEAD_LETTERING else RETRY_TOPIC
             self._trace.cancel(message_id, record.redelivery_count, reason)
         state.forget(message_id)
 
@@ -390,4 +390,4 @@ class Settler:
     def trace_cancelled(self, reason: str) -> None:
         """Note in the trace that all holds end."""
         if self._trace.is_on:
-            self._trace.cancel_all(self._table.select({State.HELD}), reason)
+            self._trace.cancel_all(self._table.select({HELD}), reason)

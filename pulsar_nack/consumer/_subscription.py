@@ -16,7 +16,7 @@ from ..ids import MessageId, _is_message_id
 from ._batches import is_same_topic, place_of
 from ._engine import ConsumerEngine
 from ._message import Message
-from ._message_state import MessageState, State
+from ._message_state import DELIVERED, MessageState
 from ._message_table import UNDELIVERED
 from ._port import SupportsSessions, SupportsSubscription
 
@@ -96,7 +96,7 @@ class SubscriptionVerbs:
         settler, table, receiver = self._settler, self._engine.table, self._engine.receiver
         self._state.check_open()
         waiting = {message.id for message in receiver.set_aside()}
-        found = [each for each in table.select({State.DELIVERED}) if each.id not in waiting]
+        found = [each for each in table.select({DELIVERED}) if each.id not in waiting]
         records = sorted(found, key=lambda record: record.id)
         if not self._port.traits.honours_ids:
             places = {place_of(record.id) for record in records}
@@ -188,7 +188,7 @@ class SubscriptionVerbs:
 
 def _is_attempt(known: MessageState | None, record: MessageState, count: int) -> bool:
     """Return whether a message is still at the attempt that was delivered."""
-    return known is record and record.state is State.DELIVERED and record.redelivery_count == count
+    return known is record and record.state is DELIVERED and record.redelivery_count == count
 
 
 def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:
