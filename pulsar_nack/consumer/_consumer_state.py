@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .._delays import delay_ms
 from .._lifetime import NO_THREAD, check_loop
@@ -23,7 +23,6 @@ from ._settings import ConsumerSettings
 from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
-    from ._message import Message
     from .durable import DurableNacks
 
 YIELD_AFTER_MS: Final = 5
@@ -35,7 +34,7 @@ class LoopTurn:
     def __init__(self, clock: Clock) -> None:
         self.now_ms = self.yielded_at_ms = clock.now_ms()
         """The time of the latest call, and when other tasks ran before."""
-        self.nacked: list[Message] = []
+        self.nacked: list[Any] = []
         """The messages whose nacks ended in this turn: until it ends, only the tasks that nacked them take it back."""
 
     def is_long(self) -> bool:

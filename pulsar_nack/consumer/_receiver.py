@@ -10,7 +10,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, TypeAlias
 
 from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
@@ -25,8 +25,8 @@ from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
 from ._settler import Settler
 
-if TYPE_CHECKING:
-    from ._key_order import KeyOrder
+KeyOrder: TypeAlias = Any
+"""Stands for the class in ``_key_order``, which is built on this."""
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _USUAL_QUEUE: Final = 1_000
