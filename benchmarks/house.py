@@ -102,7 +102,7 @@ def _read_module(path: Path, house: House, imports: dict[str, set[str]]) -> None
         if isinstance(node, ast.ClassDef):
             methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
             house.classes += 1
-            if any("Protocol" in ast.unparse(base) for base in node.bases):
+            if any(ast.unparse(base).partition("[")[0] == "Protocol" for base in node.bases):  # not one of asyncio
                 house.protocols.append(f"{name} {node.name}")
             if len(methods) > MANY_METHODS:
                 house.large_classes.append(f"{name} {node.name} {len(methods)}")
