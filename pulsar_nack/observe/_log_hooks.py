@@ -61,8 +61,8 @@ def logging_hook(logger: AnyLogger | None = None) -> ConsumerHook:
 def _log(logger: AnyLogger, level: int, words: tuple[str, str], attributes: Mapping[str, Any]) -> None:
     """Log two words with attributes of the record.
 
-    An adapter replaces the attributes of a call by its own, unless it is told to merge them (Python 3.13). So the
-    adapters of a chain are asked one after the other what they add, and the logger below them gets everything.
+    An adapter replaces the attributes of a call by its own, except with ``merge_extra`` (Python 3.13). So the adapters
+    of a chain are asked one after the other what they add, and the logger below them gets everything.
     """
     message, options = "%s %s", cast("MutableMapping[str, Any]", {"extra": attributes})
     while isinstance(logger, logging.LoggerAdapter):
