@@ -74,7 +74,7 @@ class _Arrival(NamedTuple):
 
 
 class FakeInbox:
-    """The inbox of a consumer of a fake subscription: the entries that it holds, and its messages.
+    """The inbox of a consumer of a fake subscription: messages on the way, and here.
 
     Messages arrive after ``latency`` seconds; one timer serves the next arrival.
 
@@ -92,10 +92,8 @@ class FakeInbox:
         queue_size: int = 1_000,
         unacked_limit: int | None = None,
     ) -> None:
-        self.held: dict[FakeEntry, None] = {}
-        """The entries that were sent here and are not acknowledged."""
         self.unacked = 0
-        """How many of their messages are not acknowledged."""
+        """How many messages of the entries that were sent here are not acknowledged."""
         self.acked_members: dict[FakeEntry, set[int]] = {}
         """The members of each batch that the client has acknowledged since the batch arrived."""
         self._latency = latency

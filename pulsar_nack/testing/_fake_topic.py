@@ -190,12 +190,12 @@ class FakeSubscription:
         self._consumers: list[FakeInbox] = []
         self._turn = 0
         self._acked: dict[FakeEntry, set[int]] = {}
-        self._heap: list[tuple[int, FakeEntry]] = []
-        self._queued: dict[FakeEntry, OutgoingEntry] = {}
+        self._queue: list[tuple[int, FakeEntry, OutgoingEntry]] = []
+        """A heap in the order of publishing; an entry is in it once."""
         self._holder: dict[FakeEntry, FakeInbox] = {}
         self._counts: dict[FakeEntry, int] = {}
         for entry in topic.entries:
-            self._queue(entry)
+            self._put(entry)
 
     @property
     def backlog(self) -> int:
@@ -245,16 +245,16 @@ class FakeSubscription:
         self._dispatch()
 
     def _leave(self, consumer: FakeInbox) -> None:
-        for entry in list(consumer.held):
+        for entry in [each for each, holder in self._holder.items() if holder is consumer]:
             self._release(entry)
-            self._queue(entry)
+            self._put(entry)
         self._consumers.remove(consumer)
         if not self._consumers:
             self._counts.clear()
         self._dispatch()
 
     def _add(self, entry: FakeEntry) -> None:
-        self._queue(entry)
+        self._put(entry)
         self._dispatch()
 
     def _ack_entries(self, entries: Iterable[FakeEntry]) -> None:
@@ -290,44 +290,37 @@ class FakeSubscription:
             self._release(entry)
             count = self._counts.get(entry, 0) + 1
             self._counts[entry] = count if highest_count is None else min(count, highest_count)
-            self._queue(entry, how)
+            self._put(entry, how)
         self._dispatch()
 
     def _rewind(self, how: Mapping[FakeEntry, OutgoingEntry] | None = None) -> None:
         for consumer in self._consumers:
             consumer.drop()
-            consumer.held.clear()
             consumer.unacked = 0
         self._holder.clear()
-        self._queued.clear()
-        self._heap.clear()
+        self._queue.clear()
         for entry in self.topic.entries:
             if self._open_indexes(entry):
-                self._queue(entry, (how or {}).get(entry, _PLAIN))
+                self._put(entry, (how or {}).get(entry, _PLAIN))
         self._dispatch()
 
-    def _queue(self, entry: FakeEntry, how: OutgoingEntry = _PLAIN) -> None:
-        if entry not in self._queued:
-            heapq.heappush(self._heap, (entry.number, entry))
-        self._queued[entry] = how
+    def _put(self, entry: FakeEntry, how: OutgoingEntry = _PLAIN) -> None:
+        heapq.heappush(self._queue, (entry.number, entry, how))
 
     def _dispatch(self) -> None:
-        while self._heap:
-            entry = self._heap[0][1]
-            how = self._queued[entry]
+        while self._queue:
+            _, entry, how = self._queue[0]
             indexes = sorted(self._open_indexes(entry) | how.forced)
             consumer = self._next_consumer() if indexes else None
             if indexes and consumer is None:
                 return
-            heapq.heappop(self._heap)
-            del self._queued[entry]
+            heapq.heappop(self._queue)
             if consumer is not None:
                 self._send(consumer, entry, indexes, how)
 
     def _send(self, consumer: FakeInbox, entry: FakeEntry, indexes: Collection[int], how: OutgoingEntry) -> None:
         if unacked := self._open_indexes(entry):
             self._holder[entry] = consumer
-            consumer.held[entry] = None
             consumer.unacked += len(unacked)
         count = self._counts.get(entry, 0)
         consumer.send(entry, indexes, count, how.forced)
@@ -337,7 +330,6 @@ class FakeSubscription:
     def _release(self, entry: FakeEntry) -> None:
         holder = self._holder.pop(entry, None)
         if holder is not None:
-            del holder.held[entry]
             holder.unacked -= len(self._open_indexes(entry))
 
     def _next_consumer(self) -> FakeInbox | None:
