@@ -6,10 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..consumer import Delivery
 from ..ids import MessageId, Position
+
+
+@lru_cache(maxsize=1_024)
+def _indexes(count: int) -> frozenset[int]:
+    """Return the numbers below ``count``; one object serves all entries of a size, of which there may be millions."""
+    return frozenset(range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +51,9 @@ class FakeEntry:
         first = MessageId(*self.chunks[0], self.partition, topic=self.topic) if self.chunks else None
         return MessageId(ledger, entry, self.partition, topic=self.topic, first_chunk=first, chunks=self.chunks)
 
-    def all_indexes(self) -> set[int]:
+    def all_indexes(self) -> frozenset[int]:
         """Return the indexes of all messages."""
-        return set(range(len(self.messages)))
+        return _indexes(len(self.messages))
 
     def delivery(self, index: int, redelivery_count: int) -> Delivery:
         """Return the message at ``index`` as a port delivers it."""

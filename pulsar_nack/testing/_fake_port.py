@@ -233,10 +233,10 @@ class FakePort(PortWithFaults):
         if not self._forced:
             return OutgoingEntry(copies)
         self._forced -= 1
-        return OutgoingEntry(copies, frozenset(self._subscription._open_indexes(entry)))
+        return OutgoingEntry(copies, self._subscription._open_indexes(entry))
 
     def _on_arrival(self, entry: FakeEntry) -> None:
         """Count the acknowledged members of a batch from the start: a client begins a new count with each delivery."""
-        self._inbox.acked_members[entry] = entry.all_indexes() - self._subscription._open_indexes(entry)
+        self._inbox.acked_members[entry] = set(entry.all_indexes() - self._subscription._open_indexes(entry))
         if self._latency:
             self._subscription._dispatch()  # messages that were dropped at the arrival have left room

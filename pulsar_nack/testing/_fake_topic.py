@@ -32,6 +32,7 @@ class OutgoingEntry:
 
 
 _PLAIN: Final = OutgoingEntry()
+_NONE: Final = frozenset[int]()
 
 
 class FakeTopic:
@@ -189,7 +190,7 @@ class FakeSubscription:
         self._type = SHARED
         self._consumers: list[FakeInbox] = []
         self._turn = 0
-        self._acked: dict[FakeEntry, set[int]] = {}
+        self._acked: dict[FakeEntry, frozenset[int]] = {}
         self._queue: list[tuple[int, FakeEntry, OutgoingEntry]] = []
         """A heap in the order of publishing; an entry is in it once."""
         self._holder: dict[FakeEntry, FakeInbox] = {}
@@ -229,7 +230,7 @@ class FakeSubscription:
     def _move(self, entries: Iterable[FakeEntry], is_before: Callable[[FakeEntry], bool]) -> None:
         for entry in entries:
             self._counts.pop(entry, None)
-            self._acked[entry] = entry.all_indexes() if is_before(entry) else set()
+            self._acked[entry] = entry.all_indexes() if is_before(entry) else _NONE
         self._rewind()
 
     def restart(self) -> None:
@@ -271,7 +272,7 @@ class FakeSubscription:
     def _ack_index(self, entry: FakeEntry, index: int) -> None:
         if not self._is_open(entry, index) or not self.topic.batch_index_ack:
             return
-        self._acked.setdefault(entry, set()).add(index)
+        self._acked[entry] = self._acked.get(entry, _NONE) | {index}
         holder = self._holder.get(entry)
         if holder is not None:
             holder.unacked -= 1
@@ -341,8 +342,8 @@ class FakeSubscription:
                 return able[at]
         return None
 
-    def _open_indexes(self, entry: FakeEntry) -> set[int]:
-        return entry.all_indexes() - self._acked.get(entry, set())
+    def _open_indexes(self, entry: FakeEntry) -> frozenset[int]:
+        return entry.all_indexes() - self._acked.get(entry, _NONE)
 
     def _is_open(self, entry: FakeEntry, index: int) -> bool:
-        return index not in self._acked.get(entry, ())
+        return index not in self._acked.get(entry, _NONE)
