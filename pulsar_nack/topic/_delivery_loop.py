@@ -17,12 +17,14 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from ..clock import Clock
+from ..config import TopicConfig
 from ..consumer import SessionEvent
-from ..cursor import BatchSet, Cursor
+from ..cursor import BatchSet, Cursor, DispatchGate, Reserve, worst_growth
 from ..delayed import DelayedDeliveryTracker
 from ..errors import LedgerError, LogNotFoundError, TopicFormatError
 from ..ids import Position
-from ._admission import AdmissionControl
+from ._arguments import TopicSettings
 from ._dispatch_queue import EntryInfo
 from ._dispatcher import Dispatcher, SubscriptionType
 from ._entry import NO_KEY, Entry, deliveries_of
@@ -44,10 +46,10 @@ class DeliveryLoop:
         name: str,
         topic: str,
         ledgers: TopicLedgers,
+        settings: TopicSettings,
         *,
         cursor: Cursor,
         dispatcher: Dispatcher,
-        admission: AdmissionControl,
     ) -> None:
         self.inboxes: dict[int, LocalInbox] = {}
         self.tracker: DelayedDeliveryTracker | None = None
@@ -58,10 +60,15 @@ class DeliveryLoop:
         self._ledgers = ledgers
         self._cursor = cursor
         self._dispatcher = dispatcher
-        self._admission = admission
+        self._admission = AdmissionControl(cursor, dispatcher, settings.config, name, settings.clock)
         self._woken = asyncio.Event()
         self._moves = 0
         self._read_at = _after(cursor.mark_delete_position)
+
+    @property
+    def gate(self) -> DispatchGate:
+        """Return the gate that new entries have to pass."""
+        return self._admission.gate
 
     def wake(self) -> None:
         """Look for entries to deliver: something has changed."""
@@ -90,7 +97,7 @@ class DeliveryLoop:
         gone = [each for each in self._dispatcher.in_flight if up_to is None or each <= up_to]
         self.drop_unreceived(gone, self.inboxes)
         self._dispatcher.forget(up_to)
-        self._admission.gate.reset()
+        self.gate.reset()
 
     def report(self, event: SessionEvent, number: int) -> None:
         """Report an event of its session to a consumer."""
@@ -98,7 +105,7 @@ class DeliveryLoop:
 
     def changed(self) -> None:
         """Check the gate again, and look for entries to deliver."""
-        self._admission.gate.changed()
+        self.gate.changed()
         self.wake()
 
     async def run(self) -> None:
@@ -287,6 +294,81 @@ class DeliveryLoop:
         if entry.deliver_at_ms is None or tracker is None or position in self._dispatcher.queue.due:
             return False
         return tracker.add_message(position.ledger, position.entry, entry.deliver_at_ms)
+
+
+class AdmissionControl:
+    """Which entries of a subscription the gate admits (PIP-299).
+
+    It is asked before entries are read, when the size of a batch is known only if it was read before, and again for a
+    batch that was just read. If the gate holds the batch then, its size is known, so it is read again only to be sent.
+
+    :param dispatcher: has the entries in flight, which are reserved for, and the queue
+    :param config: how large the acknowledgement state may grow, and whether delayed messages that are due wait too
+    """
+
+    def __init__(self, cursor: Cursor, dispatcher: Dispatcher, config: TopicConfig, name: str, clock: Clock) -> None:
+        reserve = Reserve(cursor.acked_entries)
+        self._cursor = cursor
+        self._queue = dispatcher.queue
+        self.gate = DispatchGate(
+            config.cursor.max_per_cursor_metadata_size_in_bytes,
+            lambda: cursor.metadata_size_bytes,
+            lambda: reserve.bytes,
+            hold_due_delayed=config.hold_due_delayed,
+            name=name,
+            clock=clock,
+        )
+        if self.gate.is_on:
+            dispatcher.reserve = reserve
+
+    def choose(self, positions: Iterable[Position], *, are_queued: bool, in_order: bool = False) -> list[Position]:
+        """Return which of these entries may be sent, lowest first.
+
+        :param are_queued: whether they are queued; otherwise they are new
+        :param in_order: whether an entry that is held also holds those that follow of its key, or all if its key is not
+            known
+        """
+        if not self.gate.is_on:
+            return list(positions)
+        admitted: list[Position] = []
+        held_keys: set[int] = set()
+        holds_all = False
+        for position in positions:
+            info = self._queue.info(position) if are_queued else None
+            is_late = info is None and position in self._queue.due  # its place in the order of its key is not known
+            is_behind = holds_all or (info is not None and info.key_hash in held_keys)
+            if in_order and is_behind and not is_late:
+                continue
+            if self._may_go(position, 0 if info is None else info.batch_size, len(admitted), is_queued=are_queued):
+                admitted.append(position)
+            elif info is not None:
+                held_keys.add(info.key_hash)
+            elif not is_late:
+                holds_all = True
+        return admitted
+
+    def lets_pass(self, position: Position, batch_size: int, *, is_queued: bool) -> bool:
+        """Return whether an entry may be sent, now that it was read."""
+        if batch_size <= 1 or not self.gate.is_on or self._may_go(position, batch_size, 0, is_queued=is_queued):
+            return True
+        if not is_queued:
+            self._queue.still_new.add(position)
+        return False
+
+    def _may_go(self, position: Position, size: int, before: int, *, is_queued: bool) -> bool:
+        """Ask the gate, after ``before`` entries that may be sent and are not in flight yet."""
+        gate, growth = self.gate, worst_growth(size)
+        is_below = position < self._cursor.highest_acked
+        is_lowest = position == self._cursor.next_position
+        is_free = is_lowest or (size <= 1 and not self._cursor.adds_range(position))
+        if position in self._queue.due:
+            if gate.admit_due(before + 1, is_below=is_below, growth=growth) > before:
+                return True
+            is_free = is_free if is_below else is_lowest
+            return is_free and gate.admit_due(1, is_below=is_below, adds_range=False, growth=growth) > 0
+        if is_below or (is_queued and position not in self._queue.still_new):
+            return is_free or gate.admit_old(before + 1, growth=growth) > before
+        return gate.admit_new(before + 1, growth=growth) > before or is_lowest
 
 
 def _after(position: Position) -> Position:

@@ -16,7 +16,6 @@ from ..cursor import Cursor
 from ..delayed import DelayedDeliveryTracker
 from ..errors import BrokerError
 from ..ids import MessageId, Position
-from ._admission import AdmissionControl
 from ._arguments import Joining, TopicSettings
 from ._cursor_moves import CursorMoves
 from ._delivery_loop import DeliveryLoop
@@ -50,10 +49,7 @@ class Subscription:
         self.cursor = cursor
         self.delayed = settings.delayed
         self._dispatcher = Dispatcher(SubscriptionType.SHARED)
-        self._admission = AdmissionControl(cursor, self._dispatcher, settings.config, name, settings.clock)
-        self._delivery = DeliveryLoop(
-            name, topic, ledgers, cursor=cursor, dispatcher=self._dispatcher, admission=self._admission
-        )
+        self._delivery = DeliveryLoop(name, topic, ledgers, settings, cursor=cursor, dispatcher=self._dispatcher)
         self._inboxes = self._delivery.inboxes
         self._next_number = 0
         self._tasks = TaskOwner()
@@ -105,7 +101,7 @@ class Subscription:
             delayed=0 if tracker is None else tracker.number_of_delayed_messages,
             mark_delete_position=self.cursor.mark_delete_position,
             metadata_size_bytes=self.cursor.metadata_size_bytes,
-            is_paused=self._admission.gate.is_paused,
+            is_paused=self._delivery.gate.is_paused,
             failed_reads=self._delivery.failures,
         )
 

@@ -14,8 +14,7 @@ from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.cursor import Cursor
 from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, virtual_time
 from pulsar_nack.topic import LocalTopic
-from pulsar_nack.topic._admission import AdmissionControl
-from pulsar_nack.topic._delivery_loop import DeliveryLoop
+from pulsar_nack.topic._delivery_loop import AdmissionControl, DeliveryLoop
 from pulsar_nack.topic._dispatch_queue import EntryInfo
 from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
 from tests.tiers import seeds, size

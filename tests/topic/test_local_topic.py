@@ -212,7 +212,7 @@ async def test_the_gate_holds_new_messages(tmp_path: Path) -> None:
                 kept.append(delivery)
         assert got < 2_000
         assert topic.cursor("s").metadata_size_bytes <= 1024
-        assert topic._subscriptions.used["s"]._admission.gate.is_paused
+        assert topic._subscriptions.used["s"]._delivery.gate.is_paused
         await port.acknowledge([each.id for each in kept])
         rest = 2_000 - got
         for _ in range(rest):
