@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
-from .._check import INT64_MAX, check_flag, check_integer, check_text, clock_of, config_of
-from .._delays import delay_ms
+from .._check import check_flag, check_integer, check_text, clock_of, config_of
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer.transport import InitialPosition, initial_position, local_settings, subscription_type
 from ..errors import InvalidArgumentError
 from ._dispatcher import SubscriptionType
-from ._entry import EntryMessage
 
 _T = TypeVar("_T")
 
@@ -104,51 +101,3 @@ def check_options(type: object, options: Mapping[str, Any]) -> tuple[Any, dict[s
     if type != "shared":
         raise InvalidArgumentError("consumer_type", found["consumer_type"], "nothing beside type")
     return subscription_type(found.pop("consumer_type")), found
-
-
-def deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
-    """Return when to deliver a message (epoch ms), None: at once.
-
-    :param at: epoch ms, a datetime with a time zone, or a timedelta from now
-    :param after: seconds or a timedelta from now
-    """
-    if after is not None:
-        if at is not None:
-            raise InvalidArgumentError("deliver_after", after, "nothing beside deliver_at")
-        return now_ms + delay_ms(after, "deliver_after")
-    if at is None:
-        return None
-    if isinstance(at, timedelta):
-        return now_ms + delay_ms(at, "deliver_at")
-    if isinstance(at, datetime) and at.tzinfo is not None:
-        return max(round(at.timestamp() * 1000), 0)
-    if type(at) is not int or not 0 <= at <= INT64_MAX:
-        raise InvalidArgumentError("deliver_at", at, "epoch ms, a datetime with a time zone, or a timedelta")
-    return at
-
-
-def payloads_of(payload: object) -> Sequence[object]:
-    """Return the payloads to publish, one or several."""
-    if payload is None or isinstance(payload, bytes | bytearray | memoryview):
-        return [payload]
-    if isinstance(payload, str) or not isinstance(payload, Sequence) or not payload:
-        raise InvalidArgumentError("payload", payload, "bytes or None, or a sequence of them with at least one")
-    return payload
-
-
-def message_of(payload: object, key: object, properties: object, event_ms: object) -> EntryMessage:
-    """Return a message with this payload, key, properties and event time."""
-    if payload is not None and not isinstance(payload, bytes | bytearray | memoryview):
-        raise InvalidArgumentError("payload", payload, "bytes, or None for a message without a value")
-    if key is not None:
-        check_text("key", key)
-    if type(event_ms) is not int or not 0 <= event_ms <= INT64_MAX:
-        raise InvalidArgumentError("event_time_ms", event_ms, "epoch ms")
-    given = {} if properties is None else properties
-    if not isinstance(given, Mapping):
-        raise InvalidArgumentError("properties", properties, "a mapping of strings to strings")
-    for name, value in given.items():
-        check_text("properties", name)
-        check_text("properties", value)
-    value = None if payload is None else bytes(payload)
-    return EntryMessage(value, cast("str | None", key), dict(given), event_ms)

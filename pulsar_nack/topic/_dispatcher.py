@@ -201,7 +201,7 @@ class Dispatcher:
         :param left: bits of the messages that are not acknowledged
         """
         self.queue.discard(position)
-        held = self.in_flight[position] = HeldEntry(number, left, info.key_hash, info.batch_size)
+        held = self.in_flight[position] = HeldEntry(number, left, info)
         if self.reserve is not None:
             self.reserve.add(position, info.batch_size)
         self._consumers[number].take(position, held.messages)
@@ -234,7 +234,7 @@ class Dispatcher:
     def batch_size(self, position: Position) -> int | None:
         """Return how many messages a batch in flight has, 0 for an entry that is no batch, None if not in flight."""
         held = self.in_flight.get(position)
-        return None if held is None else held.batch_size
+        return None if held is None else held.info.batch_size
 
     def redeliver(self, number: int, positions: Iterable[Position]) -> list[Position]:
         """Queue entries that a consumer wants again; return those that it held, or all that it must let go of."""
@@ -275,7 +275,7 @@ class Dispatcher:
         """Queue an entry that is in flight."""
         held = self._release(position)
         if held is not None:
-            self.queue.add(position, EntryInfo(held.key_hash, held.batch_size))
+            self.queue.add(position, held.info)
 
     def _release(self, position: Position) -> HeldEntry | None:
         held = self.in_flight.pop(position, None)
@@ -283,12 +283,12 @@ class Dispatcher:
             if self.reserve is not None:
                 self.reserve.discard(position)
             self._consumers[held.consumer].let_go(position, held.messages)
-            by_key = self._by_key[held.key_hash]
+            by_key = self._by_key[held.info.key_hash]
             by_key[held.consumer] -= 1
             if not by_key[held.consumer]:
                 del by_key[held.consumer]
             if not by_key:
-                del self._by_key[held.key_hash]
+                del self._by_key[held.info.key_hash]
         return held
 
 
@@ -298,8 +298,7 @@ class HeldEntry:
 
     consumer: int
     left: int
-    key_hash: int
-    batch_size: int
+    info: EntryInfo
 
     @property
     def messages(self) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
 
+from .._check import INT64_MAX, check_text
+from .._delays import delay_ms
 from ..clock import Clock
 from ..config import BucketConfig
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
-from ._arguments import deliver_at_ms, message_of, payloads_of
-from ._entry import Entry
+from ._entry import Entry, EntryMessage
 from ._ledgers import TopicLedgers
 
 
@@ -47,7 +49,7 @@ class EntryPublisher:
             raise InvalidArgumentError("batch", batch, "False for a single payload")
         now = max(self._clock.now_ms(), self.published_at)
         at = self._deliver_at(deliver_at, deliver_after, now)
-        made = [message_of(each, key, properties, event_time_ms) for each in payloads_of(payload)]
+        made = [_message_of(each, key, properties, event_time_ms) for each in _payloads_of(payload)]
         entries = [Entry(now, tuple(made), at, is_batch=True)] if batch else [Entry(now, (one,), at) for one in made]
         encoded = [self._ledgers.encoded(entry) for entry in entries]
         self.published_at = now
@@ -59,7 +61,7 @@ class EntryPublisher:
         return ids[0] if is_one else ids
 
     def _deliver_at(self, at: object, after: object, now: int) -> int | None:
-        deliver_at = deliver_at_ms(at, after, now)
+        deliver_at = _deliver_at_ms(at, after, now)
         if deliver_at is not None and self._delayed.exceeds_max_delay(deliver_at, now):
             longest = self._delayed.delayed_delivery_max_delay_in_millis
             given = ("deliver_at", at) if after is None else ("deliver_after", after)
@@ -98,3 +100,51 @@ class LocalPublisher:
             data, key=text, properties=properties, event_time_ms=event_time_ms, deliver_at=deliver_at_ms
         )
         return published
+
+
+def _deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
+    """Return when to deliver a message (epoch ms), None: at once.
+
+    :param at: epoch ms, a datetime with a time zone, or a timedelta from now
+    :param after: seconds or a timedelta from now
+    """
+    if after is not None:
+        if at is not None:
+            raise InvalidArgumentError("deliver_after", after, "nothing beside deliver_at")
+        return now_ms + delay_ms(after, "deliver_after")
+    if at is None:
+        return None
+    if isinstance(at, timedelta):
+        return now_ms + delay_ms(at, "deliver_at")
+    if isinstance(at, datetime) and at.tzinfo is not None:
+        return max(round(at.timestamp() * 1000), 0)
+    if type(at) is not int or not 0 <= at <= INT64_MAX:
+        raise InvalidArgumentError("deliver_at", at, "epoch ms, a datetime with a time zone, or a timedelta")
+    return at
+
+
+def _payloads_of(payload: object) -> Sequence[object]:
+    """Return the payloads to publish, one or several."""
+    if payload is None or isinstance(payload, bytes | bytearray | memoryview):
+        return [payload]
+    if isinstance(payload, str) or not isinstance(payload, Sequence) or not payload:
+        raise InvalidArgumentError("payload", payload, "bytes or None, or a sequence of them with at least one")
+    return payload
+
+
+def _message_of(payload: object, key: object, properties: object, event_ms: object) -> EntryMessage:
+    """Return a message with this payload, key, properties and event time."""
+    if payload is not None and not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidArgumentError("payload", payload, "bytes, or None for a message without a value")
+    if key is not None:
+        check_text("key", key)
+    if type(event_ms) is not int or not 0 <= event_ms <= INT64_MAX:
+        raise InvalidArgumentError("event_time_ms", event_ms, "epoch ms")
+    given = {} if properties is None else properties
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError("properties", properties, "a mapping of strings to strings")
+    for name, value in given.items():
+        check_text("properties", name)
+        check_text("properties", value)
+    value = None if payload is None else bytes(payload)
+    return EntryMessage(value, cast("str | None", key), dict(given), event_ms)
