@@ -13,6 +13,7 @@ from typing import Final
 from ..._delays import delay_ms
 from ...config import BucketConfig
 from ...index import NEVER
+from ..format import NamedSnapshot
 
 _NO_LEDGER: Final = -1
 _BUCKET_BYTES: Final = 1_400
@@ -52,9 +53,7 @@ class ImmutableBucket:
 
     ``is_late``: reading its next segment has failed or takes long. ``is_slow``: other buckets no longer wait for it.
 
-    :param key: the cursor property that names the snapshot
-    :param snapshot_id: the storage's id of the snapshot
-    :param ledgers: first and last ledger
+    :param named: its snapshot
     :param mins: earliest time of each segment (epoch ms), or a lower bound where it is unknown
     :param maxs: latest time of each segment
     :param counts: number of indexes of each segment
@@ -71,13 +70,12 @@ class ImmutableBucket:
         "is_loading",
         "is_merging",
         "is_slow",
-        "key",
         "last_size",
         "loaded",
         "maxs",
         "mins",
+        "named",
         "next",
-        "snapshot_id",
         "start",
         "unloaded",
         "wait_until",
@@ -85,17 +83,14 @@ class ImmutableBucket:
 
     def __init__(
         self,
-        key: str,
-        snapshot_id: int,
-        ledgers: tuple[int, int],
+        named: NamedSnapshot,
         *,
         mins: Sequence[int],
         maxs: Sequence[int],
         counts: Sequence[int],
     ) -> None:
-        self.key = key
-        self.snapshot_id = snapshot_id
-        self.start, self.end = ledgers
+        self.named = named
+        self.start, self.end = named.start, named.end
         self.mins = array("q", mins)
         self.maxs = array("q", maxs)
         self.counts = array("q", counts)
@@ -111,7 +106,9 @@ class ImmutableBucket:
         self.is_dropped = False
 
     def __repr__(self) -> str:
-        return f"<{self.key} {self.snapshot_id}: {self.next}/{len(self.mins)} segments, {self.loaded} loaded>"
+        return (
+            f"<{self.named.key} {self.named.snapshot_id}: {self.next}/{len(self.mins)} segments, {self.loaded} loaded>"
+        )
 
     @property
     def bytes(self) -> int:

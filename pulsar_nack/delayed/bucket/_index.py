@@ -241,7 +241,7 @@ class BucketIndex:
 
     def put(self, bucket: ImmutableBucket) -> None:
         """Add a stored bucket. O(buckets)."""
-        insort(self.buckets, bucket, key=lambda each: (each.start, each.end, each.snapshot_id))
+        insort(self.buckets, bucket, key=lambda each: (each.start, each.end, each.named.snapshot_id))
         self._bucket_bytes += bucket.bytes
         self.changed()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -112,10 +113,11 @@ class _Piece:
         return part
 
 
-class MergeInput:
-    """Feeds a :class:`StreamMerger` from memory, which is source 0, and from the buckets' segments on storage.
+class Merge:
+    """A merge of buckets: a :class:`StreamMerger` that gets their indexes in memory, as source 0, and their segments.
 
-    Segments that the tracker loads during a merge are still read from storage here.
+    A segment is copied as it is if no other index falls into its time span. So buckets that follow each other in time
+    are merged at the speed of storage. Segments that the tracker loads during a merge are still read from storage here.
 
     :param buckets: the buckets that are merged
     :param loaded: their indexes in memory, in order
@@ -137,10 +139,21 @@ class MergeInput:
         self._pending = pending
         self._min_copied = min_copied
         self._merger = StreamMerger(1 + len(buckets))
-        self.wanted = self._merger.wanted
-        self.take = self._merger.take
 
-    async def feed(self, source: int) -> None:
+    async def into(self, builder: SnapshotBuilder) -> None:
+        """Add the indexes whose messages are still held to a snapshot, a few at a time."""
+        while True:
+            while (source := self._merger.wanted()) is not None:
+                if not await self._copy(source, builder):
+                    await self._feed(source)
+            taken = self._merger.take()
+            if not taken:
+                return
+            builder.add(self._pending.held_of(taken))
+            del taken  # see STEP
+            await asyncio.sleep(0)
+
+    async def _feed(self, source: int) -> None:
         """Read the next piece of a wanted source."""
         self._merger.feed(source, await self._read(self._segments[source - 1]) if source else self._from_memory())
 
@@ -151,11 +164,11 @@ class MergeInput:
         if segments.have_ended:
             return None
         bucket, number = segments.bucket, segments.next
-        columns = await self._snapshots.segment(bucket.snapshot_id, number, bucket.counts[number])
+        columns = await self._snapshots.segment(bucket.named.snapshot_id, number, bucket.counts[number])
         segments.next += 1
         return columns
 
-    async def copy(self, source: int, builder: SnapshotBuilder) -> bool:
+    async def _copy(self, source: int, builder: SnapshotBuilder) -> bool:
         """Copy the next segment of a wanted source as it is; return False if that is not possible.
 
         It is possible if no other index comes before the segment's end and all its messages are still held.
@@ -171,7 +184,7 @@ class MergeInput:
             add_bitmaps(row.bitmaps.items(), positions)
             if not self._pending.includes(positions):
                 return False
-            segment = await self._snapshots.copy(segments.bucket.snapshot_id, segments.next)
+            segment = await self._snapshots.copy(segments.bucket.named.snapshot_id, segments.next)
         except SnapshotFormatError:
             return False  # reading the segment handles the damage
         builder.add_segment(segment, row, min_at=segments.next_at, count=len(positions))
@@ -187,7 +200,7 @@ class MergeInput:
 
     async def _row(self, segments: _UnreadSegments) -> SegmentRow:
         if not segments.rows:
-            segments.rows = await self._snapshots.rows(segments.bucket.snapshot_id)
+            segments.rows = await self._snapshots.rows(segments.bucket.named.snapshot_id)
         if segments.next >= len(segments.rows):
             raise SnapshotFormatError("snapshot metadata", f"{len(segments.rows)} segments are too few")
         return segments.rows[segments.next]

@@ -24,6 +24,7 @@ from ..format import BulkPositionSet, Columns, NamedSnapshot, SegmentRow
 from ._buckets import ImmutableBucket
 from ._index import BucketIndex
 from ._snapshots import ReadSlots, Snapshots, add_bitmaps
+from ._timer import DispatchTimer
 
 _FIRST_TIMEOUT_S: Final = 5.0
 """How long the first attempt to read a snapshot may take."""
@@ -65,9 +66,7 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
     for _ in positions.compress(_COMPRESSED):
         await asyncio.sleep(0)
     bucket = ImmutableBucket(
-        named.key,
-        named.snapshot_id,
-        (named.start, named.end),
+        named,
         mins=_lowest(rows),
         maxs=[row.max_at for row in rows],
         counts=counts,
@@ -122,18 +121,16 @@ class Recovery:
         snapshots: Snapshots,
         tasks: TaskOwner,
         reads: ReadSlots,
+        timer: DispatchTimer,
         *,
-        cutoff: Callable[[], int],
         delete: Callable[[NamedSnapshot], object],
-        on_available: Callable[[], None],
     ) -> None:
         self._index = index
         self._snapshots = snapshots
         self._tasks = tasks
         self._reads = reads
-        self._cutoff = cutoff
+        self._timer = timer
         self._delete = delete
-        self._on_available = on_available
         self._task: asyncio.Task[None] | None = None
         self.is_tried = asyncio.Event()
 
@@ -166,13 +163,13 @@ class Recovery:
         try:
             while left := await self._recover_all(left, _FIRST_TIMEOUT_S * 2 ** min(failures, 10)):
                 self.is_tried.set()
-                self._on_available()
+                self._timer.call_again()
                 failures += 1
                 await self._tasks.back_off(failures)
         finally:
             self.is_tried.set()
             self._index.changed()
-        self._on_available()
+        self._timer.call_again()
 
     async def _recover_all(self, wanted: Sequence[NamedSnapshot], timeout_s: float) -> list[NamedSnapshot]:
         """Recover buckets in this order; return the snapshots that have to be tried again."""
@@ -188,7 +185,7 @@ class Recovery:
         """Add a bucket once it is read; return False if its snapshot has to be tried again."""
         try:
             found = await task
-            while found is not None and not drop_due(found, self._cutoff()):
+            while found is not None and not drop_due(found, self._timer.cutoff()):
                 found = await self._read(named, timeout_s)
         except (SnapshotNotFoundError, SnapshotFormatError) as error:
             effect = f"snapshot {named.snapshot_id} is dropped; the dispatcher has to add its messages again"
@@ -205,7 +202,7 @@ class Recovery:
         async with self._reads.slot(), asyncio.timeout(timeout_s):
             if named.end < self._snapshots.mark_delete_position.ledger:
                 return None
-            return await read_bucket(named, self._snapshots, self._cutoff())
+            return await read_bucket(named, self._snapshots, self._timer.cutoff())
 
     async def _delete_orphans(self) -> None:
         attempts = 0

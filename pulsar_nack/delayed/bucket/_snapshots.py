@@ -233,21 +233,13 @@ async def delete_bucket_snapshots(
     :raises ExceptionGroup: the storage or the cursor failed for some of them
     """
     snapshots = Snapshots(storage, cursor, topic_name, cursor_name)
-    deleted, errors = await _delete(snapshots, snapshots.named())
+    unwanted = snapshots.named()
+    deleted = 0
+    errors: list[Exception] = []
     try:
-        orphans = await snapshots.orphans()
+        unwanted += await snapshots.orphans() or []
     except Exception as error:  # noqa: BLE001 - raised below
         errors.append(error)
-    else:
-        more, failed = await _delete(snapshots, orphans or [])
-        deleted, errors = deleted + more, errors + failed
-    if errors:
-        raise ExceptionGroup("some snapshots could not be deleted", errors)
-    return deleted
-
-
-async def _delete(snapshots: Snapshots, unwanted: Iterable[NamedSnapshot]) -> tuple[int, list[Exception]]:
-    deleted, errors = 0, []
     for named in unwanted:
         try:
             await snapshots.delete(named)
@@ -255,7 +247,9 @@ async def _delete(snapshots: Snapshots, unwanted: Iterable[NamedSnapshot]) -> tu
             errors.append(error)
         else:
             deleted += 1
-    return deleted, errors
+    if errors:
+        raise ExceptionGroup("some snapshots could not be deleted", errors)
+    return deleted
 
 
 def _checked(columns: Columns, min_count: int) -> Columns:

@@ -39,7 +39,8 @@ class DispatchTimer:
         self._on_due = on_due
         self.start_work: Callable[[], None] = lambda: None
         """Starts the work on storage that is needed now."""
-        self._prefetch_ms = delay_ms(config.prefetch)
+        self.prefetch_ms = delay_ms(config.prefetch)
+        """How long before its time a segment is loaded."""
         self._max_unsealed = config.max_unsealed_indexes
         self._has_paused = False
         self._pacing = CallPacing()
@@ -65,7 +66,7 @@ class DispatchTimer:
         self.call_at, self.seal_at = self._next_call(ready_at, now_ms), self._index.seal_at
         at_ms, load_at = min(self.call_at, self.seal_at), self._index.load_at
         if load_at != NEVER:
-            load_at -= self.ticks.lead + self._prefetch_ms
+            load_at -= self.ticks.lead + self.prefetch_ms
             if load_at > now_ms:  # a segment that is not loaded by now waits for messages to be taken, or for loads
                 at_ms = min(at_ms, load_at)
         if at_ms == NEVER:

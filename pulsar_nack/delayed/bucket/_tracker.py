@@ -54,15 +54,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
         self._snapshots = snapshots
         self._index = BucketIndex(config)
         self._timer = timer = DispatchTimer(self._index, config, clock, on_due)
-        self._worker = Worker(
-            self._index,
-            snapshots,
-            config,
-            clock,
-            cutoff=timer.cutoff,
-            on_change=timer.update,
-            on_available=timer.call_again,
-        )
+        self._worker = Worker(self._index, snapshots, config, clock, timer)
         timer.start_work = self._worker.start
         self._trimmed_to = -1
         self._is_closed = False

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-from ..._delays import delay_ms
 from ..._tasks import TaskOwner
 from ..._wake_up import WakeUp, interval_clock
 from ...clock import Clock
@@ -22,12 +21,13 @@ from ...config import BucketConfig
 from ..format import STEP, Index, NamedSnapshot
 from ._buckets import AnyBucket, ImmutableBucket
 from ._index import BucketIndex
-from ._merge import MergeInput, choose_pair
+from ._merge import Merge, choose_pair
 from ._queue import in_order
 from ._recovery import Recovery
 from ._snapshot_builder import NewSnapshot, SnapshotBuilder
 from ._snapshots import ReadSlots, Snapshots
 from ._statistics import BucketStatistics
+from ._timer import DispatchTimer
 
 _log = logging.getLogger("pulsar_nack.delayed")
 
@@ -42,8 +42,7 @@ _FULL: Final = 5_000
 class Worker:
     """Seals, loads, merges and deletes the buckets of an index on storage.
 
-    :param on_change: called when there may be more to do or to wait for
-    :param on_available: called when messages have become available
+    :param timer: is updated when there may be more to do or to wait for, and calls when messages have become available
     """
 
     def __init__(
@@ -52,18 +51,12 @@ class Worker:
         snapshots: Snapshots,
         config: BucketConfig,
         clock: Clock,
-        *,
-        cutoff: Callable[[], int],
-        on_change: Callable[[], None],
-        on_available: Callable[[], None],
+        timer: DispatchTimer,
     ) -> None:
         self._index = index
         self._snapshots = snapshots
         self._config = config
-        self._cutoff = cutoff
-        self._on_change = on_change
-        self._on_available = on_available
-        self._prefetch_ms = delay_ms(config.prefetch)
+        self._timer = timer
         self._is_sealing = False
         self._is_merging = False
         self._merge_seen = -1
@@ -71,15 +64,7 @@ class Worker:
         self._clock = interval_clock(clock)
         self.tasks = TaskOwner(clock)
         self._reads = ReadSlots(clock)
-        self.recovery = Recovery(
-            index,
-            snapshots,
-            self.tasks,
-            self._reads,
-            cutoff=cutoff,
-            delete=self._start_deleting,
-            on_available=on_available,
-        )
+        self.recovery = Recovery(index, snapshots, self.tasks, self._reads, timer, delete=self._start_deleting)
 
     @property
     def has_to_seal(self) -> bool:
@@ -94,8 +79,8 @@ class Worker:
         buckets is not loaded all at once. But while a segment fails or takes long, all due segments are loaded, so
         that none waits behind it.
         """
-        cutoff = self._cutoff()
-        return (cutoff if self._index.has_late else min(cutoff, self._index.next_at)) + self._prefetch_ms
+        cutoff = self._timer.cutoff()
+        return (cutoff if self._index.has_late else min(cutoff, self._index.next_at)) + self._timer.prefetch_ms
 
     def statistics(self) -> BucketStatistics:
         """Return the current figures of the tracker."""
@@ -129,7 +114,7 @@ class Worker:
             self._start_merging()
         while index.retired:
             bucket = index.retired.pop()
-            self._start_deleting(_named(bucket))
+            self._start_deleting(bucket.named)
 
     def _start_merging(self) -> None:
         most = self._config.delayed_delivery_max_num_buckets
@@ -160,11 +145,11 @@ class Worker:
             slow.cancel()
             bucket.is_loading = False
             self._index.changed()
-        self._on_available()
+        self._timer.call_again()
 
     async def _load_once(self, bucket: ImmutableBucket) -> bool:
         try:
-            columns = await self._snapshots.segment(bucket.snapshot_id, bucket.next, bucket.counts[bucket.next])
+            columns = await self._snapshots.segment(bucket.named.snapshot_id, bucket.next, bucket.counts[bucket.next])
         except Exception:  # noqa: BLE001 - counted and kept by OperationCounters, and retried
             bucket.failures += 1
             self._note_late(bucket)
@@ -180,7 +165,7 @@ class Worker:
         bucket.is_late = True
         self._index.changed()
         if is_first:
-            self._on_change()
+            self._timer.update()
 
     def _mark_slow(self, bucket: ImmutableBucket) -> None:
         """Stop waiting for every bucket that should have been loaded by now: all at once, since there may be many."""
@@ -190,7 +175,7 @@ class Worker:
         for each in self._index.buckets:
             each.is_slow |= each.is_loading and each.wait_until <= now_ms
         self._index.changed()
-        self._on_available()
+        self._timer.call_again()
 
     # -- sealing -----------------------------------------------------------------------------------------------------
 
@@ -212,7 +197,7 @@ class Worker:
                 await self._store([sealed], builder.finish(), sealed.start, sealed.end)
         except Exception:  # noqa: BLE001 - counted; the bucket stays in memory until it is stored
             return False
-        self._on_available()
+        self._timer.call_again()
         return True
 
     def _builder(self) -> SnapshotBuilder:
@@ -244,9 +229,7 @@ class Worker:
         )
         if named is None:
             return
-        bucket = ImmutableBucket(
-            named.key, named.snapshot_id, (start, end), mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts
-        )
+        bucket = ImmutableBucket(named, mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts)
         decoded, columns = -1, None
         while not all(owner.is_dropped for owner in owners):
             segment = bucket.first_reaching(self._index.earliest_of(owners))
@@ -276,7 +259,7 @@ class Worker:
         try:
             async with self._snapshots.operations.counted("merge"):
                 builder = self._builder()
-                await self._merge_into(builder, pair)
+                await self._merge_of(pair).into(builder)
                 start, end = min(each.start for each in pair), max(each.end for each in pair)
                 await self._store(pair, builder.finish(), start, end)
         except Exception:  # noqa: BLE001 - counted; the source buckets stay
@@ -287,34 +270,14 @@ class Worker:
             for bucket in pair:
                 bucket.is_merging = False
                 self._index.retire_if_used_up(bucket)
-        self._on_available()
+        self._timer.call_again()
         return True
 
-    async def _merge_into(self, builder: SnapshotBuilder, pair: Sequence[ImmutableBucket]) -> None:
-        """Merge the buckets' indexes in memory and their segments on storage, a few indexes at a time.
-
-        A segment is copied as it is if no other index falls into its time span. So buckets that follow each other in
-        time are merged at the speed of storage.
-        """
+    def _merge_of(self, pair: Sequence[ImmutableBucket]) -> Merge:
         most = self._config.delayed_delivery_max_indexes_per_bucket_snapshot_segment
         loaded = in_order(self._index.queue.runs(pair))
-        source_indexes = MergeInput(
-            pair,
-            loaded,
-            self._snapshots,
-            self._index.pending,
-            min_copied=_FULL // 2 if most < 0 else (most + 1) // 2,
-        )
-        while True:
-            while (source := source_indexes.wanted()) is not None:
-                if not await source_indexes.copy(source, builder):
-                    await source_indexes.feed(source)
-            taken = source_indexes.take()
-            if not taken:
-                return
-            builder.add(self._index.pending.held_of(taken))
-            del taken  # see STEP
-            await asyncio.sleep(0)
+        min_copied = _FULL // 2 if most < 0 else (most + 1) // 2
+        return Merge(pair, loaded, self._snapshots, self._index.pending, min_copied=min_copied)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
@@ -367,10 +330,6 @@ class Worker:
         return tried
 
 
-def _named(bucket: ImmutableBucket) -> NamedSnapshot:
-    return NamedSnapshot(bucket.key, bucket.snapshot_id, bucket.start, bucket.end)
-
-
 def _empty(start: int, end: int) -> ImmutableBucket:
     """Return the empty bucket that replaces one whose messages were gone before it was stored."""
-    return ImmutableBucket("", -1, (start, end), mins=(), maxs=(), counts=())
+    return ImmutableBucket(NamedSnapshot("", -1, start, end), mins=(), maxs=(), counts=())

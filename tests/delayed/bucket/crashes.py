@@ -180,7 +180,7 @@ class Run:
         """Check that what is stored, named, and known is the same, and that nothing else lies about."""
         await self.cursor._tasks.wait_until_idle()
         ids = {named.snapshot_id for named in named_snapshots(self.cursor.properties())}
-        assert {bucket.snapshot_id for bucket in self.tracker._index.buckets} == ids
+        assert {bucket.named.snapshot_id for bucket in self.tracker._index.buckets} == ids
         async with await self.home.open() as store:
             names = await store.names()
         assert {int(name.rpartition("-")[2]) for name in names if name.startswith("snapshot-")} == ids

@@ -148,7 +148,7 @@ class Stage:
             assert bucket.unloaded == sum(bucket.counts[bucket.next :])
             assert not bucket.is_dropped
             assert bucket.is_merging or not bucket.is_used_up
-        assert index.buckets == sorted(index.buckets, key=lambda each: (each.start, each.end, each.snapshot_id))
+        assert index.buckets == sorted(index.buckets, key=lambda each: (each.start, each.end, each.named.snapshot_id))
         assert len(index.pending) == len(set(index.pending))
         assert (index._bucket_bytes == 0) == (not index.buckets)
 

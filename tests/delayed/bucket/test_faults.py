@@ -80,13 +80,13 @@ async def test_others_go_on_while_one_bucket_fails() -> None:
         await stage.fill(1, 11)
         await stage.idle()
         broken = stage.buckets[0]
-        kept = stage.storage.snapshots.pop(broken.snapshot_id)
+        kept = stage.storage.snapshots.pop(broken.named.snapshot_id)
         stage.clock.set(110)
         assert await stage.drain() == []
         stage.clock.advance(1_000)
         assert await stage.drain() == positions(*range(6, 12))
         assert stage.buckets == [broken]
-        stage.storage.snapshots[broken.snapshot_id] = kept
+        stage.storage.snapshots[broken.named.snapshot_id] = kept
         stage.clock.advance(60_000)
         await stage.idle()
         assert await stage.drain() == positions(*range(1, 6))
@@ -204,8 +204,8 @@ async def test_a_merge_that_never_works_keeps_no_others_from_it() -> None:
         await stage.idle()
         assert len(stage.buckets) == 4
         damaged = stage.buckets[1]
-        entries = stage.storage.snapshots[damaged.snapshot_id]
-        stage.storage.snapshots[damaged.snapshot_id] = (b"\xff",) * len(entries)
+        entries = stage.storage.snapshots[damaged.named.snapshot_id]
+        stage.storage.snapshots[damaged.named.snapshot_id] = (b"\xff",) * len(entries)
         for ten in range(4):
             await stage.fill(22 + 10 * ten, 31 + 10 * ten, base=1_000_000)
             await stage.idle()

@@ -58,7 +58,7 @@ async def check(path: Path, told: Told) -> None:
         assert all(told.times[each] > told.now and each > mark and each not in told.taken for each in held)
         assert tracker.number_of_delayed_messages == len(held)
         await tracker.wait_until_idle()
-        ids = {bucket.snapshot_id for bucket in tracker._index.buckets}
+        ids = {bucket.named.snapshot_id for bucket in tracker._index.buckets}
         assert set(map(int, tracker.cursor.properties().values())) == ids
         assert {int(each.stem.rpartition("-")[2]) for each in path.glob("snapshot-*.log")} == ids
         told.marks = dict.fromkeys(told.marks, mark)

@@ -31,7 +31,9 @@ INDEX = st.tuples(st.integers(0, 50), st.integers(0, 3), st.integers(0, 9))
 
 def bucket_of(start: int, end: int, size: int, snapshot_id: int = 1) -> ImmutableBucket:
     """Return a bucket of one segment."""
-    return ImmutableBucket(f"{start}_{end}", snapshot_id, (start, end), mins=[10], maxs=[20], counts=[size])
+    return ImmutableBucket(
+        NamedSnapshot(f"{start}_{end}", snapshot_id, start, end), mins=[10], maxs=[20], counts=[size]
+    )
 
 
 def cut(times: list[int], step: int, most: int, piece: int = 100) -> NewSnapshot:
@@ -229,7 +231,7 @@ def test_rule_of_a_config() -> None:
 
 def test_a_bucket_is_used_up_segment_by_segment() -> None:
     """The next segment is wanted when half of the one in use is gone; sizes follow."""
-    bucket = ImmutableBucket("k", 1, (1, 2), mins=[10, 20, 30], maxs=[19, 29, 39], counts=[4, 2, 1])
+    bucket = ImmutableBucket(NamedSnapshot("k", 1, 1, 2), mins=[10, 20, 30], maxs=[19, 29, 39], counts=[4, 2, 1])
     assert (bucket.size, bucket.next_at, bucket.following_at) == (7, 10, 20)
     assert bucket.can_load_next
     bucket.note_loaded(4)
