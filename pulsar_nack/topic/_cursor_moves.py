@@ -20,7 +20,6 @@ from ._ledgers import TopicLedgers
 
 _LATEST = (1 << 63) - 1
 
-
 TopicAcks = dict[Position, BatchSet | None]
 """Entries to acknowledge, with the batch sets of those that are acknowledged in part."""
 

@@ -8,10 +8,10 @@ bitmap per ledger; so it takes little memory even if nobody empties it, and give
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, Self
 
-from ..._check import INT64_MAX, check_flag, check_has, check_integer
+from ..._check import INT64_MAX, check_flag, check_integer, clock_of, config_of
 from ..._lifetime import ClosesOnExit
 from ...clock import Clock
 from ...config import BucketConfig
@@ -19,7 +19,8 @@ from ...errors import ClosedError, InvalidArgumentError
 from ...ids import Position
 from ...index import PositionSet
 from .._arguments import check_message, check_on_due
-from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting
+from ..storage import BucketSnapshotStorage, DelayedCursor
+from ._snapshots import Snapshots
 from ._tracker import BucketDelayedDeliveryTracker
 
 _NAME: Final = "SharedSubscription"
@@ -32,7 +33,8 @@ class SharedDelayedIndex(ClosesOnExit):
     """
 
     def __init__(self, cursor: DelayedCursor, *, closes_with_last: bool) -> None:
-        self._cursor = _LowestCursor(cursor)
+        self._cursor = cursor
+        self._subscriptions: dict[str, SharedSubscription] = {}
         self._closes_with_last = closes_with_last
         self._tracker: BucketDelayedDeliveryTracker
 
@@ -52,13 +54,17 @@ class SharedDelayedIndex(ClosesOnExit):
         :param cursor: keeps the names of the snapshots; its mark-delete position counts while there is no subscription
         :param closes_with_last: close when the last subscription is closed
         """
-        check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
         check_flag("closes_with_last", closes_with_last)
         self = cls(cursor, closes_with_last=closes_with_last)
-        self._tracker = await BucketDelayedDeliveryTracker.open(
-            storage, self._cursor, config, clock=clock, on_due=self._call_all, topic_name=topic_name
+        snapshots = Snapshots(storage, cursor, topic_name, "", mark_delete=self._lowest_mark_delete)
+        self._tracker = await BucketDelayedDeliveryTracker._recover(
+            snapshots, config_of(config, BucketConfig), clock_of(clock), self._call_all
         )
         return self
+
+    def _lowest_mark_delete(self) -> Position:
+        marks = [subscription.mark_delete() for subscription in self._subscriptions.values()]
+        return min(marks) if marks else self._cursor.mark_delete_position
 
     @property
     def tracker(self) -> BucketDelayedDeliveryTracker:
@@ -75,29 +81,29 @@ class SharedDelayedIndex(ClosesOnExit):
         :raises InvalidArgumentError: the name is taken, or ``on_due`` is not a plain function
         """
         check_on_due(on_due)
-        if name in self._cursor.subscriptions:
+        if name in self._subscriptions:
             raise InvalidArgumentError("name", name, "a name that no subscription has yet")
         subscription = SharedSubscription(self, name, mark_delete, on_due)
-        self._cursor.subscriptions[name] = subscription
+        self._subscriptions[name] = subscription
         return subscription
 
     async def aclose(self) -> None:
         """Close the index and its subscriptions; snapshots stay. Idempotent."""
         self._tracker._check_loop(_NAME)
-        for subscription in list(self._cursor.subscriptions.values()):
+        for subscription in list(self._subscriptions.values()):
             await subscription.aclose()
         await self._tracker.aclose()
 
     def _call_all(self) -> None:
-        for subscription in list(self._cursor.subscriptions.values()):
+        for subscription in list(self._subscriptions.values()):
             subscription._call_on_due()
 
     def _others(self, one: SharedSubscription) -> list[SharedSubscription]:
-        return [each for each in self._cursor.subscriptions.values() if each is not one]
+        return [each for each in self._subscriptions.values() if each is not one]
 
     async def _leave(self, name: str) -> None:
-        self._cursor.subscriptions.pop(name, None)
-        if self._closes_with_last and not self._cursor.subscriptions:
+        self._subscriptions.pop(name, None)
+        if self._closes_with_last and not self._subscriptions:
             await self._tracker.aclose()
 
 
@@ -216,34 +222,3 @@ class SharedSubscription:
     def _call_on_due(self) -> None:
         if self._on_due is not None and not self._is_closed:
             self._on_due()
-
-
-class _LowestCursor:
-    """The index's cursor: the topic cursor's properties, and the lowest mark-delete position of the subscriptions."""
-
-    def __init__(self, cursor: DelayedCursor) -> None:
-        self._cursor = cursor
-        self.subscriptions: dict[str, SharedSubscription] = {}
-
-    @property
-    def mark_delete_position(self) -> Position:
-        """Return the lowest mark-delete position."""
-        marks = [subscription.mark_delete() for subscription in self.subscriptions.values()]
-        return min(marks) if marks else self._cursor.mark_delete_position
-
-    def properties(self) -> Mapping[str, str]:
-        """Return the topic cursor's properties."""
-        return self._cursor.properties()
-
-    async def put_property(self, key: str, value: str) -> None:
-        """Set a property of the topic cursor."""
-        await self._cursor.put_property(key, value)
-
-    async def remove_property(self, key: str) -> None:
-        """Remove a property of the topic cursor."""
-        await self._cursor.remove_property(key)
-
-    async def forget(self, snapshot_id: int) -> None:
-        """Remove the properties that name a snapshot, if the topic cursor can be taken over."""
-        if isinstance(self._cursor, SupportsForgetting):
-            await self._cursor.forget(snapshot_id)

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 import anyio
 
+from ..._check import check_has, check_text
 from ..._wake_up import WakeUp, interval_clock
 from ...clock import Clock
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
@@ -37,14 +38,28 @@ class Snapshots:
     """The snapshots of one cursor. Each method is one attempt, and raises the error of the storage or the cursor.
 
     ``bytes`` is their size on storage, including snapshots that are being deleted.
+
+    :param mark_delete: returns the position up to which all messages are acknowledged; None: that of the cursor
+    :raises InvalidArgumentError: an argument was refused
     """
 
     def __init__(
-        self, storage: BucketSnapshotStorage, cursor: DelayedCursor, topic_name: str, cursor_name: str
+        self,
+        storage: BucketSnapshotStorage,
+        cursor: DelayedCursor,
+        topic_name: str,
+        cursor_name: str,
+        *,
+        mark_delete: Callable[[], Position] | None = None,
     ) -> None:
+        check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage")
+        check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
+        check_text("topic_name", topic_name)
+        check_text("cursor_name", cursor_name)
         self._storage = storage
         self._cursor = cursor
         self._names = topic_name, cursor_name
+        self._mark_delete = mark_delete
         self._reserved: set[str] = set()
         self._created: set[int] = set()
         self._sizes: dict[int, int] = {}
@@ -55,8 +70,8 @@ class Snapshots:
 
     @property
     def mark_delete_position(self) -> Position:
-        """Return the cursor's mark-delete position."""
-        return self._cursor.mark_delete_position
+        """Return the position up to which all messages are acknowledged."""
+        return self._cursor.mark_delete_position if self._mark_delete is None else self._mark_delete()
 
     async def all_named(self) -> list[NamedSnapshot]:
         """Return the named snapshots, after waiting for one that is being named."""

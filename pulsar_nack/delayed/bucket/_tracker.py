@@ -11,7 +11,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any, Final, Self
 
-from ..._check import INT64_MAX, INT64_MIN, check_flag, check_has, check_integer, check_text, clock_of, config_of
+from ..._check import INT64_MAX, INT64_MIN, check_flag, check_integer, clock_of, config_of
 from ..._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
 from ...clock import Clock
 from ...config import BucketConfig
@@ -85,14 +85,16 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
         :raises InvalidArgumentError: an argument was refused, such as a coroutine function as ``on_due``
         :raises MissingExtraError: protobuf is not installed
         """
-        check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage")
-        check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
         check_on_due(on_due)
-        check_text("topic_name", topic_name)
-        check_text("cursor_name", cursor_name)
-        config, clock = config_of(config, BucketConfig), clock_of(clock)
+        snapshots = Snapshots(storage, cursor, topic_name, cursor_name)
+        return await cls._recover(snapshots, config_of(config, BucketConfig), clock_of(clock), on_due)
+
+    @classmethod
+    async def _recover(
+        cls, snapshots: Snapshots, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
+    ) -> Self:
         snapshot_protobuf()
-        self = cls(Snapshots(storage, cursor, topic_name, cursor_name), config, clock, on_due)
+        self = cls(snapshots, config, clock, on_due)
         try:
             await self._worker.recovery.start(config.recovery_timeout.total_seconds())
         except BaseException:
