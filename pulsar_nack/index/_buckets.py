@@ -214,7 +214,6 @@ class TimeBuckets:
 
     def _became_empty(self) -> None:
         """Clear what is left when nothing is pending; usually nothing is, and the next id finds its block again."""
-        if self._store.is_empty and self._pending.keep_few_blocks():
-            self.first.clear()
-        else:
+        self.first.clear()
+        if not (self._store.is_empty and self._pending.keep_few_blocks()):
             self.clear()

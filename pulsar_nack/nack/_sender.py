@@ -291,11 +291,18 @@ class Sender:
                 self._hooks.emit(event)
 
     def _failed(self, call: RedeliveryCall, error: BaseException, now_ms: int) -> RedeliveryResult:
-        """Note that a call failed; return how it ended."""
+        """Note that a call failed; return how it ended.
+
+        Failed ids are retried unless they are acknowledged, pending, to be retried or in a later call already.
+        """
         self.counters.failed_commands += 1
         self.counters.last_error = repr(error)
         failed = call.failed(error)
-        to_retry = self._to_retry(call, failed) if len(failed) else ()
+        to_retry = [
+            message_id
+            for message_id in call.wanted(failed, self._buckets)
+            if not self.retries.learn_if_here(message_id) and not self.calls.learn_after(call, message_id)
+        ]
         return RedeliveryResult(failed, to_retry, now_ms, self.retries.delay_ms(call.attempt + 1), error)
 
     def _retry(self, call: RedeliveryCall, result: RedeliveryResult) -> None:
@@ -305,17 +312,19 @@ class Sender:
             self.retries.add(result.to_retry, call.attempt + 1, result.retry_at_ms)
             self.update_slow_path()
 
-    def _to_retry(self, call: RedeliveryCall, failed: Sequence[MessageId]) -> Sequence[MessageId]:
-        """Return the failed ids that are not acknowledged, pending, to be retried or in a later call already."""
-        return [
-            message_id
-            for message_id in call.wanted(failed, self._buckets)
-            if not self.retries.learn_if_here(message_id) and not self.calls.learn_after(call, message_id)
-        ]
-
     # -- adding and cancelling ---------------------------------------------------------------------------------------
 
-    def add(self, message_id: MessageId, now_ms: int, delay_ms: int) -> bool:
+    def nack(self, ids: Sequence[MessageId], now_ms: int, delay_ms: int) -> None:
+        """Make ids pending that have been checked, set the timer, and call the hooks."""
+        if len(self.retries):
+            added = sum(self._add(message_id, now_ms, delay_ms) for message_id in ids)
+        else:
+            added = self._schedule.add_many(ids, now_ms, delay_ms)
+        self.on_nacked(len(ids), added, now_ms)
+        if self._has_hooks and len(ids):
+            self._hooks.emit(Nacked(ids, now_ms, delay_ms, now_ms + delay_ms, is_new=added > 0))
+
+    def _add(self, message_id: MessageId, now_ms: int, delay_ms: int) -> bool:
         """Add an id and return whether it is new; if it waits for a retry, the earlier of the two times counts."""
         retry_at = self.retries.at_ms(message_id)
         if retry_at is None:
@@ -332,11 +341,6 @@ class Sender:
         self.counters.nacked_again += count - added
         self.update_slow_path()
         self.arm(now_ms)
-
-    def emit_nacked(self, ids: Sequence[MessageId], added: int, now_ms: int, delay_ms: int) -> None:
-        """Call the hooks for nacks."""
-        if self._has_hooks and len(ids):
-            self._hooks.emit(Nacked(ids, now_ms, delay_ms, now_ms + delay_ms, is_new=added > 0))
 
     def cancel(self, message_id: MessageId) -> bool:
         """Remove an acknowledged id and return whether it was pending; remember it for calls in flight."""

@@ -232,13 +232,7 @@ class NegativeAcksTracker(ClosesOnExit):
             if wanted > self._capacity.free:
                 raise self._capacity.would_block(wanted)
         self._now = now = self._ticks()
-        now_ms = now // NS_PER_MS
-        if len(self._retries):
-            added = sum(self._sender.add(message_id, now_ms, delay_ms) for message_id in ids)
-        else:
-            added = self._schedule.add_many(ids, now_ms, delay_ms)
-        self._sender.on_nacked(len(ids), added, now_ms)
-        self._sender.emit_nacked(ids, added, now_ms, delay_ms)
+        self._sender.nack(ids, now // NS_PER_MS, delay_ms)
 
     def nack_entries(self, ledger: int, entries: Any, delay: Delay | None = None) -> None:
         """Make entries of one ledger pending (no partition, no batch): a range, list, array or numpy array.
@@ -301,10 +295,7 @@ class NegativeAcksTracker(ClosesOnExit):
         if self._capacity.free <= 0 and message_id not in self:
             raise self._capacity.would_block(1)
         self._now = now = self._ticks()
-        now_ms = now // NS_PER_MS
-        added = self._sender.add(message_id, now_ms, delay_ms)
-        self._sender.on_nacked(1, added, now_ms)
-        self._sender.emit_nacked((message_id,), added, now_ms, delay_ms)
+        self._sender.nack((message_id,), now // NS_PER_MS, delay_ms)
 
     def _ensure_open(self) -> None:
         if self._state == _NEW:
