@@ -190,7 +190,7 @@ class TimeBuckets:
             self._store.end_draining(start)
 
     def _hand_out(self, live: Any, due: DueIds) -> None:
-        """Move live numbers, at least one, from what is pending to ``due``; release the blocks that became empty."""
+        """Move live numbers from what is pending to ``due``; release the blocks that became empty."""
         runs = self._pending.runs(live)
         originals = self._fire(live)
         for blocks, numbers in runs:

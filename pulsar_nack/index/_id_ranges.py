@@ -31,12 +31,12 @@ class IdRange(NamedTuple):
 
 
 class IdRanges:
-    """All id ranges of one index; ``top`` is the highest covered number, -1 without one.
+    """All id ranges of one index; ``covered`` are the numbers in them.
 
     With n ranges: adding at the end, reading and taking the first are O(1), amortized; the rest is O(n) in C.
     """
 
-    __slots__ = ("_head", "_highs", "_lows", "_starts", "covered", "top")
+    __slots__ = ("_head", "_highs", "_lows", "_starts", "covered")
 
     def __init__(self) -> None:
         self._starts: array[int] = array("q")
@@ -45,7 +45,6 @@ class IdRanges:
     def clear(self) -> None:
         """Remove all ranges; numbers have 32 bits again."""
         self.covered: Any = BitMap()
-        self.top = -1
         self._head = 0
         del self._starts[:]
         self._lows: array[int] = array("I")
@@ -111,14 +110,12 @@ class IdRanges:
         self._lows.insert(row, added.low)
         self._highs.insert(row, added.high)
         self.covered.add_range(added.low, added.high + 1)
-        self.top = max(self.top, added.high)
 
     def extend(self, start: int, high: int) -> None:
         """Extend the range that was added last for ``start`` up to ``high``."""
         row = bisect_right(self._starts, start, self._head) - 1
         self.covered.add_range(self._highs[row] + 1, high + 1)
         self._highs[row] = high
-        self.top = max(self.top, high)
 
     def take(self, start: int) -> list[IdRange]:
         """Remove and return the ranges of one bucket."""
@@ -155,10 +152,8 @@ class IdRanges:
         return first, bisect_right(self._starts, start, first)
 
     def _delete(self, first: int, last: int) -> None:
-        is_top_gone = False
         for row in range(first, last):
             self.covered.remove_range(self._lows[row], self._highs[row] + 1)
-            is_top_gone = is_top_gone or self._highs[row] == self.top
         if first > self._head:
             self._cut(first, last)
         else:
@@ -166,8 +161,6 @@ class IdRanges:
             if 2 * last >= len(self._starts):
                 self._cut(0, last)
                 self._head = 0
-        if is_top_gone:
-            self.top = self.covered.max() if self.covered else -1
 
     def _cut(self, first: int, last: int) -> None:
         for column in (self._starts, self._lows, self._highs):

@@ -99,7 +99,7 @@ class Inserter:
                         append(number)
                         self._note(number)
                         return True
-                    if number >= self._low and number > self._ranges.top and number > self._stale.top:
+                    if number >= self._low and number not in self._ranges.covered and number not in self._stale.numbers:
                         return self._put_behind(number, start, append)
         return self._put_elsewhere(message_id, start)
 
@@ -142,7 +142,7 @@ class Inserter:
                     append(number)
                     self._note(number)
                     return True
-                if number > self._ranges.top and number > self._stale.top:
+                if number not in self._ranges.covered and number not in self._stale.numbers:
                     return self._put_behind(number, start, append)
         elif number > self._top:
             group = self._groups.get(start & -GROUP_MS)

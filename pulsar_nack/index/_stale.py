@@ -24,9 +24,9 @@ from ._pending import widened
 
 
 class StaleCopies:
-    """The three sets; ``extra`` copies were made since the last sweep, and no stale number is above ``top``."""
+    """The three sets; ``extra`` copies were made since the last sweep."""
 
-    __slots__ = ("deadlines", "doubled", "extra", "numbers", "sweep", "top")
+    __slots__ = ("deadlines", "doubled", "extra", "numbers", "sweep")
 
     def __init__(self) -> None:
         self.clear()
@@ -37,7 +37,6 @@ class StaleCopies:
         self.doubled: Any = BitMap()
         self.deadlines: dict[int, int] = {}
         self.extra = 0
-        self.top = -1
         self.sweep: SweepMarks | None = None
 
     def widen(self) -> None:
@@ -58,7 +57,6 @@ class StaleCopies:
 
     def _mark(self, number: int) -> None:
         self.numbers.add(number)
-        self.top = max(self.top, number)
         if self.sweep is not None:
             self.sweep.stale.add(number)
             self.sweep.seen.discard(number)
@@ -91,7 +89,6 @@ class StaleCopies:
         if doubled:
             self.doubled -= doubled
             self.numbers |= doubled
-            self.top = max(self.top, doubled.max())
             if self.sweep is not None:
                 self.sweep.stale |= doubled
         if self.sweep is not None:
@@ -150,7 +147,6 @@ class StaleCopies:
         self.doubled &= sweep.doubled
         self.deadlines = {number: start for number, start in self.deadlines.items() if number in self.numbers}
         self.extra = max(self.extra - sweep.extra_before, 1 if self.numbers or self.doubled else 0)
-        self.top = self.numbers.max() if self.numbers else -1
 
 
 class SweepMarks:
