@@ -225,7 +225,7 @@ class ConsumerFigures:
         self._sweep_at = _MIN_SWEEP
 
     def add(self, consumer: Consumer, topic_name: str | None, subscription: str | None) -> Series | None:
-        """Read a consumer from now on, until it is closed; return its series, None if it was added before.
+        """Read a consumer from now on, until it is closed; return its series, None if it was added before or is closed.
 
         :raises InvalidArgumentError: it was added before, under another name than one that is given
         """
@@ -233,6 +233,9 @@ class ConsumerFigures:
         labels = _labels(
             names[0] if topic_name is None else topic_name, names[1] if subscription is None else subscription
         )
+        watched = _WatchedConsumer(consumer)
+        if watched.has_ended:
+            return None  # it may have been added before, and its counts be in its series already
         self._forget_closed()
         with self._lock:
             for series in self._series.values():
@@ -245,7 +248,7 @@ class ConsumerFigures:
                 self._series[labels] = Series(labels, made)
             series = self._series[labels]
             series.ended_at = None
-            series.watched.append(_WatchedConsumer(consumer))
+            series.watched.append(watched)
         consumer._engine.trace.watch_redeliveries(series.count)
         return series
 

@@ -68,7 +68,7 @@ class ConsumerMetrics:
             prometheus()
 
     def add(self, consumer: Consumer, *, topic_name: str | None = None, subscription: str | None = None) -> None:
-        """Export a consumer's figures until it is closed; no effect if it was added before.
+        """Export a consumer's figures until it is closed; no effect if it was added before, or is closed.
 
         :param topic_name: for the labels, None: the topic that was subscribed to. The official client does not know
             the topics of a list

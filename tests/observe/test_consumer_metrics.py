@@ -379,6 +379,20 @@ async def test_the_same_consumer_under_other_names() -> None:
 
 
 @virtual_time
+async def test_a_closed_consumer_is_not_counted_again() -> None:
+    """A closed consumer, whose counts are in its series already, may be added again without effect."""
+    metrics = ConsumerMetrics()
+    port = named(FakePort())
+    port.topic.publish(b"one")
+    async with Consumer(port) as consumer:
+        metrics.add(consumer)
+        await (await consumer.receive()).ack()
+    for _ in range(3):
+        assert scraped(metrics)[f"{JAVA}ack_total"] == 1
+        metrics.add(consumer)
+
+
+@virtual_time
 async def test_short_and_full_topic_names() -> None:
     """Consumers under the short and the full name of a topic are one series: there are no two with the same labels."""
     metrics = ConsumerMetrics()
