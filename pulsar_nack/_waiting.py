@@ -1,10 +1,11 @@
-"""Calls that wait in line: for capacity, for room, or for a queue to have items."""
+"""Calls that wait in line: for capacity, for room, or for a queue to have items; and waiting for a limited time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -55,3 +56,10 @@ class WaitingCalls(OrderedDict["asyncio.Future[_T]", int], Generic[_T]):
             call, _ = self.popitem(last=False)
             if not call.done():
                 call.set_exception(error)
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait until an event is set, but no longer than this; None: as long as it takes."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

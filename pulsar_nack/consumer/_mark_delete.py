@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from .._waiting import wait_at_most
 from ..clock import Clock
 from ..ids import Position
 from ._batches import Place, place_of
@@ -82,11 +83,7 @@ class MarkDeleteWatch:
             at_ms = self._next_at_ms
             delay_ms = None if at_ms is None else at_ms - self._clock.now_ms()
             if delay_ms is None or delay_ms > 0:
-                try:
-                    async with asyncio.timeout(None if delay_ms is None else delay_ms / 1000):
-                        await self._is_sooner.wait()
-                except TimeoutError:
-                    pass
+                await wait_at_most(self._is_sooner, None if delay_ms is None else delay_ms / 1000)
                 continue
             self._next_at_ms = self._clock.now_ms() + _INTERVAL_MS
             await asyncio.gather(*(self._follow(place) for place in list(self._new)))

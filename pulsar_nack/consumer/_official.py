@@ -12,7 +12,6 @@ Callbacks of the client arrive on its own threads; they do nothing but put a cal
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from .._delays import Delay, delay_ms
 from .._foreign import quoted, shown
+from .._waiting import wait_at_most
 from ..errors import (
     BrokerError,
     ClosedError,
@@ -262,9 +262,7 @@ class OfficialPort:
 
     async def _let_native_receive_end(self) -> None:
         """Wait for the callback of the outstanding receive: the process dies if it comes while Python shuts down."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CALLBACK_TIMEOUT_S):
-                await self._is_idle.wait()
+        await wait_at_most(self._is_idle, _CALLBACK_TIMEOUT_S)
 
     # --- receiving -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, Final, NoReturn
 
 from .._delays import MAX_NUMBER_S, Delay
+from .._waiting import wait_at_most
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
@@ -335,16 +336,9 @@ class RedeliveryQueue:
             self._is_sooner.clear()
             delay_ms = None if next_at is None else next_at - self.clock.now_ms()
             if delay_ms is None or delay_ms > 0:
-                await self._sleep(delay_ms)
+                await wait_at_most(self._is_sooner, None if delay_ms is None else delay_ms / 1000)
             elif not await self._request_again():
                 return
-
-    async def _sleep(self, delay_ms: int | None) -> None:
-        try:
-            async with asyncio.timeout(None if delay_ms is None else delay_ms / 1000):
-                await self._is_sooner.wait()
-        except TimeoutError:
-            return
 
     def _watch_from(self, at_ms: int | None) -> None:
         if at_ms is not None and (self._watched_until_ms is None or at_ms < self._watched_until_ms):

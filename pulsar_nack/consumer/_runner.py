@@ -14,7 +14,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from .._check import check_callable, check_flag, check_integer
 from .._delays import Delay, delay_ms
+from .._waiting import wait_at_most
 from ..backoff import Exponential
 from ..errors import AlreadySettledError, BrokerError, ClosedError, InvalidArgumentError, MissingExtraError
 from ._engine import ConsumerEngine
@@ -254,9 +255,8 @@ class Runner:
         self._failures += 1
         if self._failures == 1:
             _log.warning("nothing can be received, which is tried again: %s", error)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(float(_PAUSES(min(self._failures // self._options.concurrency, 10)))):
-                await self.is_stopping.wait()
+        pause_s = float(_PAUSES(min(self._failures // self._options.concurrency, 10)))
+        await wait_at_most(self.is_stopping, pause_s)
         return True
 
     async def _acknowledge(self, message: Message) -> None:
