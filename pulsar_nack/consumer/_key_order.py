@@ -17,6 +17,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ..ids import MessageId
@@ -33,14 +34,12 @@ Key = tuple[str, str]
 """A topic, and the ordering key or key there."""
 
 
+@dataclass(slots=True)
 class _KeyState:
     """One key that is busy or waits."""
 
-    __slots__ = ("kept", "waits_for")
-
-    def __init__(self) -> None:
-        self.waits_for: MessageId | None = None
-        self.kept: list[Message] = []
+    waits_for: MessageId | None = None
+    kept: list[Message] = field(default_factory=list)
 
 
 class KeyOrder:

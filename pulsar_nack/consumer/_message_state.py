@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -121,15 +122,13 @@ class MessageState:
         return f"<MessageState of {self.id!r}: {self.state.value}, redelivered {self.redelivery_count} times>"
 
 
+@dataclass(eq=False, slots=True)
 class Lease:
     """How long one attempt of a message may take; see ``_leases``."""
 
-    __slots__ = ("ends_at_ms", "has_ended", "is_refused", "record", "redelivery_count")
-
-    def __init__(self, record: MessageState, redelivery_count: int, ends_at_ms: int) -> None:
-        self.record = record
-        self.redelivery_count = redelivery_count
-        self.ends_at_ms = ends_at_ms
-        self.has_ended = False
-        self.is_refused = False
-        """Whether a call of the late handler was refused; then all others are."""
+    record: MessageState
+    redelivery_count: int
+    ends_at_ms: int
+    has_ended: bool = False
+    is_refused: bool = False
+    """Whether a call of the late handler was refused; then all others are."""
