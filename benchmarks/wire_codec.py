@@ -27,7 +27,7 @@ from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._chunks import ChunkAssembler
 from pulsar_nack.wire._protocol._compression import compress
-from pulsar_nack.wire._protocol._entries import decode_entry
+from pulsar_nack.wire._protocol._entries import split_entry, unpack
 from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_frame, encode_headers_and_payload
 
 FRAMES = 200
@@ -110,7 +110,8 @@ def read_bytes(data: bytes, read: EntryReader) -> None:
 def decode_all(frames: list[Any]) -> None:
     """Read all entries."""
     for _, rest in frames:
-        decode_entry(rest)
+        entry = split_entry(rest, 256 << 10, 1_000_000)
+        unpack(entry.metadata, entry.payload, 128 << 20)
 
 
 def single(report: Report, rounds: int) -> None:

@@ -20,9 +20,8 @@ from ._connection._authentication import (
     TlsAuthentication,
     TokenAuthentication,
 )
-from ._connection._options import ClientOptions, SchemaInfo
+from ._connection._options import ClientOptions, SchemaInfo, TlsOptions
 from ._connection._pool import ClientStatistics
-from ._connection._tls import TlsOptions
 from ._consumer._port import WirePort
 from ._consumer._subscribe_options import SubscribeOptions
 

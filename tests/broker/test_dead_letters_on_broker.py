@@ -27,6 +27,7 @@ from tests.broker._proxy import TcpProxy
 from tests.broker.standalone import Standalone
 from tests.consumer.official import EXACT, nothing_comes, official_client, take
 from tests.patience import patience
+from tests.wire.frames import decode_entry
 
 OURS = {"PULSAR_NACK_ATTEMPTS", "PULSAR_NACK_REASON"}
 _names = count()
@@ -269,7 +270,7 @@ async def test_what_cannot_be_read(ways: Ways, topic: str, monkeypatch: pytest.M
     monkeypatch.undo()
     (letter,) = await letters(ways, f"{topic}-sub-DLQ", 1)
     assert letter.properties["PULSAR_NACK_REASON"].startswith("UndecodableMessageError: payload: damaged zlib")
-    entry = _entries.decode_entry(letter.payload)
+    entry = decode_entry(letter.payload)
     assert [payload for _, _, payload in entry.members()] == [b"0", b"1", b"2", b"3", b"4"]
 
 

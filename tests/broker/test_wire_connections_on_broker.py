@@ -18,9 +18,8 @@ from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostEr
 from pulsar_nack.testing._process import free_port
 from pulsar_nack.wire._connection._authentication import TlsAuthentication, TokenAuthentication
 from pulsar_nack.wire._connection._lookup import Lookup
-from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._options import ClientOptions, TlsOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._connection._tls import TlsOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.broker._assembly import missing_tools
 from tests.broker._settings import HOST

@@ -8,8 +8,19 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._entries import Entry, Metadata, key_of, ordering_key_of, properties_of
+from pulsar_nack.wire._protocol._batches import DEFAULT_MAX_BATCH_MESSAGES, DEFAULT_MAX_METADATA_BYTES
+from pulsar_nack.wire._protocol._entries import (
+    Entry,
+    Metadata,
+    batch_size_of,
+    key_of,
+    ordering_key_of,
+    properties_of,
+    split_entry,
+    unpack,
+)
 
 
 def frame(command: pb.BaseCommand, rest: bytes = b"") -> bytes:
@@ -47,6 +58,18 @@ def read_message(rest: bytes) -> tuple[pb.MessageMetadata, bytes]:
         rest = rest[6:]
     (size,) = struct.unpack_from(">I", rest)
     return pb.MessageMetadata.FromString(rest[4 : 4 + size]), rest[4 + size :]
+
+
+def decode_entry(data: bytes | memoryview, *, max_message_bytes: int = 128 << 20) -> Entry:
+    """Read an entry as consumers do, the payload too, except of chunks: these come as they are."""
+    entry = split_entry(data, DEFAULT_MAX_METADATA_BYTES, DEFAULT_MAX_BATCH_MESSAGES)
+    if entry.is_chunk:
+        return entry
+    try:
+        return entry._replace(payload=unpack(entry.metadata, entry.payload, max_message_bytes))
+    except UndecodableMessageError as error:
+        error.batch_size = batch_size_of(entry.metadata)
+        raise
 
 
 def command(kind: str) -> pb.BaseCommand:

@@ -16,9 +16,9 @@ import google_crc32c
 
 from pulsar_nack.errors import ProtocolError, UndecodableMessageError
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._entries import Entry, decode_entry
+from pulsar_nack.wire._protocol._entries import Entry
 from pulsar_nack.wire._protocol._frames import FrameDecoder
-from tests.wire.frames import messages_of
+from tests.wire.frames import decode_entry, messages_of
 from tests.wire.recorded import recorded
 
 LIMIT = 1 << 20

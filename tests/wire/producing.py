@@ -11,11 +11,10 @@ from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._producer._options import ProducerOptions
 from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.wire.consuming import TOPIC, context_of, nothing_remains
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeTopic
-from tests.wire.frames import messages_of
+from tests.wire.frames import decode_entry, messages_of
 
 
 class Made:

@@ -24,8 +24,7 @@ from pulsar_nack.wire._connection._authentication import (
 )
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._oauth2 import OAuth2Authentication
-from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._connection._tls import TlsOptions
+from pulsar_nack.wire._connection._options import ClientOptions, TlsOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import Call, FakeBroker, as_usual, refuse
 

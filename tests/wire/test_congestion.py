@@ -13,11 +13,10 @@ from pulsar_nack import MessageId
 from pulsar_nack.wire import Client, ClientOptions, Producer
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
-from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.patience import patience
 from tests.wire.conftest import Run
 from tests.wire.fake_broker import Call, as_usual
-from tests.wire.frames import command, messages_of
+from tests.wire.frames import command, decode_entry, messages_of
 from tests.wire.producing import drained
 from tests.wire.served import Served, set_buffers
 

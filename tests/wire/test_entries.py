@@ -16,10 +16,10 @@ from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._compression import compress
-from pulsar_nack.wire._protocol._entries import decode_entry, plain_parts, unpack
+from pulsar_nack.wire._protocol._entries import plain_parts, unpack
 from pulsar_nack.wire._protocol._frames import encode_headers_and_payload
 from tests.for_each import for_each
-from tests.wire.frames import SingleMessage, messages_of
+from tests.wire.frames import SingleMessage, decode_entry, messages_of
 
 SIZE = struct.Struct(">I")
 

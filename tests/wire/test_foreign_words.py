@@ -17,7 +17,7 @@ from pulsar_nack._foreign import quoted, shown, without_credentials
 from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import BasicAuthentication, ClientOptions, TokenAuthentication
-from pulsar_nack.wire._connection._broker_errors import broker_error
+from pulsar_nack.wire._connection._requests import broker_error
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.wire import hostile

@@ -207,6 +207,8 @@ LIES: Final[list[bytes]] = [
     answer({"access_token": "a\r\nb"}),
     answer({"access_token": "\u00e9"}),
     answer(TOKEN, "204 No Content"),
+    answer({"error": []}, "400 Bad Request"),
+    answer({"error": {}}, "400 Bad Request"),
     answer(TOKEN, "301 Moved", "Location: https://elsewhere"),
 ]
 

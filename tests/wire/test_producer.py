@@ -13,11 +13,11 @@ from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, MessageI
 from pulsar_nack.errors import BrokerRefusedError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._producer._producer import Producer
-from pulsar_nack.wire._protocol._entries import decode_entry, unpack
+from pulsar_nack.wire._protocol._entries import unpack
 from tests.for_each import for_each
 from tests.wire.consuming import TOPIC
 from tests.wire.fake_broker import Call, as_usual, carried_out_then_cut, cut, found_at, later, refuse, silence
-from tests.wire.frames import messages_of
+from tests.wire.frames import decode_entry, messages_of
 from tests.wire.producing import Made, producing
 
 NUMBERS = [b"%d" % number for number in range(20)]

@@ -11,10 +11,10 @@ from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._ack_sets import remaining_of
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
-from pulsar_nack.wire._protocol._entries import decode_entry, unpack
+from pulsar_nack.wire._protocol._entries import unpack
 from pulsar_nack.wire._protocol._frames import encode_command, encode_frame, encode_headers_and_payload
 from tests.for_each import for_each
-from tests.wire.frames import SingleMessage, messages_of
+from tests.wire.frames import SingleMessage, decode_entry, messages_of
 from tests.wire.recorded import Recorded, of_kind, recorded
 
 TEXT = b"some words, and then some words again. " * 4

@@ -12,12 +12,12 @@ from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
 from pulsar_nack.errors import BrokerRefusedError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._producer._producer import Producer
-from pulsar_nack.wire._protocol._entries import decode_entry, unpack
+from pulsar_nack.wire._protocol._entries import unpack
 from tests.for_each import for_each
 from tests.tiers import seeds
 from tests.wire.consuming import TOPIC
 from tests.wire.fake_broker import Answer, Call, as_usual, carried_out_then_cut, cut, in_turn, later, refuse, silence
-from tests.wire.frames import messages_of
+from tests.wire.frames import decode_entry, messages_of
 from tests.wire.producing import Made, producing
 
 HAD = MessageId(-1, -1)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from copy import copy
 from functools import partial
 from typing import Any, Final, Self, cast
 
@@ -25,11 +24,10 @@ from ...errors import BrokerError, ConnectionLostError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import PING, PONG, Frame, FrameDecoder, MessageFrame, encode_command
 from ._address import Address
-from ._broker_errors import error_in
 from ._handlers import HandlerRegistry
 from ._handshake import Handshake, dial_error, dial_network
 from ._options import ClientOptions
-from ._requests import PendingRequests, set_response
+from ._requests import PendingRequests, error_in, set_response, with_text
 
 _CLOSE_TIMEOUT: Final = 5.0
 _FRAME_OVERHEAD: Final = 10 * 1024
@@ -334,9 +332,7 @@ class Connection(asyncio.BufferedProtocol):
             kind = pb.BaseCommand.Type.Name(frame.command.type) if isinstance(frame, Frame) else "MESSAGE"
             where = f"frame {number}, a command {kind}: "
         if isinstance(error, BrokerError):
-            named = copy(error)
-            named.args = (f"{self.address}: {where}{error}",)
-            return named
+            return with_text(error, f"{self.address}: {where}{error}")
         lost = ConnectionLostError(f"{self.address}: {where}{shown(repr(error))}")
         lost.__cause__ = error
         return lost

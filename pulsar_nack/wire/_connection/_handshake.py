@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 from ..._foreign import shown
 from ..._version import __version__
-from ...errors import BrokerError, ConnectionLostError, ProtocolError
+from ...errors import BrokerError, ConnectionLostError, InvalidArgumentError, ProtocolError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 from ._address import Address
 from ._authentication import Authentication, TlsAuthentication
-from ._options import ClientOptions
-from ._tls import make_context
+from ._options import ClientOptions, TlsOptions
 
 PROTOCOL_VERSION: Final = 21
 CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"
@@ -173,3 +174,57 @@ def _auth_response(method: str, data: bytes) -> pb.BaseCommand:
         response=pb.AuthData(auth_method_name=method, auth_data=data),
     )
     return pb.BaseCommand(type=pb.BaseCommand.AUTH_RESPONSE, authResponse=body)
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+async def make_context(options: TlsOptions, certificate: tuple[Path, Path | None] | None = None) -> ssl.SSLContext:
+    """Return a context for one connection; the files are read each time, so renewed certificates are used.
+
+    :param certificate: paths of a certificate and key from the authentication; those of the settings take precedence
+    :raises InvalidArgumentError: a file is missing or invalid
+    """
+    if options.context is not None:
+        return options.context
+    return await asyncio.get_running_loop().run_in_executor(None, partial(_make, options, certificate))
+
+
+def _make(options: TlsOptions, certificate: tuple[Path, Path | None] | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if options.allow_insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.check_hostname = options.validate_hostname
+        _trust(context, options.trust_certs_file)
+    if options.certificate_file is not None:
+        certificate = options.certificate_file, options.key_file
+    if certificate is not None:
+        _load_own(context, *certificate)
+    return context
+
+
+def _trust(context: ssl.SSLContext, file: Path | None) -> None:
+    if file is None:
+        context.load_default_certs()
+        return
+    try:
+        context.load_verify_locations(file)
+    except OSError as error:  # an SSLError is one
+        raise InvalidArgumentError("trust_certs_file", str(file), f"certificates in PEM form ({error})") from error
+
+
+def _load_own(context: ssl.SSLContext, file: Path, key: Path | None) -> None:
+    try:
+        context.load_cert_chain(file, key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(
+            "certificate_file", str(file), f"a certificate and its key in PEM form, key without password ({error})"
+        ) from error
+
+
+def _no_password() -> str:
+    """Keep OpenSSL from asking on the terminal."""
+    return ""

@@ -10,7 +10,7 @@ import base64
 import re
 import ssl
 import urllib.request
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 _MAX_HEAD_BYTES: Final = 1 << 15
@@ -23,15 +23,10 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _Headers = dict[bytes, bytes]
 
 
-class HttpResponse(NamedTuple):
-    """The server's response."""
+async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, most_bytes: int) -> tuple[int, bytes]:
+    """Get a URL, or post a form to it; return the response's status and body.
 
-    status: int
-    body: bytes
-
-
-async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, most_bytes: int) -> HttpResponse:
-    """Get a URL, or post a form to it; https goes through the proxy of the environment. Redirects are not followed.
+    https goes through the proxy of the environment. Redirects are not followed.
 
     :param tls: the context for https, None for http
     :param most_bytes: limit of the response's body
@@ -45,7 +40,7 @@ async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, mos
         status, headers = await _head(reader)
         while 100 <= status < 200:  # interim: the final response follows
             status, headers = await _head(reader)
-        return HttpResponse(status, await _body(reader, headers, most_bytes))
+        return status, await _body(reader, headers, most_bytes)
     except asyncio.IncompleteReadError:
         raise ConnectionResetError("the connection ended in the middle of the answer") from None
     except asyncio.LimitOverrunError:

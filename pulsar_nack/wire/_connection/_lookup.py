@@ -10,10 +10,10 @@ from typing import Final
 from ..._foreign import shown
 from ...errors import BrokerError, ConnectionLostError
 from .._protocol import _pulsar_pb2 as pb
-from ._broker_errors import is_transient
 from ._connection import Connection
 from ._options import ClientOptions, SchemaInfo
 from ._pool import Pool
+from ._retry import is_transient
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _SLICE: Final = 2_000

@@ -24,7 +24,7 @@ from ..._check import check_callable, path_of
 from ..._delays import Delay, delay_seconds
 from ..._foreign import without_credentials
 from ...errors import BrokerError, InvalidArgumentError
-from ._http import HttpResponse, fetch
+from ._http import fetch
 
 _WELL_KNOWN: Final = "/.well-known/openid-configuration"
 _MAX_ANSWER_BYTES: Final = 1 << 18
@@ -189,16 +189,16 @@ class OAuth2Authentication:
         try:
             async with asyncio.timeout(self._timeout):
                 tls = await self._context() if url.startswith("https:") else None
-                answer = await fetch(url, form, tls=tls, most_bytes=_MAX_ANSWER_BYTES)
+                status, body = await fetch(url, form, tls=tls, most_bytes=_MAX_ANSWER_BYTES)
         except TimeoutError:
             raise self._fault(f"it gave no whole answer within {self._timeout:g} s") from None
         except OSError as error:
             raise self._fault(f"it cannot be reached: {_reason(error)}") from None
         except ValueError as error:
             raise self._fault(f"its answer cannot be read: {error}") from None
-        if answer.status != HTTPStatus.OK:
-            raise self._fault(f"it says {_refusal(answer)}")
-        found = _as_json(answer.body)
+        found = _as_json(body)
+        if status != HTTPStatus.OK:
+            raise self._fault(f"it says {_refusal(status, found)}")
         if not isinstance(found, dict):
             raise self._fault("its answer is not a JSON object")
         return found
@@ -245,12 +245,12 @@ def _reason(error: OSError) -> str:
     return error.strerror or (str(error) if type(error) in _OURS else type(error).__name__)
 
 
-def _refusal(answer: HttpResponse) -> str:
+def _refusal(status: int, found: object) -> str:
     """Return a failed status with its standard name, and OAuth2's error code if it is a known one."""
-    name = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else ""
-    found = _as_json(answer.body)
+    name = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
     code = found.get("error") if isinstance(found, dict) else None
-    return " ".join([str(answer.status), *([name] if name else []), *([f"({code})"] if code in _CODES else [])])
+    known = f"({code})" if isinstance(code, str) and code in _CODES else ""
+    return " ".join(filter(None, (str(status), name, known)))
 
 
 def _as_json(body: bytes) -> object:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    InstanceOf,
     SkipValidation,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from ..._check import check_strings, check_text
+from ..._check import check_strings, check_text, path_of
 from ...backoff import Exponential
 from ...config import DelayField, _Settings
 from ...errors import InvalidArgumentError
@@ -25,7 +28,6 @@ from .._protocol import _pulsar_pb2 as pb
 from .._protocol._batches import DEFAULT_MAX_BATCH_MESSAGES, DEFAULT_MAX_METADATA_BYTES
 from .._protocol._frames import DEFAULT_MAX_COMMAND_BYTES, DEFAULT_MAX_TOPICS
 from ._authentication import Authentication, NoAuthentication
-from ._tls import TlsOptions
 
 _SCHEMA_TYPES: Final = {"string": 1, "json": 2, "protobuf": 3, "avro": 4, "key_value": 15, "protobuf_native": 20}
 _SCHEMA_NAMES: Final = {number: name for name, number in _SCHEMA_TYPES.items()}
@@ -39,6 +41,50 @@ def _as_authentication(value: Any, info: ValidationInfo) -> Authentication:
         kind = value if isinstance(value, type) else type(value)  # the value may be a secret
         raise InvalidArgumentError(field, kind, "an Authentication, such as TokenAuthentication(token)")
     return value
+
+
+def _as_file(value: Any, info: ValidationInfo) -> Path | None:
+    if value is None:
+        return None
+    path = path_of(value)
+    if path is None:
+        raise InvalidArgumentError(info.field_name or "file", value, "the path of a file in PEM form")
+    return path
+
+
+FileField = Annotated[Path | None, BeforeValidator(_as_file)]
+
+
+class TlsOptions(_Settings):
+    """How to verify brokers at ``pulsar+ssl://``, and the client's certificate.
+
+    By default the system's trusted certificates are used, and host names are checked.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    trust_certs_file: FileField = None
+    """Certificates of authorities to trust instead of the system's."""
+    certificate_file: FileField = None
+    """The client's certificate, with its chain."""
+    key_file: FileField = None
+    """The key of the client's certificate; None: it is in the same file."""
+    validate_hostname: bool = True
+    """Whether the broker's certificate must match its host name."""
+    allow_insecure: bool = False
+    """Whether to accept any certificate. Then an attacker on the network can read and change everything."""
+    context: InstanceOf[ssl.SSLContext] | None = None
+    """An SSL context to use instead of all other settings."""
+
+    if TYPE_CHECKING:  # paths as text are accepted too, which a type checker cannot derive
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    @model_validator(mode="after")
+    def _complete(self) -> TlsOptions:
+        if self.key_file is not None and self.certificate_file is None:
+            raise InvalidArgumentError("key_file", str(self.key_file), "a certificate_file with it")
+        return self
 
 
 class ClientOptions(_Settings):

@@ -1,4 +1,4 @@
-"""Requests that wait for their responses, with one timer for the earliest timeout.
+"""Requests that wait for their responses, with one timer for the earliest timeout, and the errors in responses.
 
 A response is reported in the turn of the loop in which it arrives, not by a future that its owner awaits: an
 acknowledgement has many owners, and each turn costs as much as several messages.
@@ -10,10 +10,13 @@ import asyncio
 import copy
 import heapq
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from ...errors import RequestTimeoutError
+from ...errors import BrokerError, BrokerRefusedError, RequestTimeoutError, TopicNotFoundError
 from .._protocol import _pulsar_pb2 as pb
+
+_WITH_RESULT: Final = (pb.BaseCommand.LOOKUP_RESPONSE, pb.BaseCommand.PARTITIONED_METADATA_RESPONSE)
+_WITH_CODE: Final = (pb.BaseCommand.GET_SCHEMA_RESPONSE, pb.BaseCommand.CONSUMER_STATS_RESPONSE)
 
 Answered = Callable[[pb.BaseCommand | None, Exception | None], None]
 """Called once with the response, or with the error; it must not block."""
@@ -139,6 +142,39 @@ def set_response(
         response.set_result(command)
     elif error is not None:
         response.set_exception(error)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def broker_error(code: int, text: str, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError:
+    """Return the exception for an error code of the protocol and the broker's text.
+
+    :param without_secrets: replaces credentials in the text
+    """
+    known = pb.ServerError.DESCRIPTOR.values_by_number.get(code)
+    kind = TopicNotFoundError if code == pb.TopicNotFound else BrokerRefusedError
+    return kind(f"ServerError {code}" if known is None else known.name, without_secrets(text))
+
+
+def error_in(kind: int, body: Any, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError | None:
+    """Return the error that the body of a response of this kind holds, or None."""
+    if (
+        kind == pb.BaseCommand.ERROR
+        or (kind == pb.BaseCommand.ACK_RESPONSE and body.HasField("error"))
+        or (kind in _WITH_RESULT and body.response == body.Failed)
+    ):
+        return broker_error(body.error, body.message, without_secrets)
+    if kind in _WITH_CODE and body.HasField("error_code"):
+        return broker_error(body.error_code, body.error_message, without_secrets)
+    return None
+
+
+def with_text(error: BrokerError, text: str) -> BrokerError:
+    """Return a copy of an error with another text; other callers may get the original."""
+    copied = copy.copy(error)
+    copied.args = (text,)
+    return copied
 
 
 def _copy_of(error: Exception) -> Exception:

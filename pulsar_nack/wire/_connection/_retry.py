@@ -1,15 +1,22 @@
-"""Calls that are retried or run concurrently, and errors that name the operation that failed."""
+"""Which errors of brokers may pass, calls that are retried or run concurrently, and errors as text."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from copy import copy
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from ...errors import BrokerError, ClosedError, ConnectionLostError, RequestTimeoutError
-from ._broker_errors import is_busy, is_transient
+from ..._foreign import shown
+from ...errors import (
+    BrokerError,
+    BrokerRefusedError,
+    ClosedError,
+    ConnectionLostError,
+    PulsarNackError,
+    RequestTimeoutError,
+)
+from ._requests import with_text
 
 if TYPE_CHECKING:
     from ._context import ClientContext
@@ -17,16 +24,48 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_AT_ONCE: Final = 32
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
+_TRANSIENT: Final = frozenset(
+    {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
+)
+_BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 _BUSY_S: Final = 1.0
 _MIN_TRIES: Final = 15
 """A pause between tries is at most this fraction of a request's time, so that a late recovery is not missed."""
 
 
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether a retry may succeed: a lost connection, a timeout, or a broker that is not ready yet.
+
+    Other refusals, such as missing rights or a subscription that is taken, are permanent.
+    """
+    if isinstance(error, BrokerRefusedError):
+        return error.code in _TRANSIENT
+    return isinstance(error, ConnectionLostError | RequestTimeoutError)
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether another consumer or producer holds the exclusive place, and may leave it."""
+    return isinstance(error, BrokerRefusedError) and error.code in _BUSY
+
+
+def is_unknown_consumer(error: BrokerRefusedError) -> bool:
+    """Return whether the broker does not know the requesting consumer: it may just have closed it."""
+    return error.code == "ConsumerNotFound" or (
+        error.code == "MetadataError" and "consumer not found" in error.text.lower()
+    )
+
+
+def as_text(error: BaseException) -> str:
+    """Return an error as text for a log line; foreign errors with their type, because their text may be empty."""
+    return str(error) if isinstance(error, PulsarNackError) else shown(repr(error))
+
+
 def with_context(operation: str, error: BrokerError) -> BrokerError:
     """Return a copy of the error whose text begins with the failed operation; other callers may get the original."""
-    copied = copy(error)
-    copied.args = (f"{operation}: {error}",)
-    return copied
+    return with_text(error, f"{operation}: {error}")
 
 
 # --- concurrent calls ------------------------------------------------------------------------------------------------
@@ -150,6 +189,4 @@ def _no_answer(context: ClientContext) -> BrokerError:
 
 
 def _with_tries(error: BrokerError, tries: int, seconds: float) -> BrokerError:
-    copied = copy(error)
-    copied.args = (f"{error} (tried {'once' if tries == 1 else f'{tries} times'} in {seconds:.3g} s)",)
-    return copied
+    return with_text(error, f"{error} (tried {'once' if tries == 1 else f'{tries} times'} in {seconds:.3g} s)")

@@ -16,9 +16,8 @@ from typing import Any, Final, TypeVar
 from ...consumer import AcksDone, SessionEvent
 from ...errors import BrokerError, ClosedError, MissingExtraError, TopicNotFoundError
 from ...ids import MessageId
-from .._connection._broker_errors import as_text
 from .._connection._context import ClientContext
-from .._connection._retry import MAX_AT_ONCE, gather_or_cancel, gather_settled, retry_transient, with_context
+from .._connection._retry import MAX_AT_ONCE, as_text, gather_or_cancel, gather_settled, retry_transient, with_context
 from .._protocol._topics import split_partition
 from ._inbox import WireInbox
 from ._selection import PatternSelection, Selection, name_of

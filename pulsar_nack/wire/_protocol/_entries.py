@@ -27,7 +27,6 @@ from ..._foreign import shown
 from ...errors import UndecodableMessageError
 from . import _pulsar_pb2 as pb
 from ._batches import (
-    DEFAULT_MAX_BATCH_MESSAGES,
     DEFAULT_MAX_METADATA_BYTES,
     MIN_PROPERTY_BYTES,
     Member,
@@ -36,9 +35,6 @@ from ._batches import (
 )
 from ._compression import decompress
 from ._frames import MAGIC_CHECKSUM, wrong_text
-
-DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
-"""The largest payload after decompression, which may be larger than the largest frame."""
 
 _MAGIC_BROKER: Final = b"\x0e\x02"
 _crc32c = google_crc32c.value
@@ -116,30 +112,12 @@ def is_batch(metadata: pb.MessageMetadata) -> bool:
     return metadata.num_messages_in_batch != 1 or metadata.HasField("num_messages_in_batch")
 
 
-def decode_entry(data: bytes | memoryview, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Entry:
-    """Read the headers and the payload of an entry: checksum, metadata, decompression.
-
-    :param data: the headers and payload
-    :param max_message_bytes: of the payload after decompression; more is refused before memory is allocated for it
-    :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
-    :raises MissingExtraError: the package that its compression needs is not installed
-    """
-    entry = split_entry(data, DEFAULT_MAX_METADATA_BYTES, DEFAULT_MAX_BATCH_MESSAGES)
-    if entry.is_chunk:
-        return entry
-    try:
-        return entry._replace(payload=unpack(entry.metadata, entry.payload, max_message_bytes))
-    except UndecodableMessageError as error:
-        error.batch_size = batch_size_of(entry.metadata)
-        raise
-
-
 def split_entry(data: bytes | memoryview, max_metadata_bytes: int, max_batch_messages: int) -> Entry:
     """Read the headers of an entry and leave its payload as it came.
 
     Sizes and counts in the headers are checked against the limits, and against the size of the payload if known.
 
-    :raises UndecodableMessageError: names what is wrong, as :func:`decode_entry`
+    :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
     """
     if type(data) is not bytes:
         data = bytes(data)
@@ -174,7 +152,7 @@ def plain_parts(data: bytes) -> tuple[bytes, bytes] | None:
     """Return metadata and payload of a plain entry without parsing the metadata; None if the entry is not plain.
 
     A plain entry is one message with a valid checksum or none, without key, properties, other optional fields and
-    broker entry metadata. :func:`decode_entry` reads all entries.
+    broker entry metadata. :func:`split_entry` reads all entries.
     """
     if len(data) < _PLAIN_SIZE:
         return None
