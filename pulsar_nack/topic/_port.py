@@ -31,7 +31,6 @@ MAX_IDS: Final = 100_000
 class _Part(NamedTuple):
     """A topic that a port reads: its number as a consumer of the subscription there, and what deletes that."""
 
-    topic: str
     subscription: Subscription
     number: int
     forget: Callable[..., Awaitable[None]]
@@ -45,13 +44,7 @@ class LocalPort:
     brings back everything that is not acknowledged, as it does at a broker.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        subscription: Subscription,
-        joining: Joining,
-        forget: Callable[..., Awaitable[None]],
-    ) -> None:
+    def __init__(self, subscription: Subscription, joining: Joining, forget: Callable[..., Awaitable[None]]) -> None:
         self.joining = joining
         """How it reads its topics."""
         self._is_shared = joining.kind.is_shared
@@ -69,10 +62,10 @@ class LocalPort:
         self._members = None if joining.batch_index_ack else BatchMembers(partial(_is_passed, self._parts))
         self._inbox = LocalInbox(self._members)
         self._topics: set[str | None] = {None}
-        self.read_too(topic, subscription, forget)
+        self.read_too(subscription, forget)
         self._is_closed = False
 
-    def read_too(self, topic: str, subscription: Subscription, forget: Callable[..., Awaitable[None]]) -> None:
+    def read_too(self, subscription: Subscription, forget: Callable[..., Awaitable[None]]) -> None:
         """Read a topic through this port; a second one is the retry topic of the first.
 
         :raises BrokerError: the present consumers of its subscription exclude this one
@@ -80,8 +73,8 @@ class LocalPort:
         number = subscription.join(self._inbox, self.joining)
         finalizer = weakref.finalize(self, _leave_soon, asyncio.get_running_loop(), subscription, number)
         finalizer.atexit = False
-        self._parts.append(_Part(topic, subscription, number, forget, finalizer))
-        self._topics.add(topic)
+        self._parts.append(_Part(subscription, number, forget, finalizer))
+        self._topics.add(subscription.topic)
 
     def _part_of(self, message_id: MessageId) -> _Part:
         return _part_of(self._parts, message_id.ledger)
@@ -92,7 +85,8 @@ class LocalPort:
     @property
     def names(self) -> tuple[str, str, str]:
         """Return topic, subscription and consumer name."""
-        return self._parts[0].topic, self._parts[0].subscription.name, self.name
+        subscription = self._parts[0].subscription
+        return subscription.topic, subscription.name, self.name
 
     @property
     def traits(self) -> PortTraits:
@@ -111,8 +105,10 @@ class LocalPort:
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
         """Return the mark-delete position, None for another topic."""
-        found = (part.subscription.cursor for part in self._parts if (part.topic, -1) == (topic, partition))
-        return next((cursor.mark_delete_position for cursor in found), None)
+        for part in self._parts:
+            if partition < 0 and part.subscription.topic == topic:
+                return part.subscription.cursor.mark_delete_position
+        return None
 
     async def held_back(self) -> None:
         """Return None: the reason is not known here."""

@@ -134,12 +134,12 @@ class SubscriptionRegistry:
             if not is_wanted:
                 raise asyncio.CancelledError
             if port is not None:
-                port.read_too(self._topic, subscription, self.delete)
+                port.read_too(subscription, self.delete)
                 self._ports.add(port)
                 return port
             self._ports_made += 1
             name = joining.consumer_name or f"{self._ports_made:09}"
-            made = LocalPort(self._topic, subscription, joining._replace(consumer_name=name), self.delete)
+            made = LocalPort(subscription, joining._replace(consumer_name=name), self.delete)
             self._ports.add(made)
             return made
 

@@ -44,7 +44,7 @@ class Subscription:
         on_trimmable: Callable[[], None],
     ) -> None:
         self.name = name
-        self._topic = topic
+        self.topic = topic
         self._ledgers = ledgers
         self.cursor = cursor
         self.delayed = settings.delayed
@@ -74,10 +74,10 @@ class Subscription:
         """Return the id of the topic's last message; entry -1 if it has none."""
         last = self._ledgers.last_entry()
         if last is None:
-            return MessageId(*self._ledgers.last_position, topic=self._topic)
+            return MessageId(*self._ledgers.last_position, topic=self.topic)
         entry = (await self._ledgers.read(last.ledger, last.entry, last.entry))[0]
         size = entry.batch_size
-        return MessageId(*last, batch_index=size - 1, batch_size=size, topic=self._topic)
+        return MessageId(*last, batch_index=size - 1, batch_size=size, topic=self.topic)
 
     @property
     def is_idle(self) -> bool:

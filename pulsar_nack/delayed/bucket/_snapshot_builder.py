@@ -1,22 +1,28 @@
-"""Cuts indexes that arrive in order of time into the segments of a snapshot. Pure, and in small steps."""
+"""Building snapshots: of indexes that arrive in order of time, and of two buckets that are merged.
+
+:class:`SnapshotBuilder` cuts indexes into segments. A merge gives it the indexes of both buckets, from memory and
+storage, in small steps.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from typing import NamedTuple
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import Final
 
-from ..format import BulkPositionSet, Index, SegmentRow, encode_indexes, encode_metadata
+from ...errors import SnapshotFormatError
+from ...index import NEVER
+from ..format import STEP, BulkPositionSet, Columns, Index, SegmentRow, encode_indexes, encode_metadata
+from ._buckets import ImmutableBucket
+from ._snapshots import NewSnapshot, Snapshots, add_bitmaps
 
-
-class NewSnapshot(NamedTuple):
-    """A snapshot to be stored: its metadata and segments, and the times and size of each segment."""
-
-    metadata: bytes
-    segments: list[bytes]
-    mins: list[int]
-    maxs: list[int]
-    counts: list[int]
+_MAX_PIECE: Final = 128
+"""How many indexes of a source are merged at a time."""
+_MAX_BITMAPS: Final = 1_000
+"""Segments over more ledgers are decoded instead of copied, so that the work stays in short steps."""
 
 
 class SnapshotBuilder:
@@ -97,3 +103,205 @@ class SnapshotBuilder:
         self._mins.append(min_at)
         self._maxs.append(row.max_at)
         self._counts.append(count)
+
+
+def choose_pair(buckets: Sequence[ImmutableBucket]) -> tuple[ImmutableBucket, ImmutableBucket] | None:
+    """Return the two neighbours, in order of ledgers, with the fewest indexes together; None: there is no pair.
+
+    Buckets that are being merged or cannot be read now are skipped. Pairs whose merge has failed before come last, so
+    that one that always fails does not block the others. O(buckets).
+    """
+    pairs = [
+        (one.failed_merges + other.failed_merges, one.size + other.size, at)
+        for at, (one, other) in enumerate(pairwise(buckets))
+        if not (one.is_merging or other.is_merging or one.is_unreadable or other.is_unreadable)
+    ]
+    if not pairs:
+        return None
+    at = min(pairs)[2]
+    return buckets[at], buckets[at + 1]
+
+
+class StreamMerger:
+    """Merges sources whose indexes arrive in pieces; each source is in order. Pure."""
+
+    def __init__(self, sources: int) -> None:
+        self._pieces = [_Piece() for _ in range(sources)]
+
+    def is_first(self, source: int, max_at: int, next_at: Sequence[int]) -> bool:
+        """Return whether the next piece of an exhausted source comes before all indexes of the other sources.
+
+        :param max_at: the latest time of that piece
+        :param next_at: for each source, a lower bound of the times that have not arrived yet
+        """
+        if not self._pieces[source].is_wanting:
+            return False
+        firsts = (piece.first_at(at) for piece, at in zip(self._pieces, next_at, strict=True))
+        return all(max_at < at for other, at in enumerate(firsts) if other != source)
+
+    def wanted(self) -> int | None:
+        """Return a source whose next piece is needed before more can be taken; None: no piece is needed."""
+        return next((source for source, piece in enumerate(self._pieces) if piece.is_wanting), None)
+
+    def feed(self, source: int, columns: Columns | None) -> None:
+        """Give the next piece of a wanted source; None: it has ended."""
+        piece = self._pieces[source]
+        piece.has_ended = columns is None
+        piece.columns, piece.at = columns or Columns(), 0
+
+    def take(self) -> list[Index]:
+        """Return the next merged indexes; empty: all sources have ended. Call it when no piece is wanted."""
+        ends = [piece.columns[piece.end - 1] for piece in self._pieces if piece.has_more]
+        bound = min(ends) if ends else None
+        taken: list[Index] = []
+        for piece in self._pieces:
+            taken += piece.take(bound)
+        taken.sort()
+        return taken
+
+
+class _Piece:
+    """The current piece of a source; its indexes from ``at`` on are not taken yet."""
+
+    __slots__ = ("at", "columns", "has_ended")
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self.at = 0
+        self.has_ended = False
+
+    @property
+    def end(self) -> int:
+        """Return the end of what may be taken at a time."""
+        return min(self.at + _MAX_PIECE, len(self.columns))
+
+    @property
+    def is_wanting(self) -> bool:
+        return not self.has_ended and self.at == len(self.columns)
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether the source may have indexes after :attr:`end`."""
+        return not self.has_ended or self.end < len(self.columns)
+
+    def first_at(self, next_at: int) -> int:
+        """Return the earliest time that is left, or ``next_at`` if the piece is used up."""
+        return self.columns.times[self.at] if self.at < len(self.columns) else next_at
+
+    def take(self, bound: Index | None) -> Iterable[Index]:
+        """Remove and return the indexes up to a bound; all of them for None."""
+        to = self.end if bound is None else bisect_right(self.columns, bound, self.at, self.end)
+        part = self.columns.part(self.at, to)
+        self.at = to
+        return part
+
+
+class Merge:
+    """A merge of buckets: a :class:`StreamMerger` that gets their indexes in memory, as source 0, and their segments.
+
+    A segment is copied as it is if no other index falls into its time span. So buckets that follow each other in time
+    are merged at the speed of storage. Segments that the tracker loads during a merge are still read from storage here.
+
+    :param buckets: the buckets that are merged
+    :param loaded: their indexes in memory, in order
+    :param min_copied: the number of indexes from which a segment is copied as it is; smaller ones are joined
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[ImmutableBucket],
+        loaded: Iterator[Index],
+        snapshots: Snapshots,
+        pending: BulkPositionSet,
+        *,
+        min_copied: int,
+    ) -> None:
+        self._segments = [_UnreadSegments(bucket, bucket.next) for bucket in buckets]
+        self._loaded = loaded
+        self._snapshots = snapshots
+        self._pending = pending
+        self._min_copied = min_copied
+        self._merger = StreamMerger(1 + len(buckets))
+
+    async def into(self, builder: SnapshotBuilder) -> None:
+        """Add the indexes whose messages are still held to a snapshot, a few at a time."""
+        while True:
+            while (source := self._merger.wanted()) is not None:
+                if not await self._copy(source, builder):
+                    await self._feed(source)
+            taken = self._merger.take()
+            if not taken:
+                return
+            builder.add(self._pending.held_of(taken))
+            del taken  # see STEP
+            await asyncio.sleep(0)
+
+    async def _feed(self, source: int) -> None:
+        """Read the next piece of a wanted source."""
+        self._merger.feed(source, await self._read(self._segments[source - 1]) if source else self._from_memory())
+
+    def _from_memory(self) -> Columns | None:
+        return Columns(islice(self._loaded, STEP)) or None
+
+    async def _read(self, segments: _UnreadSegments) -> Columns | None:
+        if segments.have_ended:
+            return None
+        bucket, number = segments.bucket, segments.next
+        columns = await self._snapshots.segment(bucket.named.snapshot_id, number, bucket.counts[number])
+        segments.next += 1
+        return columns
+
+    async def _copy(self, source: int, builder: SnapshotBuilder) -> bool:
+        """Copy the next segment of a wanted source as it is; return False if that is not possible.
+
+        It is possible if no other index comes before the segment's end and all its messages are still held.
+        """
+        if not source or not self._is_copyable(source):
+            return False
+        segments = self._segments[source - 1]
+        try:
+            row = await self._row(segments)
+            positions = BulkPositionSet()
+            if len(row.bitmaps) > _MAX_BITMAPS:
+                return False
+            add_bitmaps(row.bitmaps.items(), positions)
+            if not self._pending.includes(positions):
+                return False
+            segment = await self._snapshots.copy(segments.bucket.named.snapshot_id, segments.next)
+        except SnapshotFormatError:
+            return False  # reading the segment handles the damage
+        builder.add_segment(segment, row, min_at=segments.next_at, count=len(positions))
+        segments.next += 1
+        return True
+
+    def _is_copyable(self, source: int) -> bool:
+        segments = self._segments[source - 1]
+        if segments.have_ended or segments.bucket.counts[segments.next] < self._min_copied:
+            return False
+        next_at = [NEVER, *(each.next_at for each in self._segments)]
+        return self._merger.is_first(source, segments.bucket.maxs[segments.next], next_at)
+
+    async def _row(self, segments: _UnreadSegments) -> SegmentRow:
+        if not segments.rows:
+            segments.rows = await self._snapshots.rows(segments.bucket.named.snapshot_id)
+        if segments.next >= len(segments.rows):
+            raise SnapshotFormatError("snapshot metadata", f"{len(segments.rows)} segments are too few")
+        return segments.rows[segments.next]
+
+
+@dataclass(slots=True)
+class _UnreadSegments:
+    """The segments of a bucket that a merge has not read yet."""
+
+    bucket: ImmutableBucket
+    next: int
+    rows: list[SegmentRow] = field(default_factory=list)
+
+    @property
+    def have_ended(self) -> bool:
+        return self.next == len(self.bucket.mins)
+
+    @property
+    def next_at(self) -> int:
+        """Return a lower bound of their times."""
+        return NEVER if self.have_ended else self.bucket.mins[self.next]

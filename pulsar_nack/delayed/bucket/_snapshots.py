@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import anyio
 
@@ -25,13 +25,22 @@ from ..format import (
     read_metadata,
 )
 from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting, SupportsSnapshotListing
-from ._snapshot_builder import NewSnapshot
 from ._statistics import OperationCounters
 
 _T = TypeVar("_T")
 MAX_READS: Final = 8
 """How many reads run at the same time, late ones not counted."""
 _LATE_MS: Final = 100
+
+
+class NewSnapshot(NamedTuple):
+    """A snapshot to be stored: its metadata and segments, and the times and size of each segment."""
+
+    metadata: bytes
+    segments: list[bytes]
+    mins: list[int]
+    maxs: list[int]
+    counts: list[int]
 
 
 class Snapshots:

@@ -21,11 +21,10 @@ from ...config import BucketConfig
 from ..format import STEP, Index, NamedSnapshot
 from ._buckets import AnyBucket, ImmutableBucket
 from ._index import BucketIndex
-from ._merge import Merge, choose_pair
 from ._queue import in_order
 from ._recovery import Recovery
-from ._snapshot_builder import NewSnapshot, SnapshotBuilder
-from ._snapshots import ReadSlots, Snapshots
+from ._snapshot_builder import Merge, SnapshotBuilder, choose_pair
+from ._snapshots import NewSnapshot, ReadSlots, Snapshots
 from ._statistics import BucketStatistics
 from ._timer import DispatchTimer
 

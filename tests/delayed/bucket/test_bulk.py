@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
 from pulsar_nack.delayed.bucket._buckets import MutableBucket
-from pulsar_nack.delayed.bucket._merge import StreamMerger
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
+from pulsar_nack.delayed.bucket._snapshot_builder import StreamMerger
 from pulsar_nack.delayed.format import BulkPositionSet, Columns, Index
 from pulsar_nack.index import PositionSet
 from tests.for_each import for_each

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket, SealRule
-from pulsar_nack.delayed.bucket._merge import StreamMerger, choose_pair
 from pulsar_nack.delayed.bucket._queue import TAIL, DueQueue
-from pulsar_nack.delayed.bucket._snapshot_builder import NewSnapshot, SnapshotBuilder
+from pulsar_nack.delayed.bucket._snapshot_builder import SnapshotBuilder, StreamMerger, choose_pair
+from pulsar_nack.delayed.bucket._snapshots import NewSnapshot
 from pulsar_nack.delayed.format import (
     Columns,
     Index,
