@@ -33,8 +33,8 @@ _EXPECTED: Final = "a clock with call_at, or a running event loop, so that on_du
 Ticker = Callable[[], int]
 
 
-def ticker_of(clock: Clock, loop: asyncio.AbstractEventLoop) -> Ticker:
-    """Return a function that returns the time of ``clock`` in ns."""
+def ticker_of(clock: Clock, loop: asyncio.AbstractEventLoop | None) -> Ticker:
+    """Return a function that returns the time of ``clock`` in ns; ``loop`` runs here."""
     if isinstance(clock, MonotonicClock) or (isinstance(clock, LoopClock) and _is_monotonic(loop)):
         return time.monotonic_ns
     now_ms = clock.now_ms
@@ -51,10 +51,10 @@ def interval_clock(clock: Clock) -> Clock:
     return clock if is_steady(clock) else LoopClock()
 
 
-def _is_monotonic(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether the loop's time is ``time.monotonic``, which is not so on a virtual loop."""
+def _is_monotonic(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Return whether there is a loop whose time is ``time.monotonic``, which is not so on a virtual loop."""
     kind = type(loop)
-    return kind.time is asyncio.BaseEventLoop.time or kind.__module__.partition(".")[0] == "uvloop"
+    return getattr(kind, "time", None) is asyncio.BaseEventLoop.time or kind.__module__.partition(".")[0] == "uvloop"
 
 
 class WakeUp:
@@ -87,13 +87,8 @@ class WakeUp:
         self._is_loop_clock = isinstance(clock, LoopClock)
         self._longest_ms = MAX_DELAY_MS if is_steady(clock) else CLOCK_READ_INTERVAL_MS
         self.loop = None if self._call_at else _running_loop(clock)
-        self.lead_time_ns = 0
-        if self.loop is not None and self._is_loop_clock and _is_monotonic(self.loop):
-            self.lead_time_ns = round(lead_time * 1e9)
-            self._ticks: Ticker = time.monotonic_ns
-        else:
-            now_ms = clock.now_ms
-            self._ticks = lambda: now_ms() * NS_PER_MS
+        self._ticks = ticker_of(clock, self.loop)
+        self.lead_time_ns = round(lead_time * 1e9) if self._is_loop_clock and _is_monotonic(self.loop) else 0
         self._lead_time = self.lead_time_ns / 1e9
         self._context = contextvars.copy_context()
         self._cancel: Callable[[], object] | None = None
