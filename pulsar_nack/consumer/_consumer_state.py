@@ -78,7 +78,7 @@ class ConsumerState:
         self.limiter = limiter
         self.letters = letters
         """None: the consumer has neither a dead-letter topic nor a retry topic."""
-        self.has_dead_letters = letters is not None and letters.rules is not None
+        self.has_dead_letters = letters is not None and letters.dead is not None
         self.config = queue.config
         self.wall_clock: Clock = settings.wall_clock or WallClock()
         self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)

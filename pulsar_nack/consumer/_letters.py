@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
@@ -55,23 +55,20 @@ class Letters:
     ) -> None:
         dead, retry = settings.dead_letter, settings.retry_topic
         topic, subscription, _ = names_of(port)
-        self.retry_topic: RetryTopic | None = None
-        self.retry: LetterRoute | None = None
-        self.rules: DeadLetterRules | None = None
-        self.dead: LetterRoute | None = None
+        self.retry: LetterRoute[RetryTopic] | None = None
+        self.dead: LetterRoute[DeadLetterRules] | None = None
         if retry is not None:
             if retry.topic is None and not (topic and subscription):
                 expected = "a topic: this port has no names to name it by"
                 raise InvalidArgumentError("retry_topic", retry, expected)
             retry = retry.named(retry.topics or ((topic,) if topic else ()), subscription)
-            self.retry_topic = RetryTopic(retry, subscription)
-            self.retry = LetterRoute(RETRYING, retry, port)
+            self.retry = LetterRoute(RETRYING, RetryTopic(retry, subscription), retry, port)
         if dead is not None:
             if dead.topic is None and not subscription:
                 expected = "a topic: this port has no subscription to name it by"
                 raise InvalidArgumentError("dead_letter", dead, expected)
-            self.rules = DeadLetterRules(dead, subscription, self.retry_topic)
-            self.dead = LetterRoute(DEAD_LETTERING, dead, port)
+            rules = DeadLetterRules(dead, subscription, None if self.retry is None else self.retry.rules)
+            self.dead = LetterRoute(DEAD_LETTERING, rules, dead, port)
         self.has_room = asyncio.Event()
         """Clear while it is full."""
         self.has_room.set()
@@ -108,7 +105,11 @@ class Letters:
     @property
     def may_spill(self) -> bool:
         """Return whether nacks may wait in the retry topic."""
-        return self.retry_topic is not None and self.retry_topic.may_spill
+        return self.retry is not None and self.retry.rules.may_spill
+
+    def is_last_attempt(self, redelivery_count: int) -> bool:
+        """Return whether a message becomes a dead letter if the attempt with this count fails."""
+        return self.dead is not None and self.dead.rules.is_last(redelivery_count)
 
     @property
     def is_full(self) -> bool:
@@ -119,7 +120,7 @@ class Letters:
 
     def takes(self, delivery: Delivery, record: MessageState) -> bool:
         """Send a message that has just come, if it is a dead letter; return whether it is."""
-        reason = None if self.rules is None else self.rules.reason_for(delivery, record.redelivery_count)
+        reason = None if self.dead is None else self.dead.rules.reason_for(delivery, record.redelivery_count)
         if reason is None:
             return False
         if delivery.error is not None:
@@ -161,24 +162,22 @@ class Letters:
         if known is not None:
             return known
         assert self.retry is not None
-        assert self.retry_topic is not None
         record = self._table.send_away(delivery.id, redelivery_count, RETRYING)
         if wait.is_deferred:
             self._trace.deferred(record, wait.delay_ms)
         else:
             self._trace.nack(record, wait.delay_ms if is_spilled else None, reason)
-        message = self.retry_topic.message(delivery, redelivery_count + (not wait.is_deferred), wait)
+        message = self.retry.rules.message(delivery, redelivery_count + (not wait.is_deferred), wait)
         return self._begin(LetterTask(self.retry, record, delivery, message, wait=wait, is_spilled=is_spilled))
 
     def _dead_letter(
         self, delivery: Delivery, record: MessageState, attempts: int, reason: str, wait: Wait | None = None
     ) -> LetterTask:
         assert self.dead is not None
-        assert self.rules is not None
         if record.state is not DEAD_LETTERING:
             self._table.send_away(record.id, record.redelivery_count, DEAD_LETTERING)
         reason = as_reason(reason)
-        message = self.rules.message(delivery, attempts, reason, wait)
+        message = self.dead.rules.message(delivery, attempts, reason, wait)
         return self._begin(LetterTask(self.dead, record, delivery, message, reason=reason))
 
     def _begin(self, letter: LetterTask) -> LetterTask:
@@ -353,7 +352,7 @@ class LetterTask:
 
     def __init__(
         self,
-        route: LetterRoute,
+        route: LetterRoute[Any],
         record: MessageState,
         delivery: Delivery,
         message: LetterMessage,

@@ -62,7 +62,8 @@ class Receiver:
         self._recent = state.recent
         self._limiter = state.limiter
         self._letters = state.letters
-        self._retry_topic = None if state.letters is None else state.letters.retry_topic
+        retry = None if state.letters is None else state.letters.retry
+        self._retry_topic = None if retry is None else retry.rules
         self._prefetched = port.traits.receiver_queue_size
         self._can_pause = isinstance(port, SupportsPause)
         self.inbox: Inbox[Message] = Inbox(self.is_current)

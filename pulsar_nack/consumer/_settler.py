@@ -255,7 +255,7 @@ class Settler:
         """Send a message to the dead-letter topic, and wait until it is there and acknowledged."""
         self.state.check_open()
         letters = self._letters
-        if letters is None or letters.rules is None:
+        if letters is None or letters.dead is None:
             raise NoDeadLetterError(payload.id)
         reason = as_reason(reason)
         await self._until_room(letters, payload.id, count, DEAD_LETTERING)
@@ -272,7 +272,7 @@ class Settler:
         reason = as_reason(reason)
         if letters is None or letters.retry is None:
             raise InvalidArgumentError("retry_topic", None, "a RetryTopicPolicy, for messages to be consumed later")
-        is_last = letters.rules is not None and letters.rules.is_last(count)
+        is_last = letters.is_last_attempt(count)
         await self._until_room(letters, payload.id, count, DEAD_LETTERING if is_last else RETRYING)
         if is_last:
             await letters.wait(letters.dead_letter(payload, count, reason, wait))
@@ -298,7 +298,7 @@ class Settler:
         if letters is None or (record is not None and record.is_doubtful):  # then others may have settled it
             return None
         count = (attempt or 0) if record is None else record.redelivery_count
-        if letters.rules is not None and letters.rules.is_last(count) and not is_deferred:
+        if letters.is_last_attempt(count) and not is_deferred:
             return self._nack_away(letters, payload, count, attempt, None, reason)
         is_new = record is None or record.state is DELIVERED  # else the earlier of both deadlines counts
         may_spill = letters.may_spill and not letters.is_full and not self.queue.router.wants_all
@@ -308,9 +308,9 @@ class Settler:
         return None
 
     def _spills(self, letters: Letters, payload: Delivery, milliseconds: int) -> bool:
-        limiter, retry_topic = self._limiter, letters.retry_topic
-        assert retry_topic is not None
-        if retry_topic.spills(milliseconds, limiter.count(), limiter.near, limiter.limit):
+        limiter, retry = self._limiter, letters.retry
+        assert retry is not None
+        if retry.rules.spills(milliseconds, limiter.count(), limiter.near, limiter.limit):
             return True
         return self.state.must_wait(self.queue.router.choose(payload.id, milliseconds), payload)
 
