@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from .._foreign import shown
@@ -14,9 +14,10 @@ from ._message_state import DEAD_LETTERING, State
 from ._port import ConsumerPort, OwnPublisher, Publisher, Schema, SupportsPublishing
 
 Rules = TypeVar("Rules")
-Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
 Result = TypeVar("Result")
+ProducerKey = tuple[str, Schema | None]
+"""A topic, and the schema of the messages that are sent there."""
 
 _log = logging.getLogger("pulsar_nack.consumer")
 
@@ -88,20 +89,20 @@ def warn_without_schema(log: logging.Logger, schema: Schema, error: Exception) -
     )
 
 
-class DeadLetterProducers(Generic[Key, Made]):
+class DeadLetterProducers(Generic[Made]):
     """Opens, keeps and closes the producers of one publisher.
 
-    :param make: opens the producer of a key: a topic, and the schema of its messages; it has an asynchronous ``close``
+    :param make: opens the producer of a key; it has an asynchronous ``close``
     """
 
-    def __init__(self, make: Callable[[Key], Coroutine[Any, Any, Made]]) -> None:
+    def __init__(self, make: Callable[[ProducerKey], Coroutine[Any, Any, Made]]) -> None:
         self._make = make
-        self._tasks: dict[Key, asyncio.Task[Made]] = {}
+        self._tasks: dict[ProducerKey, asyncio.Task[Made]] = {}
         self._closing: set[asyncio.Task[object]] = set()
         self._is_closed = False
 
     async def use(
-        self, key: Key, send: Callable[[Made], Awaitable[Result]], *, is_spent: Callable[[Exception], bool]
+        self, key: ProducerKey, send: Callable[[Made], Awaitable[Result]], *, is_spent: Callable[[Exception], bool]
     ) -> Result:
         """Send with the producer of a key.
 
@@ -117,7 +118,7 @@ class DeadLetterProducers(Generic[Key, Made]):
                 self._close_soon(producer)
             raise
 
-    def _opening(self, key: Key) -> asyncio.Task[Made]:
+    def _opening(self, key: ProducerKey) -> asyncio.Task[Made]:
         if self._is_closed:
             raise ClosedError("the publisher")
         task = self._tasks.get(key)

@@ -12,11 +12,10 @@ from typing import Any
 from .._foreign import quoted
 from ..errors import BrokerError
 from ..ids import MessageId
-from ._letter_publishing import DeadLetterProducers, warn_without_schema
+from ._letter_publishing import DeadLetterProducers, ProducerKey, warn_without_schema
 from ._port import Schema
 
 _log = logging.getLogger("pulsar_nack.consumer")
-_Key = tuple[str, Schema | None]
 
 
 class OfficialPublisher:
@@ -28,9 +27,9 @@ class OfficialPublisher:
     def __init__(self, client: Any, initial_subscription: str | None = None) -> None:
         self._client = client
         self._initial_subscription = initial_subscription
-        self._producers: DeadLetterProducers[_Key, Any] = DeadLetterProducers(self._make)
+        self._producers: DeadLetterProducers[Any] = DeadLetterProducers(self._make)
 
-    async def _make(self, key: _Key) -> Any:
+    async def _make(self, key: ProducerKey) -> Any:
         topic, schema = key
         if self._initial_subscription is not None:
             await self._make_subscription(topic, self._initial_subscription)

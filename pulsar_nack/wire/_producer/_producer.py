@@ -309,7 +309,7 @@ class WirePublisher:
     def __init__(self, context: ClientContext, initial_subscription: str | None = None) -> None:
         self._context = context
         self._options = ProducerOptions(chunking=True, initial_subscription=initial_subscription)
-        self._producers: DeadLetterProducers[tuple[str, Schema | None], Producer] = DeadLetterProducers(self._make)
+        self._producers: DeadLetterProducers[Producer] = DeadLetterProducers(self._make)
 
     async def _make(self, key: tuple[str, Schema | None]) -> Producer:
         topic, schema = key
