@@ -35,7 +35,7 @@ from sortedcontainers import SortedList
 
 from .._check import INT64_MAX
 from ._chunks import DrainingBucket, SealedChunks, unseal
-from ._distant import GROUP_MS, DistantBuckets
+from ._distant import GROUP_MS, MAX_NUMBERS, DistantBuckets
 from ._id_ranges import IdRanges, numbers_in
 from ._pending import PendingIds
 from ._stale import StaleCopies
@@ -155,7 +155,7 @@ class BucketStore:
     def add_distant(self, number: int, start: int) -> None:
         """Add a number to the group of its bucket."""
         group = self.distant.add(number, start, self._pending.typecode)
-        if group.must_be_split():
+        if len(group) >= MAX_NUMBERS:
             self.split(group.base)
 
     def split(self, base: int) -> list[int]:

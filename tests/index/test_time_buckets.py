@@ -16,7 +16,6 @@ from pyroaring import BitMap, BitMap64
 from pulsar_nack import InvalidArgumentError, MessageId
 from pulsar_nack.index import NEVER, TimeBuckets, as_entries
 from pulsar_nack.index import _chunks as chunks_module
-from pulsar_nack.index import _distant as distant_module
 from pulsar_nack.index import _inserter as inserter_module
 from pulsar_nack.index import _pending as pending_module
 from pulsar_nack.index import _sealer as sealer_module
@@ -33,8 +32,8 @@ SMALL: dict[tuple[Any, str], int] = {
     (store_module, "_MAX_OPEN"): 2,
     (sealer_module, "_WORTH_CLOSING"): 1,
     (sealer_module, "_SPLIT_AT"): 2,
-    (distant_module, "_LARGE"): 4,
-    (distant_module, "_THIN"): 2,
+    (store_module, "MAX_NUMBERS"): 6,
+    (inserter_module, "MAX_NUMBERS"): 6,
     (store_module, "_FEW_PARTS"): 1,
     (inserter_module, "_WINDOW"): 10,
     (sealer_module, "_SWEEP_AT"): 3,
