@@ -67,7 +67,7 @@ class BareSocket:
         if not data:
             raise SystemExit("the broker closed the connection")
         kinds = list[int]()
-        for frame in self._decoder.feed_fast(data):
+        for frame in self._decoder.feed(data):
             if isinstance(frame, Frame):
                 kinds.append(frame.command.type)
                 if frame.command.type == pb.BaseCommand.PING:

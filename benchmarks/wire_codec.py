@@ -104,7 +104,7 @@ def read_all(frames: list[Any], read: EntryReader) -> None:
 
 def read_bytes(data: bytes, read: EntryReader) -> None:
     """Create deliveries from the bytes of a socket."""
-    read_all(FrameDecoder().feed_fast(data), read)
+    read_all(FrameDecoder().feed(data), read)
 
 
 def decode_all(frames: list[Any]) -> None:
@@ -120,11 +120,11 @@ def single(report: Report, rounds: int) -> None:
     rows = []
     for name, of_entry in (("only a payload", metadata()), ("a property and a key", with_more)):
         data = frame(of_entry, os.urandom(32)) * FRAMES
-        frames = FrameDecoder().feed_fast(data)
+        frames = FrameDecoder().feed(data)
         rows.append(
             [
                 name,
-                each(partial(FrameDecoder().feed_fast, data), FRAMES, rounds),
+                each(partial(FrameDecoder().feed, data), FRAMES, rounds),
                 each(partial(decode_all, frames), FRAMES, rounds),
                 each(partial(read_all, frames, reader()), FRAMES, rounds),
             ]

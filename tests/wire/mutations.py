@@ -115,8 +115,8 @@ def read(data: bytes, limit: int = LIMIT) -> str:
     assert decoder.kept_bytes <= len(data)
     result = "incomplete" if decoder.kept_bytes else "a command"
     for frame in frames:
-        if frame.headers_and_payload:
-            result = read_entry(frame.headers_and_payload, limit)
+        if frame[1]:
+            result = read_entry(frame[1], limit)
     return result
 
 

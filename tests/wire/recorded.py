@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -36,8 +37,10 @@ def recorded() -> tuple[Recorded, ...]:
     for line in DATA.read_text(encoding="utf-8").splitlines():
         told = json.loads(line)
         data = base64.b64decode(told["frame"])
-        (frame,) = FrameDecoder().feed(data)
-        found.append(Recorded(told["from"], told["client"], data, frame.command, frame.headers_and_payload))
+        assert len(FrameDecoder().feed(data)) == 1
+        _, size = struct.unpack_from(">II", data)
+        command = pb.BaseCommand.FromString(data[8 : 8 + size])
+        found.append(Recorded(told["from"], told["client"], data, command, data[8 + size :]))
     return tuple(found)
 
 

@@ -316,9 +316,9 @@ def test_mutations_of_recorded_entries_never_raise(frames_count: int) -> None:
         except ProtocolError:
             continue
         for frame in frames:
-            if frame.headers_and_payload:
+            if frame[1]:
                 remaining = random.Random(count).choice((None, None, 5, 2**70 - 2))
-                arrival = reader.read(frame.headers_and_payload, entry=count, remaining=remaining)
+                arrival = reader.read(frame[1], entry=count, remaining=remaining)
                 assert arrival.permits >= 0
                 count += len(arrival.deliveries)
     assert count > frames_count // 10

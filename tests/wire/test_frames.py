@@ -16,7 +16,9 @@ from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import (
     PING,
     PONG,
+    Frame,
     FrameDecoder,
+    MessageFrame,
     encode_command,
     encode_frame,
     encode_headers_and_payload,
@@ -48,7 +50,12 @@ STREAM = success(1) + message(5) + PING + message(6, b"") + message(7, bytes(5_0
 
 def kinds(decoder: FrameDecoder, *pieces: bytes) -> list[tuple[int, bytes]]:
     """Feed pieces; return the kind and the rest of each frame."""
-    return [(frame.command.type, frame.headers_and_payload) for piece in pieces for frame in decoder.feed(piece)]
+    return [kind_of(frame) for piece in pieces for frame in decoder.feed(piece)]
+
+
+def kind_of(frame: Frame | MessageFrame) -> tuple[int, bytes]:
+    """Return the kind and the rest of a frame."""
+    return frame.command.type if isinstance(frame, Frame) else pb.BaseCommand.MESSAGE, frame[1]
 
 
 EXPECTED = kinds(FrameDecoder(), STREAM)
@@ -92,8 +99,8 @@ def test_all_kinds_of_bytes_are_taken_and_copied(kind: type) -> None:
     buffer = bytearray(STREAM)
     frames = FrameDecoder().feed(kind(buffer))
     buffer[:] = bytes(len(buffer))
-    assert [(frame.command.type, frame.headers_and_payload) for frame in frames] == EXPECTED
-    assert all(type(frame.headers_and_payload) is bytes for frame in frames)
+    assert [kind_of(frame) for frame in frames] == EXPECTED
+    assert all(type(frame[1]) is bytes for frame in frames)
 
 
 def test_a_frame_that_claims_too_much_is_refused_before_it_is_here() -> None:
@@ -157,6 +164,7 @@ def test_a_command_of_a_later_version_is_passed_over() -> None:
 def test_an_error_of_a_later_version_is_an_error() -> None:
     """An unknown error code is reported by its number."""
     (frame,) = FrameDecoder().feed(framed(b"\x08\x0e\x72\x08\x08\x01\x10\x63\x1a\x02hi"))
+    assert isinstance(frame, Frame)
     assert (frame.command.error.error, frame.command.error.message) == (99, "hi")
 
 

@@ -302,7 +302,7 @@ class Connection(asyncio.BufferedProtocol):
         frames: list[Frame | MessageFrame] = []
         frame: Frame | MessageFrame | None = None
         try:
-            frames = self._decoder.feed_fast(self._read_buffer[:nbytes].tobytes())
+            frames = self._decoder.feed(self._read_buffer[:nbytes].tobytes())
             for frame in frames:
                 if self._error is not None:
                     return

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
 from google.protobuf.descriptor import FieldDescriptor
@@ -164,7 +164,6 @@ class Frame(NamedTuple):
 
 MessageFrame = tuple[MessageCommand, bytes]
 """The command of a message, and its headers and payload."""
-ReadMessage = Callable[[bytes, int, int], MessageCommand | None]
 
 
 class FrameDecoder:
@@ -196,19 +195,10 @@ class FrameDecoder:
         """Return how many bytes of an incomplete frame are kept."""
         return len(self._kept)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Return the frames that ``data`` completes.
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame | MessageFrame]:
+        """Return the frames that ``data`` completes, those of messages as MessageFrame.
 
         :raises ProtocolError: the bytes are not the protocol; names the frame. The decoder cannot be used any more
-        """
-        return cast("list[Frame]", self.feed_fast(data, parses_all=True))
-
-    def feed_fast(
-        self, data: bytes | bytearray | memoryview, *, parses_all: bool = False
-    ) -> list[Frame | MessageFrame]:
-        """Return the frames that ``data`` completes, those of messages as MessageFrame, in a third of the time.
-
-        :param parses_all: messages come as Frame too
         """
         if self._kept:
             self._kept += data
@@ -219,17 +209,17 @@ class FrameDecoder:
         elif type(data) is not bytes:
             data = bytes(data)
         frames: list[Frame | MessageFrame] = []
-        at = self._cut(data, frames, None if parses_all else self._read_message)
+        at = self._cut(data, frames)
         if at < len(data):
             self._kept += memoryview(data)[at:]
         self._offset += at
         self.frames += len(frames)
         return frames
 
-    def _cut(self, data: bytes, frames: list[Frame | MessageFrame], read_message: ReadMessage | None) -> int:
+    def _cut(self, data: bytes, frames: list[Frame | MessageFrame]) -> int:
         """Append the frames in ``data`` and return where the next one begins. All of it inlined: the hot path."""
         at, end = 0, len(data)
-        limit, sizes = self.max_frame_bytes, _SIZES.unpack_from
+        limit, sizes, read_message = self.max_frame_bytes, _SIZES.unpack_from, self._read_message
         self._needed = 8
         while end - at >= 8:
             total, size = sizes(data, at)
@@ -244,15 +234,14 @@ class FrameDecoder:
                 break
             middle = at + 8 + size
             if (
-                read_message is not None
-                and size > 1
+                size > 1
                 and data[at + 9] == _MESSAGE  # the kind, which comes first
                 and (message := read_message(data, at + 8, middle)) is not None
             ):
                 frames.append((message, data[middle:stop]))
             elif (command := self._parse(data[at + 8 : middle], at)) is None:
                 pass
-            elif read_message is not None and command.type == _MESSAGE:
+            elif command.type == _MESSAGE:
                 frames.append((to_message_command(command.message), data[middle:stop]))
             else:
                 frames.append(Frame(command, data[middle:stop]))
