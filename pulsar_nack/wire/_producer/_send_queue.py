@@ -22,7 +22,6 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 
 from ...errors import BrokerError, ConnectionLostError, InvalidArgumentError, RequestTimeoutError
 from .._connection._connection import Connection
@@ -99,6 +98,7 @@ class SendQueue:
 
     def start(self, connection: Connection, producer_id: int, answer: pb.CommandProducerSuccess) -> None:
         """Send in a new session."""
+        options = self._options
         self._connection = connection
         self._producer_id = producer_id
         self.session_error = None
@@ -106,14 +106,13 @@ class SendQueue:
         self._failed_id = -1
         if self._next_id < 0:
             self._first_had_id = self._had_id
-            first = self._options.initial_sequence_id
+            first = options.initial_sequence_id
             self._next_id = self._had_id + 1 if first is None else first
         most = connection.max_message_bytes
-        self.batches.max_bytes = min(self._options.batch_max_bytes, most)
-        chunk_bytes = min(self._options.chunk_max_bytes or most, most) if self._options.chunking else None
-        version = answer.schema_version if self._options.schema_info is not None else b""
-        codec = self._options.compression_type
-        self._encoding = EntryEncoding(answer.producer_name, codec, most, chunk_bytes, version)
+        self.batches.max_bytes = min(options.batch_max_bytes, most)
+        chunk_bytes = min(options.chunk_max_bytes or most, most) if options.chunking else None
+        version = answer.schema_version if options.schema_info is not None else b""
+        self._encoding = EntryEncoding(answer.producer_name, options.compression_type, most, chunk_bytes, version)
         self._write()
 
     def stop(self, error: Exception) -> None:
@@ -121,12 +120,11 @@ class SendQueue:
         self._connection = None
         self.session_error = error
         again: list[SendOp] = []
-        for op in (*self._sent, *islice(self._unsent, 1)):  # that one may be a later chunk of a message
+        unsent = [self._unsent.popleft()] if self._unsent else []  # it may be a later chunk of a message
+        for op in (*self._sent, *unsent):
             if op.chunks is not None and not (again and again[-1].chunks is op.chunks):
                 again += op.previous_chunks()
             again.append(op)
-        if self._unsent:
-            self._unsent.popleft()
         self._unsent.extendleft(reversed(again))
         self._sent.clear()
         self._writable = None
@@ -194,11 +192,10 @@ class SendQueue:
             compressing.exception()  # nobody else asks for it
             return
         try:
-            ops = send_ops(op.messages, size, compressing.result(), self._encoding, op.ends_at, before=before)
+            payload = compressing.result()
+            self._replace(op, send_ops(op.messages, size, payload, self._encoding, op.ends_at, before=before))
         except Exception as error:  # noqa: BLE001 - set on the receipts
             self.fail(op, error)
-        else:
-            self._replace(op, ops)
         self._write()
 
     def _number(self, message: OutgoingMessage) -> int:
@@ -252,10 +249,10 @@ class SendQueue:
         ops, failed = encode_again(op, self._had_id, self._encoding)
         self._replace(op, ops)
         for message, error in failed:
-            self._fail_messages([message], error)
-        if failed:
-            self._free_ids()
-            self._on_removed()
+            number = message.sequence_id or 0
+            self._fail_messages([message], self._doubt(number) if number <= self._had_id else error)
+        self._free_ids()
+        self._on_removed()
 
     def _replace(self, op: SendOp, ops: Sequence[SendOp]) -> None:
         """Put ops in the place of an unsent one, or of all chunks of its message."""
@@ -285,11 +282,13 @@ class SendQueue:
                 self._on_early_receipt(receipt.sequence_id, ledger, entry)
             return  # a lower one: of an op that has failed
         if (head.chunks is not None or ledger < 0) and self._is_in_doubt(head, has_had=ledger < 0):
-            problem = f"the broker's answer does not say whether message {head.sequence_id} is stored"
-            self.fail(head, BrokerError(f"{self._topic}: {problem}"))
+            self.fail(head, self._doubt(head.sequence_id))
             return
         self._sent.popleft()
         self._confirm(head, ledger, entry)
+
+    def _doubt(self, sequence_id: int) -> BrokerError:
+        return BrokerError(f"{self._topic}: the broker does not say whether message {sequence_id} is stored")
 
     def _confirm(self, op: SendOp, ledger: int, entry: int) -> None:
         op.resolve(ledger, entry, self._partition, self._topic)
