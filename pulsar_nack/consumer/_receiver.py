@@ -340,13 +340,13 @@ class Receiver:
         """Return whether a message is still to be delivered."""
         message_id = message._delivery.id
         record = self._table.get(message_id)
+        is_current = False
         if record is None:  # settled by its id, or one of too many delivered messages
             acked = self._table.acked
             is_current = not acked.is_acked(message_id) and not acked.hides(message_id, self._clock.now_ms())
-        else:
-            is_latest = record.redelivery_count == message._redelivery_count
-            is_current = is_latest and record.state is DELIVERED
-            if is_latest and record.state is ACKING and record.before_ack is DELIVERED:
+        elif record.redelivery_count == message._redelivery_count:
+            is_current = record.state is DELIVERED
+            if record.state is ACKING and record.before_ack is DELIVERED:
                 record.is_due = True  # by its id; if that fails, no call has the message
         if not is_current and self.gate_queue is not None:
             self.gate_queue.gone(message)
