@@ -96,7 +96,7 @@ class Inbox(Generic[Item]):
             else:
                 waiter: asyncio.Future[Item] = asyncio.Future()
                 self.waiters.append(waiter)
-                if not self.is_paused:
+                if len(self.waiters) == 1 and not self.is_paused:
                     self.wanted.set()
                 try:
                     message = await waiter

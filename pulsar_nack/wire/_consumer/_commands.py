@@ -70,10 +70,11 @@ def acknowledge(consumer_id: int, group: AckGroup, request_id: int | None) -> by
     ack.ack_type = pb.CommandAck.Cumulative if group.is_cumulative else pb.CommandAck.Individual
     add = ack.message_id.add
     for (ledger, entry), remaining in group.entries.items():
+        data = add()  # without arguments, which would be looked up by name: often
+        data.ledgerId = ledger
+        data.entryId = entry & _LARGEST
         if remaining:
-            add(ledgerId=ledger, entryId=entry, ack_set=words_of(remaining))
-        else:
-            add(ledgerId=ledger, entryId=entry & _LARGEST)
+            data.ack_set.extend(words_of(remaining))
     if request_id is not None:
         ack.request_id = request_id
     return encode_command(command)
