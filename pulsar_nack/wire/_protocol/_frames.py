@@ -262,6 +262,10 @@ class FrameDecoder:
         kind = command.type
         if kind == _MESSAGE and command.message.HasField("message_id"):
             return command
+        if kind == _ACK_RESPONSE:  # mostly without a text: often
+            receipt = command.ackResponse
+            if receipt.HasField("consumer_id") and not receipt.HasField("message"):
+                return command
         if not command.HasField("type"):
             unknown = UnknownFieldSet(command)
             if any(unknown[number].field_number == _TYPE for number in range(len(unknown))):
@@ -273,8 +277,6 @@ class FrameDecoder:
         if not command.IsInitialized():
             missing = ", ".join(command.FindInitializationErrors())  # type: ignore[attr-defined]
             raise self._wrong(at, f"a command {_NAMES[kind]}: missing required fields: {shown(missing)}")
-        if kind == _ACK_RESPONSE and not command.ackResponse.HasField("message"):
-            return command  # without a text: often
         if kind in _WITH_TEXT and not data.isascii() and (problem := wrong_text(command)):
             raise self._wrong(at, f"a command {_NAMES[kind]}: {problem}")
         return command
