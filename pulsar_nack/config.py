@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.alias_generators import to_camel
 
 from ._check import as_folder, check_metadata_limit
 from ._delays import MAX_DELAY_MS, delay_ms
@@ -90,17 +91,12 @@ def _as_factory(value: Any, info: ValidationInfo) -> str:
     return known
 
 
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
 class _Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         strict=True,
-        alias_generator=_camel,
+        alias_generator=to_camel,
         populate_by_name=True,
     )
 
@@ -109,7 +105,7 @@ class _Settings(BaseModel):
     def _one_name(cls, data: Any) -> Any:
         """Raise if a setting is given under both of its names."""
         for name in cls.model_fields if isinstance(data, dict) else ():
-            alias = _camel(name)
+            alias = to_camel(name)
             if alias != name and name in data and alias in data:
                 raise InvalidArgumentError(alias, data[alias], f"the setting once: it is given as {name} too")
         return data
