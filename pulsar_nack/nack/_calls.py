@@ -21,18 +21,13 @@ MAX_RETRY_DELAY: Final = 30.0
 
 
 class RedeliveryResult(NamedTuple):
-    """How a call ended: the ids that failed, the ones of them to retry, and the error."""
+    """How a call ended: the ids that failed, the ones of them to retry and when, and the error."""
 
     failed: Sequence[MessageId]
     to_retry: Sequence[MessageId]
     at_ms: int
-    retry_delay_ms: int
+    retry_at_ms: int
     error: BaseException | None
-
-    @property
-    def retry_at_ms(self) -> int:
-        """Return when the ids are retried."""
-        return self.at_ms + self.retry_delay_ms
 
 
 class RedeliveryCall:

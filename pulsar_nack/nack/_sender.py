@@ -275,7 +275,7 @@ class Sender:
 
     def _end(self, call: RedeliveryCall, error: BaseException | None) -> None:
         now_ms = self.ticks() // NS_PER_MS
-        result = RedeliveryResult((), (), now_ms, 0, None) if error is None else self._failed(call, error, now_ms)
+        result = RedeliveryResult((), (), now_ms, now_ms, None) if error is None else self._failed(call, error, now_ms)
         self.calls.end(call)
         if result.to_retry:
             self._retry(call, result)
@@ -303,7 +303,8 @@ class Sender:
             for message_id in call.wanted(failed, self._buckets)
             if not self.retries.learn_if_here(message_id) and not self.calls.learn_after(call, message_id)
         ]
-        return RedeliveryResult(failed, to_retry, now_ms, self.retries.delay_ms(call.attempt + 1), error)
+        retry_at_ms = now_ms + self.retries.delay_ms(call.attempt + 1)
+        return RedeliveryResult(failed, to_retry, now_ms, retry_at_ms, error)
 
     def _retry(self, call: RedeliveryCall, result: RedeliveryResult) -> None:
         if self._is_closing:
