@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Final
 
@@ -122,53 +121,28 @@ def choose_pair(buckets: Sequence[ImmutableBucket]) -> tuple[ImmutableBucket, Im
     return buckets[at], buckets[at + 1]
 
 
-class StreamMerger:
-    """Merges sources whose indexes arrive in pieces; each source is in order. Pure."""
+class MergeSource:
+    """A source of a merge. Its indexes arrive in pieces, in order; those of a piece from ``at`` on are not taken yet.
 
-    def __init__(self, sources: int) -> None:
-        self._pieces = [_Piece() for _ in range(sources)]
+    :param bucket: whose segments are the pieces, from the next one on; None: the pieces come from memory
+    """
 
-    def is_first(self, source: int, max_at: int, next_at: Sequence[int]) -> bool:
-        """Return whether the next piece of an exhausted source comes before all indexes of the other sources.
+    __slots__ = ("at", "bucket", "columns", "has_ended", "next", "rows")
 
-        :param max_at: the latest time of that piece
-        :param next_at: for each source, a lower bound of the times that have not arrived yet
-        """
-        if not self._pieces[source].is_wanting:
-            return False
-        firsts = (piece.first_at(at) for piece, at in zip(self._pieces, next_at, strict=True))
-        return all(max_at < at for other, at in enumerate(firsts) if other != source)
-
-    def wanted(self) -> int | None:
-        """Return a source whose next piece is needed before more can be taken; None: no piece is needed."""
-        return next((source for source, piece in enumerate(self._pieces) if piece.is_wanting), None)
-
-    def feed(self, source: int, columns: Columns | None) -> None:
-        """Give the next piece of a wanted source; None: it has ended."""
-        piece = self._pieces[source]
-        piece.has_ended = columns is None
-        piece.columns, piece.at = columns or Columns(), 0
-
-    def take(self) -> list[Index]:
-        """Return the next merged indexes; empty: all sources have ended. Call it when no piece is wanted."""
-        ends = [piece.columns[piece.end - 1] for piece in self._pieces if piece.has_more]
-        bound = min(ends) if ends else None
-        taken: list[Index] = []
-        for piece in self._pieces:
-            taken += piece.take(bound)
-        taken.sort()
-        return taken
-
-
-class _Piece:
-    """The current piece of a source; its indexes from ``at`` on are not taken yet."""
-
-    __slots__ = ("at", "columns", "has_ended")
-
-    def __init__(self) -> None:
+    def __init__(self, bucket: ImmutableBucket | None = None) -> None:
+        self.bucket = bucket
+        self.next = 0 if bucket is None else bucket.next
+        """The first segment that was not read yet."""
+        self.rows: list[SegmentRow] = []
+        """The metadata of all segments, once it was read."""
         self.columns = Columns()
         self.at = 0
         self.has_ended = False
+
+    def feed(self, columns: Columns | None) -> None:
+        """Give the next piece; None: there is no more."""
+        self.has_ended = columns is None
+        self.columns, self.at = columns or Columns(), 0
 
     @property
     def end(self) -> int:
@@ -177,16 +151,23 @@ class _Piece:
 
     @property
     def is_wanting(self) -> bool:
+        """Return whether its next piece is needed before more can be taken."""
         return not self.has_ended and self.at == len(self.columns)
 
     @property
     def has_more(self) -> bool:
-        """Return whether the source may have indexes after :attr:`end`."""
+        """Return whether it may have indexes after :attr:`end`."""
         return not self.has_ended or self.end < len(self.columns)
 
-    def first_at(self, next_at: int) -> int:
-        """Return the earliest time that is left, or ``next_at`` if the piece is used up."""
-        return self.columns.times[self.at] if self.at < len(self.columns) else next_at
+    @property
+    def next_at(self) -> int:
+        """Return a lower bound of the times in the segments that were not read, NEVER if there are none."""
+        return NEVER if self.bucket is None or self.next == len(self.bucket.mins) else self.bucket.mins[self.next]
+
+    @property
+    def first_at(self) -> int:
+        """Return the earliest time that is left, or a lower bound of it if the piece is used up."""
+        return self.columns.times[self.at] if self.at < len(self.columns) else self.next_at
 
     def take(self, bound: Index | None) -> Iterable[Index]:
         """Remove and return the indexes up to a bound; all of them for None."""
@@ -196,8 +177,36 @@ class _Piece:
         return part
 
 
+class StreamMerger:
+    """Merges sources whose indexes arrive in pieces. Pure."""
+
+    def __init__(self, sources: Sequence[MergeSource]) -> None:
+        self._sources = sources
+
+    def is_first(self, source: MergeSource, max_at: int) -> bool:
+        """Return whether the next piece of an exhausted source comes before all indexes of the other sources.
+
+        :param max_at: the latest time of that piece
+        """
+        return source.is_wanting and all(max_at < each.first_at for each in self._sources if each is not source)
+
+    def wanted(self) -> MergeSource | None:
+        """Return a source whose next piece is needed before more can be taken; None: no piece is needed."""
+        return next((source for source in self._sources if source.is_wanting), None)
+
+    def take(self) -> list[Index]:
+        """Return the next merged indexes; empty: all sources have ended. Call it when no piece is wanted."""
+        ends = [source.columns[source.end - 1] for source in self._sources if source.has_more]
+        bound = min(ends) if ends else None
+        taken: list[Index] = []
+        for source in self._sources:
+            taken += source.take(bound)
+        taken.sort()
+        return taken
+
+
 class Merge:
-    """A merge of buckets: a :class:`StreamMerger` that gets their indexes in memory, as source 0, and their segments.
+    """A merge of the indexes of buckets, those in memory and those in segments on storage, into a snapshot.
 
     A segment is copied as it is if no other index falls into its time span. So buckets that follow each other in time
     are merged at the speed of storage. Segments that the tracker loads during a merge are still read from storage here.
@@ -216,19 +225,18 @@ class Merge:
         *,
         min_copied: int,
     ) -> None:
-        self._segments = [_UnreadSegments(bucket, bucket.next) for bucket in buckets]
         self._loaded = loaded
         self._snapshots = snapshots
         self._pending = pending
         self._min_copied = min_copied
-        self._merger = StreamMerger(1 + len(buckets))
+        self._merger = StreamMerger([MergeSource(), *map(MergeSource, buckets)])
 
     async def into(self, builder: SnapshotBuilder) -> None:
         """Add the indexes whose messages are still held to a snapshot, a few at a time."""
         while True:
             while (source := self._merger.wanted()) is not None:
                 if not await self._copy(source, builder):
-                    await self._feed(source)
+                    source.feed(await self._read(source))
             taken = self._merger.take()
             if not taken:
                 return
@@ -236,72 +244,45 @@ class Merge:
             del taken  # see STEP
             await asyncio.sleep(0)
 
-    async def _feed(self, source: int) -> None:
-        """Read the next piece of a wanted source."""
-        self._merger.feed(source, await self._read(self._segments[source - 1]) if source else self._from_memory())
-
-    def _from_memory(self) -> Columns | None:
-        return Columns(islice(self._loaded, STEP)) or None
-
-    async def _read(self, segments: _UnreadSegments) -> Columns | None:
-        if segments.have_ended:
+    async def _read(self, source: MergeSource) -> Columns | None:
+        """Return the next piece of a source; None: there is no more."""
+        bucket, number = source.bucket, source.next
+        if bucket is None:
+            return Columns(islice(self._loaded, STEP)) or None
+        if number == len(bucket.mins):
             return None
-        bucket, number = segments.bucket, segments.next
         columns = await self._snapshots.segment(bucket.named.snapshot_id, number, bucket.counts[number])
-        segments.next += 1
+        source.next += 1
         return columns
 
-    async def _copy(self, source: int, builder: SnapshotBuilder) -> bool:
+    async def _copy(self, source: MergeSource, builder: SnapshotBuilder) -> bool:
         """Copy the next segment of a wanted source as it is; return False if that is not possible.
 
         It is possible if no other index comes before the segment's end and all its messages are still held.
         """
-        if not source or not self._is_copyable(source):
+        bucket, number = source.bucket, source.next
+        if bucket is None or number == len(bucket.mins) or bucket.counts[number] < self._min_copied:
             return False
-        segments = self._segments[source - 1]
+        if not self._merger.is_first(source, bucket.maxs[number]):
+            return False
         try:
-            row = await self._row(segments)
+            row = await self._row(source, bucket)
             positions = BulkPositionSet()
             if len(row.bitmaps) > _MAX_BITMAPS:
                 return False
             add_bitmaps(row.bitmaps.items(), positions)
             if not self._pending.includes(positions):
                 return False
-            segment = await self._snapshots.copy(segments.bucket.named.snapshot_id, segments.next)
+            segment = await self._snapshots.copy(bucket.named.snapshot_id, number)
         except SnapshotFormatError:
             return False  # reading the segment handles the damage
-        builder.add_segment(segment, row, min_at=segments.next_at, count=len(positions))
-        segments.next += 1
+        builder.add_segment(segment, row, min_at=source.next_at, count=len(positions))
+        source.next += 1
         return True
 
-    def _is_copyable(self, source: int) -> bool:
-        segments = self._segments[source - 1]
-        if segments.have_ended or segments.bucket.counts[segments.next] < self._min_copied:
-            return False
-        next_at = [NEVER, *(each.next_at for each in self._segments)]
-        return self._merger.is_first(source, segments.bucket.maxs[segments.next], next_at)
-
-    async def _row(self, segments: _UnreadSegments) -> SegmentRow:
-        if not segments.rows:
-            segments.rows = await self._snapshots.rows(segments.bucket.named.snapshot_id)
-        if segments.next >= len(segments.rows):
-            raise SnapshotFormatError("snapshot metadata", f"{len(segments.rows)} segments are too few")
-        return segments.rows[segments.next]
-
-
-@dataclass(slots=True)
-class _UnreadSegments:
-    """The segments of a bucket that a merge has not read yet."""
-
-    bucket: ImmutableBucket
-    next: int
-    rows: list[SegmentRow] = field(default_factory=list)
-
-    @property
-    def have_ended(self) -> bool:
-        return self.next == len(self.bucket.mins)
-
-    @property
-    def next_at(self) -> int:
-        """Return a lower bound of their times."""
-        return NEVER if self.have_ended else self.bucket.mins[self.next]
+    async def _row(self, source: MergeSource, bucket: ImmutableBucket) -> SegmentRow:
+        if not source.rows:
+            source.rows = await self._snapshots.rows(bucket.named.snapshot_id)
+        if source.next >= len(source.rows):
+            raise SnapshotFormatError("snapshot metadata", f"{len(source.rows)} segments are too few")
+        return source.rows[source.next]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
-from pulsar_nack.delayed.bucket._buckets import MutableBucket
+from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
-from pulsar_nack.delayed.bucket._snapshot_builder import StreamMerger
-from pulsar_nack.delayed.format import BulkPositionSet, Columns, Index
+from pulsar_nack.delayed.bucket._snapshot_builder import MergeSource, StreamMerger
+from pulsar_nack.delayed.format import BulkPositionSet, Columns, Index, NamedSnapshot
 from pulsar_nack.index import PositionSet
 from tests.for_each import for_each
 from tests.tiers import size
@@ -278,11 +278,14 @@ def test_many_runs_that_lie_over_each_other() -> None:
 
 def test_which_piece_comes_first() -> None:
     """The next piece of a source comes before the others when it ends before all that they have or will have."""
-    feed = StreamMerger(2)
-    assert feed.is_first(0, 9, [5, 10])
-    assert not feed.is_first(0, 10, [5, 10])
-    feed.feed(1, Columns([(12, 1, 1)]))
-    assert feed.is_first(0, 11, [5, 0])
-    assert not feed.is_first(1, 1, [5, 20])
-    feed.feed(0, None)
-    assert not feed.is_first(0, 1, [5, 20])
+    one, other = (
+        MergeSource(ImmutableBucket(NamedSnapshot("k", 1, 1, 1), mins=[at], maxs=[50], counts=[2])) for at in (5, 10)
+    )
+    merger = StreamMerger([one, other])
+    assert merger.is_first(one, 9)
+    assert not merger.is_first(one, 10)
+    other.feed(Columns([(12, 1, 1)]))
+    assert merger.is_first(one, 11)
+    assert not merger.is_first(other, 1)
+    one.feed(None)
+    assert not merger.is_first(one, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket, SealRule
 from pulsar_nack.delayed.bucket._queue import TAIL, DueQueue
-from pulsar_nack.delayed.bucket._snapshot_builder import SnapshotBuilder, StreamMerger, choose_pair
+from pulsar_nack.delayed.bucket._snapshot_builder import MergeSource, SnapshotBuilder, StreamMerger, choose_pair
 from pulsar_nack.delayed.bucket._snapshots import NewSnapshot
 from pulsar_nack.delayed.format import (
     Columns,
@@ -156,13 +156,15 @@ def test_merge_of_pieces(sources: list[list[list[Index]]]) -> None:
     flat = [sorted(index for piece in source for index in piece) for source in sources]
     pieces = []
     for source, ordered in zip(sources, flat, strict=True):
-        left = iter(ordered)
-        pieces.append([[next(left) for _ in piece] for piece in source])
-    feed, merged = StreamMerger(len(sources)), list[Index]()
+        rest = iter(ordered)
+        pieces.append([[next(rest) for _ in piece] for piece in source])
+    fed = [MergeSource() for _ in sources]
+    merger, merged = StreamMerger(fed), list[Index]()
     while True:
-        while (wanted := feed.wanted()) is not None:
-            feed.feed(wanted, Columns(pieces[wanted].pop(0)) if pieces[wanted] else None)
-        taken = feed.take()
+        while (wanted := merger.wanted()) is not None:
+            left = pieces[fed.index(wanted)]
+            wanted.feed(Columns(left.pop(0)) if left else None)
+        taken = merger.take()
         if not taken:
             break
         merged += taken
