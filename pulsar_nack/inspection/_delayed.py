@@ -8,7 +8,6 @@ from itertools import islice
 from ..cursor.format import CURSOR_LOG_NAME, delayed_cursor_of
 from ..delayed.format import (
     SNAPSHOT_LOG_NAME,
-    BulkPositionSet,
     Footer,
     NamedSnapshot,
     SegmentRow,
@@ -17,6 +16,7 @@ from ..delayed.format import (
     named_snapshots,
 )
 from ..errors import LogVersionError, MissingExtraError, SnapshotFormatError
+from ..index import PositionSet
 from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
 from ._store import InspectedLog, InspectedStore
 
@@ -136,5 +136,5 @@ def _count(row: SegmentRow) -> int:
 
     :raises ValueError: a bitmap cannot be read
     """
-    positions = BulkPositionSet()
+    positions = PositionSet()
     return sum(positions.join(ledger, bitmap) for ledger, bitmap in row.bitmaps.items())

@@ -21,8 +21,8 @@ from typing import Final
 
 from ...config import BucketConfig
 from ...ids import Position
-from ...index import NEVER
-from ..format import BulkPositionSet, Columns
+from ...index import NEVER, PositionSet
+from ..format import Columns
 from ._buckets import AnyBucket, ImmutableBucket, MutableBucket, SealRule
 from ._queue import DueQueue
 
@@ -44,7 +44,7 @@ class BucketIndex:
 
     def __init__(self, config: BucketConfig) -> None:
         self._rule = SealRule.of(config)
-        self.pending = BulkPositionSet()
+        self.pending = PositionSet()
         self.mutable = MutableBucket()
         self.queue = DueQueue(self.mutable)
         self.sealing: deque[MutableBucket] = deque()

@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 from ..._tasks import TaskOwner
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
-from ..format import BulkPositionSet, Columns, NamedSnapshot, SegmentRow
+from ...index import PositionSet
+from ..format import Columns, NamedSnapshot, SegmentRow
 from ._buckets import ImmutableBucket
 from ._index import BucketIndex
 from ._snapshots import ReadSlots, Snapshots, add_bitmaps
@@ -38,7 +39,7 @@ class RecoveredBucket(NamedTuple):
     """A bucket that is ready to be added: its positions, and its indexes in memory."""
 
     bucket: ImmutableBucket
-    positions: BulkPositionSet
+    positions: PositionSet
     columns: Columns | None
 
 
@@ -52,10 +53,10 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
     if first == len(rows):
         return None
     columns = None
-    positions = BulkPositionSet()
+    positions = PositionSet()
     counts = [0] * first
     if _is_partly_due(rows[first], cutoff):
-        min_count = await _add(rows[first], BulkPositionSet())
+        min_count = await _add(rows[first], PositionSet())
         stored = await snapshots.segment(named.snapshot_id, first, min_count)
         columns = Columns(index for index in stored if index[0] > cutoff)
         for _, ledger, entry in columns:
@@ -75,7 +76,7 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
     return RecoveredBucket(bucket, positions, columns)
 
 
-async def _add(row: SegmentRow, positions: BulkPositionSet) -> int:
+async def _add(row: SegmentRow, positions: PositionSet) -> int:
     """Add the positions of a segment to a set; return how many are new."""
     count = 0
     bitmaps = list(row.bitmaps.items())

@@ -13,8 +13,8 @@ from itertools import islice, pairwise
 from typing import Final
 
 from ...errors import SnapshotFormatError
-from ...index import NEVER
-from ..format import STEP, BulkPositionSet, Columns, Index, SegmentRow, encode_indexes, encode_metadata
+from ...index import NEVER, PositionSet
+from ..format import STEP, Columns, Index, SegmentRow, encode_indexes, encode_metadata
 from ._buckets import ImmutableBucket
 from ._snapshots import NewSnapshot, Snapshots, add_bitmaps
 
@@ -43,7 +43,7 @@ class SnapshotBuilder:
 
     def _begin(self) -> None:
         self._parts: list[bytes] = []
-        self._positions = BulkPositionSet()
+        self._positions = PositionSet()
         self._first_at = self._last_at = 0
         self._count = 0
 
@@ -221,7 +221,7 @@ class Merge:
         buckets: Sequence[ImmutableBucket],
         loaded: Iterator[Index],
         snapshots: Snapshots,
-        pending: BulkPositionSet,
+        pending: PositionSet,
         *,
         min_copied: int,
     ) -> None:
@@ -267,7 +267,7 @@ class Merge:
             return False
         try:
             row = await self._row(source, bucket)
-            positions = BulkPositionSet()
+            positions = PositionSet()
             if len(row.bitmaps) > _MAX_BITMAPS:
                 return False
             add_bitmaps(row.bitmaps.items(), positions)

@@ -14,8 +14,8 @@ from ..._wake_up import WakeUp, interval_clock
 from ...clock import Clock
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
+from ...index import PositionSet
 from ..format import (
-    BulkPositionSet,
     Columns,
     NamedSnapshot,
     SegmentRow,
@@ -285,12 +285,12 @@ def _checked(columns: Columns, min_count: int) -> Columns:
 def _rebuilt(rows: Sequence[SegmentRow], number: int) -> Columns:
     if number >= len(rows):
         raise SnapshotFormatError("snapshot metadata", f"{len(rows)} segments, number {number + 1} was wanted")
-    positions = BulkPositionSet()
+    positions = PositionSet()
     add_bitmaps(rows[number].bitmaps.items(), positions)
     return Columns((rows[number].max_at, ledger, entry) for ledger, entry in sorted(positions))
 
 
-def add_bitmaps(bitmaps: Iterable[tuple[int, bytes]], positions: BulkPositionSet) -> int:
+def add_bitmaps(bitmaps: Iterable[tuple[int, bytes]], positions: PositionSet) -> int:
     """Add the positions of ledgers' portable bitmaps; return how many are new.
 
     :raises SnapshotFormatError: a bitmap is damaged

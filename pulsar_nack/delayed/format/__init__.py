@@ -1,6 +1,7 @@
 """The stored forms of delayed messages: snapshots, their logs, and the cursor properties that name them."""
 
-from ._indexes import BulkPositionSet, Columns, Index
+from ...index import PositionSet as BulkPositionSet
+from ._columns import Columns, Index
 from ._snapshot import (
     STEP,
     SegmentRow,

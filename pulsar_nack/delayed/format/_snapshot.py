@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from ..._check import INT64_MAX
 from ...errors import MissingExtraError, SnapshotFormatError
 from ...index import MAX_ENTRY
-from ._indexes import Columns, Index
+from ._columns import Columns, Index
 
 STEP: Final = 256
 """How many indexes are processed before other tasks run: some tenths of a millisecond.

@@ -14,7 +14,7 @@ from pulsar_nack import InvalidArgumentError, Position
 from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
 from pulsar_nack.delayed.bucket._snapshot_builder import MergeSource, StreamMerger
-from pulsar_nack.delayed.format import BulkPositionSet, Columns, Index, NamedSnapshot
+from pulsar_nack.delayed.format import Columns, Index, NamedSnapshot
 from pulsar_nack.index import PositionSet
 from tests.for_each import for_each
 from tests.tiers import size
@@ -128,7 +128,7 @@ async def test_many_that_are_refused(entries: Any, times: Any, message: str) -> 
 @given(INDEXES, INDEXES)
 def test_what_is_pending(first: list[Index], second: list[Index]) -> None:
     """Sets that are filled, joined and emptied in bulk are what they are when filled one by one."""
-    held, other, model = BulkPositionSet(), BulkPositionSet(), {index[1:] for index in first}
+    held, other, model = PositionSet(), PositionSet(), {index[1:] for index in first}
     held.add_all(first)
     other.add_all(second)
     assert set(held) == model
@@ -148,7 +148,7 @@ def test_what_is_pending(first: list[Index], second: list[Index]) -> None:
 @given(INDEXES, INDEXES)
 def test_bitmaps_are_joined(first: list[Index], second: list[Index]) -> None:
     """Portable bitmaps are joined without measuring; compressing later finds the sizes, a few ledgers at a time."""
-    held, other, both = BulkPositionSet(), BulkPositionSet(), BulkPositionSet()
+    held, other, both = PositionSet(), PositionSet(), PositionSet()
     held.add_all(first)
     other.add_all(second)
     both.add_all([*first, *second])
@@ -163,7 +163,7 @@ def test_bitmaps_are_joined(first: list[Index], second: list[Index]) -> None:
 @pytest.mark.parametrize("ledger", [1, 2])
 def test_bad_bitmaps_are_not_joined(ledger: int) -> None:
     """Bytes that are no bitmap change nothing, also where nothing was held of the ledger."""
-    held = BulkPositionSet()
+    held = PositionSet()
     held.add(1, 5)
     with pytest.raises(ValueError, match="4 bytes that are not"):
         held.join(ledger, b"\x01\x02\x03\x04")
@@ -173,7 +173,7 @@ def test_bad_bitmaps_are_not_joined(ledger: int) -> None:
 
 def test_entries_that_are_not_all_new() -> None:
     """Entries are added as a whole only where none is held and none comes twice."""
-    held = BulkPositionSet()
+    held = PositionSet()
     assert held.add_new(1, array("I", [1, 2]))
     assert not held.add_new(1, array("I", [2, 3]))
     assert not held.add_new(2, array("I", [4, 4]))
@@ -183,7 +183,7 @@ def test_entries_that_are_not_all_new() -> None:
 
 def test_many_ledgers_are_taken_over_at_once() -> None:
     """Beyond some ledgers that both have sizes are not measured; they are no smaller than they should be."""
-    one, other, measured = BulkPositionSet(), BulkPositionSet(), PositionSet()
+    one, other, measured = PositionSet(), PositionSet(), PositionSet()
     for ledger in range(100):
         for entry in range(0, 50, 2):
             one.add(ledger, entry)
@@ -198,7 +198,7 @@ def test_many_ledgers_are_taken_over_at_once() -> None:
 @pytest.mark.parametrize("singly", [True, False])
 def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
     """However scattered what is taken out lies, a ledger takes no more than a bit an entry, and that is counted."""
-    held, ledgers = BulkPositionSet(), size(20, fast=4)
+    held, ledgers = PositionSet(), size(20, fast=4)
     for ledger in range(ledgers):
         held.add_new(ledger, array("I", range(50_000)))
     scattered = [(0, number % ledgers, number // ledgers * 7_919 % 50_000) for number in range(ledgers * 25_000)]
