@@ -1,9 +1,10 @@
 """The stored forms of delayed messages: snapshots, their logs, and the cursor properties that name them."""
 
 from ...index import PositionSet as BulkPositionSet
-from ._columns import Columns, Index
 from ._snapshot import (
     STEP,
+    Columns,
+    Index,
     SegmentRow,
     decode_metadata,
     decode_segment,

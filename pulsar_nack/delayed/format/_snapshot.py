@@ -1,4 +1,4 @@
-"""Pulsar's protobuf form of a snapshot (see ``_snapshot.proto``). Needs the extra ``bucket``.
+"""Delayed indexes, and Pulsar's protobuf form of a snapshot (see ``_snapshot.proto``). Needs the extra ``bucket``.
 
 A segment can be encoded piece by piece: the concatenated parts of a repeated field are one message. So nothing here
 blocks the loop for long; whatever takes long is a generator that can pause after each step.
@@ -6,7 +6,8 @@ blocks the loop for long; whatever takes long is a generator that can pause afte
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import gt
 from types import ModuleType
@@ -15,7 +16,6 @@ from typing import Any, Final, NamedTuple
 from ..._check import INT64_MAX
 from ...errors import MissingExtraError, SnapshotFormatError
 from ...index import MAX_ENTRY
-from ._columns import Columns, Index
 
 STEP: Final = 256
 """How many indexes are processed before other tasks run: some tenths of a millisecond.
@@ -26,6 +26,71 @@ garbage collector, which blocks the loop for up to 20 ms.
 
 _SEGMENT: Final = "snapshot segment"
 _METADATA: Final = "snapshot metadata"
+Index = tuple[int, int, int]
+"""Delivery time (epoch ms), ledger, entry. Messages come out in this order."""
+
+
+class Columns:
+    """Columns of times (epoch ms), ledgers and entries, of equal length; the caller appends in order."""
+
+    __slots__ = ("entries", "ledgers", "times")
+
+    def __init__(self, indexes: Iterable[Index] = ()) -> None:
+        self.times: array[int] = array("q")
+        self.ledgers: array[int] = array("q")
+        self.entries: array[int] = array("q")
+        for index in indexes:
+            self.append(index)
+
+    @classmethod
+    def of_ledger(cls, ledger: int, entries: array[int], times: array[int]) -> Columns:
+        """Return the indexes of one ledger, given in any order. 40 ns each in order, up to 300 ns otherwise."""
+        columns = cls()
+        if any(map(gt, entries, entries[1:])):
+            order = sorted(range(len(entries)), key=entries.__getitem__)
+            entries, times = _in_order(entries, order), _in_order(times, order)
+        if any(map(gt, times, times[1:])):
+            order = sorted(range(len(times)), key=times.__getitem__)  # stable: entries of equal times stay in order
+            entries, times = _in_order(entries, order), _in_order(times, order)
+        columns.times, columns.entries = array("q", times), array("q", entries)
+        columns.ledgers = array("q", (ledger,)) * len(times)
+        return columns
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def __getitem__(self, at: int) -> Index:
+        return self.times[at], self.ledgers[at], self.entries[at]
+
+    def __iter__(self) -> Iterator[Index]:
+        return self.rest(0)
+
+    def rest(self, at: int) -> Iterator[Index]:
+        """Return the indexes from offset ``at`` on."""
+        yield from zip(self.times[at:], self.ledgers[at:], self.entries[at:], strict=True)
+
+    def part(self, at: int, to: int) -> Columns:
+        """Return a copy of the indexes from offset ``at`` to before ``to``."""
+        part = Columns()
+        part.times, part.ledgers, part.entries = self.times[at:to], self.ledgers[at:to], self.entries[at:to]
+        return part
+
+    def extend(self, indexes: Sequence[Index]) -> None:
+        """Append indexes."""
+        self.times.fromlist([index[0] for index in indexes])
+        self.ledgers.fromlist([index[1] for index in indexes])
+        self.entries.fromlist([index[2] for index in indexes])
+
+    def append(self, index: Index) -> None:
+        """Append an index."""
+        self.times.append(index[0])
+        self.ledgers.append(index[1])
+        self.entries.append(index[2])
+
+    @property
+    def bytes(self) -> int:
+        """Return about how much memory the columns take."""
+        return 24 * len(self.times) + 300
 
 
 class SegmentRow(NamedTuple):
@@ -153,3 +218,7 @@ def _check_row(row: SegmentRow, number: int) -> None:
         raise SnapshotFormatError(_METADATA, f"segment {number + 1} is from {row.min_at} to {row.max_at}")
     if any(ledger > INT64_MAX for ledger in row.bitmaps):
         raise SnapshotFormatError(_METADATA, f"segment {number + 1} has a ledger above {INT64_MAX}")
+
+
+def _in_order(values: array[int], order: Sequence[int]) -> array[int]:
+    return array(values.typecode, map(values.__getitem__, order))
