@@ -19,7 +19,7 @@ from _timing import best, thread_ns
 
 from pulsar_nack import Cursor, CursorConfig
 from pulsar_nack.cursor._acks import AckState
-from pulsar_nack.cursor.format._protobuf import messages
+from pulsar_nack.cursor.format._record import messages
 
 PATTERNS = ("every second", "random 1 % left", "one hole a ledger")
 CACHE_BYTES = 3 << 20

@@ -23,8 +23,6 @@ Evicted ledgers
     storage then also holds entries at or before the mark-delete position; ``restore`` drops them. For the same reason a
     ledger that the mark-delete position has passed only in part is not dirty: what is on storage is right together with
     the mark-delete position written beside it.
-    A ledger without even a summary stops the mark-delete position before it, and is then ``blocked_by``: nothing is
-    wrong, the position is only lower than it could be. Restoring the ledger lets it move on.
 """
 
 from __future__ import annotations
@@ -263,19 +261,16 @@ class AckState:
         self._dirty.update(ledgers)
         self.mark_delete.is_dirty |= mark_delete
 
-    def add_evicted(self, ledger: int, summary: LedgerSummary | None = None, *, size: int = 0, ranges: int = 0) -> None:
+    def add_evicted(self, ledger: int, summary: LedgerSummary, size: int) -> None:
         """Note, while recovering, a ledger that is on storage and was not loaded.
-
-        Without a summary the ledger counts as one with nothing acknowledged until it is restored.
 
         :param summary: of the ledger's state as :meth:`restore` would leave it, see :meth:`LedgerAcks.trim`
         :param size: bytes that its state takes when written
-        :param ranges: how many ranges it has
         """
         if ledger < self.mark_delete.ledger:
             return
-        self.table.add_evicted(ledger, summary, size=size, ranges=ranges)
-        if summary is not None and summary.acked:
+        self.table.add_evicted(ledger, summary, size)
+        if summary.acked:
             self._highest_ledger = max(self._highest_ledger, ledger)
 
     def restore(self, ledger: int, acks: LedgerAcks) -> bool:
@@ -303,7 +298,7 @@ class AckState:
         self.table.put(ledger, acks)
         if acks.ranges:
             self._highest_ledger = max(self._highest_ledger, ledger)
-        if ledger in {mark_delete.ledger, mark_delete.blocked_by}:
+        if ledger == mark_delete.ledger:
             mark_delete.advance()
 
     # -- changing ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ..ids import Position
 from ._acks import AckState
 from ._executor import IsWanted
 from ._log import CursorLog
-from ._recovery import decode_off_loop
+from ._records import decode_off_loop
 from .format import LedgerAcks, LedgersNotLoaded
 
 _T = TypeVar("_T")

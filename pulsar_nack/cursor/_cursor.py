@@ -23,14 +23,16 @@ from ..ids import Position
 from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error
+from ._acks import AckState
 from ._cache import LedgerCache, Range
-from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
+from ._log import CursorLog
 from ._operations import CursorOperations
-from ._properties import MAX_TEXT
+from ._properties import MAX_TEXT, Properties
 from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
 from .format import BatchSet, LedgersNotLoaded, log_names
+from .opening import LedgersInput, check_ledgers, open_state
 
 _T = TypeVar("_T")
 
@@ -49,12 +51,12 @@ class Cursor(ClosesOnExit, LoopBound):
     _closing: asyncio.Task[None] | None = None
     _is_closed = True
 
-    def __init__(self, opened: OpenedCursor, config: CursorConfig) -> None:
-        self._state, self._log, self._properties = opened
+    def __init__(self, state: AckState, log: CursorLog, properties: Properties, config: CursorConfig) -> None:
+        self._state, self._log, self._properties = state, log, properties
         self._config = config
         limit = config.max_individual_ack_cache_bytes_per_cursor if config.enable_lru_cache_max_unacked_ranges else None
-        self._cache = LedgerCache(self._state, self._log, limit)
-        self._writer = CursorWriter(*opened, config)
+        self._cache = LedgerCache(state, log, limit)
+        self._writer = CursorWriter(state, log, properties, config)
         flush_interval_s = config.flush_interval.total_seconds()
         self._operations = CursorOperations(self._cache, self._writer, flush_interval_s, self._ensure_open)
         self._executor, self._flusher = self._operations.executor, self._operations.flusher
@@ -86,7 +88,7 @@ class Cursor(ClosesOnExit, LoopBound):
         if not isinstance(store, LogStore):
             raise InvalidArgumentError("store", store, "a LogStore such as LocalLogStore")
         config = config_of(config, CursorConfig)
-        self = cls(await open_state(store, log_names(name), ledgers, config, start), config)
+        self = cls(*await open_state(store, log_names(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.table.states))
         if self._state.cut_entries:
             async with close_on_error([self]):

@@ -37,7 +37,7 @@ class LedgerTable:
     def __init__(self, ledger_size: Callable[[LedgerAcks], int] | None) -> None:
         self.states: dict[int, LedgerAcks] = {}
         """The ledgers in memory of which anything is acknowledged."""
-        self.evicted: dict[int, LedgerSummary | None] = {}
+        self.evicted: dict[int, LedgerSummary] = {}
         """The ledgers that are on storage only, with what is known of them."""
         self.dirty: set[int] = set()
         """Ledgers that differ from what was written; a dirty ledger in no other table has become empty."""
@@ -78,9 +78,7 @@ class LedgerTable:
     def acked_entries(self, exists: Callable[[int], object]) -> int:
         """Return how many entries are acknowledged as a whole in the ledgers for which ``exists`` is true."""
         acked = sum(len(acks.ranges) for ledger, acks in self.states.items() if exists(ledger))
-        return acked + sum(
-            known.acked for ledger, known in self.evicted.items() if known is not None and exists(ledger)
-        )
+        return acked + sum(summary.acked for ledger, summary in self.evicted.items() if exists(ledger))
 
     def unacked(self, ledger: int, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the unacknowledged ranges of a ledger between two entries; it may change meanwhile.
@@ -156,17 +154,16 @@ class LedgerTable:
         self._measure()
         if ledger in self._unsized:
             self._measure_size(ledger)
-        size, _, ranges = self._known.get(ledger, _NOTHING)
         acks = self.states.pop(ledger)
-        self.add_evicted(ledger, acks.summary, size=size, ranges=ranges)
+        self.add_evicted(ledger, acks.summary, self._known.get(ledger, _NOTHING)[0])
         return acks
 
-    def add_evicted(self, ledger: int, summary: LedgerSummary | None, *, size: int, ranges: int) -> None:
-        """Note a ledger that is on storage only, with its size when written and its number of ranges."""
+    def add_evicted(self, ledger: int, summary: LedgerSummary, size: int) -> None:
+        """Note a ledger that is on storage only, and its size when written."""
         self.evicted[ledger] = summary
         self.changed.discard(ledger)
         self._unsized.discard(ledger)
-        self._set(ledger, size, 0, ranges)
+        self._set(ledger, size, 0, summary.ranges)
 
     def _get_or_add(self, ledger: int) -> LedgerAcks:
         acks = self.states.get(ledger)

@@ -46,18 +46,10 @@ from ..errors import (
 from ..ledger import Log
 from ..ledger.format import body_size, group_records
 from ..ledger.ownership import OwnableStore
-from ._generations import MAX_SNAPSHOTS, ObsoleteLog, PositionSnapshots
-from ._recovery import RecoveredLog
-from .format import LogNames, MarkerContents, MarkerHead
-from .format._chain import changed_properties, encode_delta_marker, encode_full_marker, estimated_marker_size
-from .format._records import (
-    APPEND,
-    StoredRecords,
-    append_all,
-    assign_numbers,
-    copy_states,
-    read_numbers,
-)
+from ._generations import MAX_SNAPSHOTS, ObsoleteLog, PositionSnapshots, RecoveredLog
+from ._records import APPEND, StoredRecords, append_all, assign_numbers, copy_states, read_numbers
+from .format import LogNames, Marker, MarkerContents, encode_marker
+from .format._marker import changed_properties, estimated_marker_size
 
 EPOCH: Final = 32
 GROUP: Final = 1 << 18
@@ -99,8 +91,8 @@ class CursorLog:
         self._log = found.log
         self._next_generation = found.next_generation
         self._sequence = ((found.sequence >> EPOCH) + 1) << EPOCH
-        self._committed = found.contents
-        self._is_legacy = found.is_legacy
+        self._committed = found.state.contents
+        self._is_legacy = found.state.is_legacy
         self._must_roll = found.must_roll
         self._obsolete = found.obsolete
         self._is_damaged = found.is_damaged
@@ -112,7 +104,7 @@ class CursorLog:
         self._roll_floor = 0
         self._live_size = 0
         self._live_records = 0
-        self._update(found.index, ())
+        self._update(found.state.index, ())
 
     @property
     def committed(self) -> MarkerContents | None:
@@ -131,7 +123,7 @@ class CursorLog:
             await self._try_to_roll_over()
         last = self._committed
         if last is not None and contents.mark_delete < last.mark_delete:
-            await self._snapshots.write(self.next_head(contents))
+            await self._snapshots.write(Marker(self.next_sequence(), contents))
 
     async def commit(self, states: AsyncGenerator[LedgerRecords], contents: Callable[[], MarkerContents]) -> None:
         """Write ledgers' states and a marker; all of it counts when this returns, and nothing when it fails.
@@ -205,10 +197,10 @@ class CursorLog:
         self._update({}, list(self.index))
         await self._note_commit(contents, is_legacy=True)
 
-    def next_head(self, contents: MarkerContents) -> MarkerHead:
-        """Return the head of the next marker, with a new sequence number."""
+    def next_sequence(self) -> int:
+        """Return a new sequence number, for the next marker."""
         self._sequence += 1
-        return MarkerHead(self._sequence, contents)
+        return self._sequence
 
     async def read(self, ledger: int) -> list[bytes]:
         """Read a ledger's records; none if the mark-delete position has passed it.
@@ -256,14 +248,16 @@ class CursorLog:
         changed: Mapping[str, str | None] | None,
     ) -> list[bytes]:
         """Return the records of a marker: a delta with these changed properties, or a full one if they are None."""
-        head = self.next_head(contents)
-        limit = self._config.max_entry_bytes
+        sequence = self.next_sequence()
         if changed is not None and self._chain is not None:
-            return encode_delta_marker(head, changes, dropped, changed, base=self._chain.last, limit=limit)
-        index = {**self.index, **changes}
-        for ledger in dropped:
-            index.pop(ledger, None)
-        return encode_full_marker(head, index, limit=limit)
+            base, contents = self._chain.last, contents._replace(cursor_properties={})
+            marker = Marker(sequence, contents, _references(changes), base, tuple(dropped), changed)
+        else:
+            references = _references({**self.index, **changes})
+            for ledger in dropped:
+                references.pop(ledger, None)
+            marker = Marker(sequence, contents, references)
+        return encode_marker(marker, limit=self._config.max_entry_bytes)
 
     def _wants_full(self, changes: int, contents: MarkerContents, changed: Mapping[str, str | None]) -> bool:
         chain = self._chain
@@ -308,7 +302,7 @@ class CursorLog:
     async def _advance_snapshots(self, contents: MarkerContents) -> None:
         if self._has_snapshots:
             with suppress(LedgerError):
-                await self._snapshots.advance(self.next_head(contents))
+                await self._snapshots.advance(Marker(self.next_sequence(), contents))
 
     # --- continuing in a new log -------------------------------------------------------------------------------------
 
@@ -372,14 +366,19 @@ class CursorLog:
         if self._committed is None or self._is_legacy:
             return {}, None  # the pending commit is complete
         if self._has_snapshots:
-            await snapshots.write(self.next_head(self._committed))
-        copied = await copy_states(self._log, self.index, new)
-        marker = encode_full_marker(self.next_head(self._committed), copied.stored, limit=self._config.max_entry_bytes)
-        numbers = await append_all(new, marker)
-        self.bytes_written += copied.size + body_size(marker)
-        return copied.stored, numbers[-1]
+            await snapshots.write(Marker(self.next_sequence(), self._committed))
+        copied, size = await copy_states(self._log, self.index, new)
+        marker = Marker(self.next_sequence(), self._committed, _references(copied))
+        records = encode_marker(marker, limit=self._config.max_entry_bytes)
+        numbers = await append_all(new, records)
+        self.bytes_written += size + body_size(records)
+        return copied, numbers[-1]
 
     async def clean(self) -> None:
         """Delete obsolete logs; those that cannot be deleted are left to the next opening."""
         while self._obsolete:
             await self._obsolete.pop().delete()
+
+
+def _references(index: Mapping[int, StoredRecords]) -> dict[int, tuple[int, ...]]:
+    return {ledger: stored.numbers for ledger, stored in index.items()}

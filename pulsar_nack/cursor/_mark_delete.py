@@ -15,7 +15,7 @@ class MarkDeletePosition:
     :param is_remote: whether the topic is a remote one, whose ledgers are not known
     """
 
-    __slots__ = ("_entries_of", "_is_remote", "_ledgers", "_table", "blocked_by", "entry", "is_dirty", "ledger")
+    __slots__ = ("_entries_of", "_is_remote", "_ledgers", "_table", "entry", "is_dirty", "ledger")
 
     def __init__(
         self, table: LedgerTable, ledgers: Ledgers, position: tuple[int, int], *, is_remote: bool = False
@@ -23,8 +23,6 @@ class MarkDeletePosition:
         self.ledger, self.entry = check_position(position, lowest=-1)
         self.is_dirty = False
         """Whether it differs from what was written."""
-        self.blocked_by: int | None = None
-        """The evicted ledger without a summary that stops it, if any."""
         self._table = table
         self._ledgers = ledgers
         self._entries_of = ledgers.entries
@@ -51,7 +49,6 @@ class MarkDeletePosition:
 
     def advance(self) -> None:
         """Move it over everything that is acknowledged after it, and over the ends of ledgers."""
-        self.blocked_by = None
         begin = self.ledger
         self._pass_run()
         while self.entry + 1 >= (self._entries_of(self.ledger) or 0):
@@ -109,7 +106,6 @@ class MarkDeletePosition:
         """
         self.ledger, self.entry = reset_target(self._ledgers, ledger, max(entry, 0))
         self.is_dirty = True
-        self.blocked_by = None
         for other in [*self._table.states, *self._table.evicted]:
             self._table.drop(other)
 
@@ -137,14 +133,11 @@ class MarkDeletePosition:
             self.ledger, self.entry = ledger, -1
             return True
         summary = table.evicted.get(ledger)
-        if summary is None:
-            if ledger in table.evicted:
-                self.blocked_by = ledger
+        if summary is None or not summary.leading:
             return False
-        if summary.leading:
-            self.ledger, self.entry = ledger, summary.leading - 1
-            self.is_dirty = True
-            table.evicted[ledger] = summary._replace(acked=summary.acked - summary.leading, leading=0)
-            if summary.acked == summary.leading and not summary.batches:
-                table.drop(ledger)
-        return summary.leading > 0
+        self.ledger, self.entry = ledger, summary.leading - 1
+        self.is_dirty = True
+        table.evicted[ledger] = summary._replace(acked=summary.acked - summary.leading, leading=0)
+        if summary.acked == summary.leading and not summary.batches:
+            table.drop(ledger)
+        return True

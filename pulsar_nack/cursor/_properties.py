@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from .._tasks import set_error
 from ..errors import InvalidArgumentError
 from ._flusher import Flusher
-from .format._chain import properties_size
+from .format._marker import properties_size
 
 MAX_TEXT: Final = 1 << 19
 _SHOWN: Final = 50

@@ -21,7 +21,7 @@ from ._acks import AckState
 from ._log import CursorLog, LedgerRecords
 from ._properties import Properties
 from .format import LedgerAcks, LegacyRecord, MarkerContents, marker_size
-from .format._ledger_record import encode_ledger
+from .format._ledger import encode_ledger
 from .format._legacy import MAX_BATCHES, EncodedLegacy, encode_legacy
 
 _SLICE_S: Final = 0.004
@@ -157,9 +157,12 @@ class CursorWriter:
             chosen[ledger] = acks = states[ledger].copy()
             ranges, batches = ranges + acks.ranges.range_count, batches + len(acks.batches)
         beyond = [acks for ledger, acks in states.items() if ledger not in chosen]
-        head = self._log.next_head(contents)
         legacy = LegacyRecord(
-            contents.mark_delete, chosen, contents.properties, contents.cursor_properties, head.sequence
+            contents.mark_delete,
+            chosen,
+            contents.properties,
+            contents.cursor_properties,
+            self._log.next_sequence(),
         )
         encode = partial(encode_legacy, legacy, max_ranges=limit, limit=config.max_entry_bytes)
         if ranges + batches > _FEW:

@@ -6,20 +6,19 @@ The rules are those of the cursor's own recovery, applied to records that were r
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from ..cursor.format import (
     CURSOR_LOG_NAME,
     LedgerAcks,
     MarkerContents,
+    RecordKind,
     check_version,
     decode_legacy,
-    decode_snapshot,
+    decode_marker,
     decode_state,
     delayed_cursor_of,
-    is_legacy,
-    is_marker,
-    needs_marker,
+    kind_of,
     read_marker,
 )
 from ..errors import CursorFormatError, LogCorruptedError, LogVersionError, MissingExtraError
@@ -30,6 +29,7 @@ from ._store import InspectedLog, InspectedStore
 
 _T = TypeVar("_T")
 _Numbered = Mapping[int, bytes]
+_STATES: Final = {RecordKind.MARKER, RecordKind.LEGACY}
 
 
 class _Stored(NamedTuple):
@@ -80,7 +80,7 @@ def _find(store: InspectedStore, name: str, logs: dict[str, InspectedLog]) -> Fo
 
 def _is_of_a_cursor(log: InspectedLog) -> bool:
     """Return whether a log has a record of a cursor; another log may be too large for memory."""
-    return any(is_marker(record) or is_legacy(record) for _, record in log.numbered(past_damage=True))
+    return any(kind_of(record) in _STATES for _, record in log.numbered(past_damage=True))
 
 
 def _newest(
@@ -107,11 +107,12 @@ def _last_usable(store: InspectedStore, name: str, records: _Numbered) -> _Store
     """Go back from the last record to the last usable marker."""
     for number in sorted(records, reverse=True):
         record = records[number]
-        if needs_marker(record):
+        kind = kind_of(record)
+        if kind.needs_marker:
             continue
         try:
             check_version(name, number, record)
-            return _use_marker(name, number, records) if is_marker(record) else _use_legacy(number, record)
+            return _use_marker(name, number, records) if kind is RecordKind.MARKER else _use_legacy(number, record)
         except LogVersionError as error:
             store.note(name, f"record {number}", "newer", f"version {error.version} of the format")
         except (CursorFormatError, LogCorruptedError) as error:
@@ -120,32 +121,32 @@ def _last_usable(store: InspectedStore, name: str, records: _Numbered) -> _Store
 
 
 def _use_legacy(number: int, record: bytes) -> _Stored:
-    if not is_legacy(record):
+    if kind_of(record) is not RecordKind.LEGACY:
         raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the legacy format")
     legacy = decode_legacy(record)
     return _Stored(legacy.sequence, legacy.contents, dict(legacy.states), {}, number, "single")
 
 
 def _use_marker(name: str, number: int, records: _Numbered) -> _Stored:
-    head, references = _now(read_marker(cast("Log", _Records(name, records)), number))
+    marker = _now(read_marker(cast("Log", _Records(name, records)), number))
     states, numbers = {}, {}
-    for ledger, named in references.items():
+    for ledger, named in marker.references.items():
         if not all(each < number and each in records for each in named):
             raise CursorFormatError(
                 "a marker", f"it names a record for ledger {ledger} that is not there before it: {named}"
             )
         states[ledger] = decode_state(ledger, [records[each] for each in named])
         numbers[ledger] = tuple(named)
-    return _Stored(head.sequence, head.contents, states, numbers, number, "ledgers")
+    return _Stored(marker.sequence, marker.contents, states, numbers, number, "ledgers")
 
 
 def _last_snapshot(records: _Numbered) -> _Stored | None:
     for number in sorted(records, reverse=True):
         try:
-            head = decode_snapshot(records[number])
+            snapshot = decode_marker([records[number]])
         except CursorFormatError:
             continue
-        return _Stored(head.sequence, head.contents, {}, {}, number, "snapshot")
+        return _Stored(snapshot.sequence, snapshot.contents, {}, {}, number, "snapshot")
     return None
 
 
@@ -191,7 +192,7 @@ def _report(name: str, log: str, records: _Numbered, stored: _Stored, ignored: t
         log=log,
         form=stored.form,
         marker=stored.marker,
-        markers=sum(map(is_marker, records.values())),
+        markers=sum(kind_of(record) is RecordKind.MARKER for record in records.values()),
         mark_delete=(position.ledger, position.entry),
         properties=dict(stored.contents.cursor_properties),
         size_bytes=sum(each.bytes for each in ledgers) + len(records[stored.marker]),

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import BucketConfig, CursorConfig
-from ..cursor.format import MarkerContents, MarkerHead, delayed_cursor, encode_full_marker, log_names
+from ..cursor.format import Marker, MarkerContents, delayed_cursor, encode_marker, log_names
 from ..delayed.format import (
     Footer,
     SegmentRow,
@@ -163,8 +163,8 @@ def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
 def cursor_log(named: Iterable[tuple[str, int]]) -> bytes:
     """Return the only segment file of the cursor's log: it names these snapshots, and nothing is acknowledged."""
     properties = {key: str(snapshot_id) for key, snapshot_id in named}
-    head = MarkerHead(1, MarkerContents(Position(0, -1), {}, properties))
-    records = encode_full_marker(head, {}, limit=CursorConfig().max_entry_bytes)
+    marker = Marker(1, MarkerContents(Position(0, -1), {}, properties))
+    records = encode_marker(marker, limit=CursorConfig().max_entry_bytes)
     salt = int.from_bytes(sha256(b"".join(records)).digest()[:4])
     return b"".join(_frames(CURSOR, records, salt, is_sealed=False))
 

@@ -12,7 +12,7 @@ from obstore.store import MemoryStore
 from pulsar_nack import Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
-from pulsar_nack.cursor.format._chain import is_legacy, is_marker, needs_marker
+from pulsar_nack.cursor.format import RecordKind, kind_of
 from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore
 from pulsar_nack.ledger.files import Files
@@ -59,7 +59,7 @@ class Home:
 
     async def kinds(self) -> str:
         """Return the kind of each record of the log in use: e an entry, m a marker, o the legacy format, ? other."""
-        return "".join(map(kind_of, await self.records()))
+        return "".join(map(letter_of, await self.records()))
 
     async def names(self) -> list[str]:
         """Return the names of all logs."""
@@ -67,12 +67,10 @@ class Home:
             return await store.names()
 
 
-def kind_of(record: bytes) -> str:
+def letter_of(record: bytes) -> str:
     """Return what a record is, as one letter."""
-    return next((kind for kind, test in _KINDS.items() if test(record)), "?")
-
-
-_KINDS = {"e": needs_marker, "m": is_marker, "o": is_legacy}
+    kind = kind_of(record)
+    return "e" if kind.needs_marker else {RecordKind.MARKER: "m", RecordKind.LEGACY: "o"}.get(kind, "?")
 
 
 def memory_home(files: Files | None = None) -> Home:

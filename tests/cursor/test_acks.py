@@ -549,23 +549,12 @@ def test_passes_an_evicted_ledger() -> None:
         assert 2 in state.table.dirty
 
 
-def test_waits_before_a_ledger_that_is_unknown() -> None:
-    """Without a summary the mark-delete position waits before a ledger, says so, and goes on when it is restored."""
-    state = AckState({1: 1, 2: 3, 3: 2}, (1, -1))
-    state.add_evicted(2, size=40, ranges=1)
-    state.add_evicted(0, LedgerSummary(9, 9, 8, 0))
-    assert (set(state.table.evicted), state.table.size_bytes) == ({2}, 40)
-    state.acknowledge([(1, 0)])
-    assert (state.mark_delete_position, state.mark_delete.blocked_by) == (Position(1, 0), 2)
-    state.restore(2, LedgerAcks(EntryRanges.from_ranges([(0, 1)])))
-    assert (state.mark_delete_position, state.mark_delete.blocked_by) == (Position(2, 1), None)
-    assert (state.table.size_bytes, 2 in state.table.dirty) == (0, True)
-
-
 def test_recovers_with_summaries() -> None:
     """A ledger that was not loaded counts in backlog, size, ranges and the highest position by what was noted of it."""
     state = AckState({1: 9, 2: 9}, (1, 2))
-    state.add_evicted(2, LedgerSummary(4, 2, 7, 1), size=33, ranges=2)
+    state.add_evicted(2, LedgerSummary(acked=4, leading=2, last=7, batches=1, ranges=2), 33)
+    state.add_evicted(0, LedgerSummary(acked=9, leading=9, last=8, batches=0, ranges=1), 40)  # was passed
+    assert set(state.table.evicted) == {2}
     assert (state.backlog, state.table.size_bytes, state.table.range_count) == (11, 33, 2)
     assert state.highest_acked == Position(2, 7)
     state.acknowledge_cumulative((1, 8))

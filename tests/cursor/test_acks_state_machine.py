@@ -107,8 +107,6 @@ class Acknowledging(RuleBasedStateMachine):
                 for ledger in error.ledgers:
                     assert self.state.restore(ledger, self.stored[ledger].copy())
                 continue
-            while (blocked_by := self.state.mark_delete.blocked_by) is not None:
-                assert self.state.restore(blocked_by, self.stored[blocked_by].copy())
             return result
         raise AssertionError("the same ledgers are needed for ever")
 
@@ -219,17 +217,17 @@ class Acknowledging(RuleBasedStateMachine):
             if ledger in self.state.table.states:
                 self.state.table.evict(ledger)
 
-    @rule(unknown=st.sets(LEDGERS, max_size=2), noted=st.sets(LEDGERS, max_size=3))
-    def reopen(self, unknown: set[int], noted: set[int]) -> None:
-        """Write, and open again with some ledgers that are not loaded, of some of which nothing is known."""
+    @rule(noted=st.sets(LEDGERS, max_size=4))
+    def reopen(self, noted: set[int]) -> None:
+        """Write, and open again with some ledgers that are not loaded."""
         self.write()
         again = AckState(self.ledgers, self.state.mark_delete_position, ledger_size=len_of)
         for ledger, acks in sorted(self.stored.items()):
             acks = acks.copy()
-            if ledger in unknown:
-                again.add_evicted(ledger)
-            elif ledger in noted and ledger != again.mark_delete_position.ledger:
-                again.add_evicted(ledger, acks.summary, size=len_of(acks), ranges=acks.ranges.range_count)
+            if ledger == again.mark_delete_position.ledger:
+                acks.trim(again.mark_delete_position.entry)
+            if ledger in noted:
+                again.add_evicted(ledger, acks.summary, len_of(acks))
             else:
                 again.recover(ledger, acks)
         self.state = again

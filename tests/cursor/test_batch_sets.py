@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError
-from pulsar_nack.cursor.format._batch_set import BatchSet, BatchSets
-from pulsar_nack.cursor.format._batches import batches_size, encode_batches
+from pulsar_nack.cursor.format._batch_set import BatchSet, BatchSets, batches_size, encode_batches
 from pulsar_nack.index import varint_bytes
 
 SETS = st.integers(1, 300).flatmap(lambda size: st.integers(0, 2**size - 1).map(lambda bits: BatchSet(size, bits)))

@@ -13,15 +13,15 @@ from pulsar_nack import InvalidArgumentError
 from pulsar_nack.cursor._acks import AckState
 from pulsar_nack.cursor.format._batch_set import BatchSet
 from pulsar_nack.cursor.format._entries import Form, entries_size, smallest_form
-from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
-from pulsar_nack.cursor.format._ledger_record import (
+from pulsar_nack.cursor.format._ledger import (
     MAX_RECORD_BYTES,
+    LedgerAcks,
     decode_ledger,
     encode_body,
     encode_ledger,
     ledger_size,
 )
-from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
+from pulsar_nack.cursor.format._record import RecordKind, kind_of
 from pulsar_nack.errors import CursorFormatError
 from pulsar_nack.index import EntryRanges, sections_of
 from tests.for_each import for_each
@@ -228,7 +228,7 @@ def test_what_cannot_be_written_is_refused(ledger: int, limit: int, field: str) 
 
 def test_more_than_can_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that nobody would read again is not written."""
-    monkeypatch.setattr("pulsar_nack.cursor.format._ledger_record.MAX_ACKED", 4)
+    monkeypatch.setattr("pulsar_nack.cursor.format._ledger.MAX_ACKED", 4)
     with pytest.raises(InvalidArgumentError, match="state"):
         encode_ledger(1, state_of(range(5)))
 

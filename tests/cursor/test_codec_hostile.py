@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from pulsar_nack import Position
 from pulsar_nack.cursor.format._batch_set import BatchSet
-from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
-from pulsar_nack.cursor.format._ledger_record import decode_ledger, encode_ledger
+from pulsar_nack.cursor.format._ledger import LedgerAcks, decode_ledger, encode_ledger
 from pulsar_nack.cursor.format._legacy import LegacyRecord, decode_legacy, encode_legacy
 from pulsar_nack.cursor.format._marker import Marker, decode_marker, encode_marker, marker_parts
-from pulsar_nack.cursor.format._protobuf import kind_of
+from pulsar_nack.cursor.format._record import kind_of
 from pulsar_nack.errors import CursorFormatError
 from pulsar_nack.index import EntryRanges
 
+from .states import contents
 from .wire_bytes import block, ledger_record, long_property, number, packed, position
 
 READERS: list[Callable[[bytes], Any]] = [
@@ -43,15 +43,15 @@ def samples() -> list[bytes]:
     )
     sparse = LedgerAcks(EntryRanges.from_ranges((entry, entry) for entry in random.sample(range(4_000), 60)))
     dense = LedgerAcks(EntryRanges.from_ranges((2 * entry, 2 * entry) for entry in range(4_000)))
-    marker = Marker(7, Position(3, 9), {3: (1, 2), 5: (4,), 2_000: (3,)}, {"a": 1}, {"b": "c"})
+    marker = Marker(7, contents((3, 9), {"a": 1}, {"b": "c"}), {3: (1, 2), 5: (4,), 2_000: (3,)})
     single = LegacyRecord(Position(3, 2), {3: state, 9: sparse}, {"a": -1}, {"b": "c"}, 8)
     return [
         *encode_ledger(3, state),
         *encode_ledger(3, sparse),
         *encode_ledger(3, dense, limit=512),
         *encode_marker(marker),
-        *encode_marker(Marker(8, Position(3, 9), {5: (6,)}, {}, None, 5, (3,))),
-        *encode_marker(Marker(8, Position(3, 9), {}, {}, {"b": "c" * 900}), limit=512),
+        *encode_marker(Marker(8, contents((3, 9)), {5: (6,)}, 5, (3,), {})),
+        *encode_marker(Marker(8, contents((3, 9), {}, {"b": "c" * 900})), limit=512),
         encode_legacy(single).record,
         encode_legacy(single, as_words=True).record,
         position(3, 2) + long_property("x", 3),

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
 from pulsar_nack.cursor.format._batch_set import BatchSet
-from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
-from pulsar_nack.cursor.format._ledger_record import MAX_RECORD_BYTES
+from pulsar_nack.cursor.format._ledger import MAX_RECORD_BYTES, LedgerAcks
 from pulsar_nack.cursor.format._legacy import LegacyRecord, decode_legacy, encode_legacy
-from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
+from pulsar_nack.cursor.format._record import RecordKind, kind_of
 from pulsar_nack.errors import CursorFormatError
 from pulsar_nack.index import EntryRanges
 from tests.for_each import for_each

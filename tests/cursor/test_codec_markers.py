@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from random import Random
 from typing import Any
@@ -12,24 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
-from pulsar_nack.cursor.format._chain import (
+from pulsar_nack.cursor.format._ledger import MAX_RECORD_BYTES
+from pulsar_nack.cursor.format._legacy import LegacyRecord, encode_legacy
+from pulsar_nack.cursor.format._marker import (
+    Marker,
     MarkerContents,
-    MarkerHead,
     change_properties,
     changed_properties,
-    decode_snapshot,
+    decode_marker,
+    encode_marker,
     encode_snapshot,
+    marker_parts,
     properties_room,
     properties_size,
 )
-from pulsar_nack.cursor.format._ledger_record import MAX_RECORD_BYTES
-from pulsar_nack.cursor.format._legacy import LegacyRecord, encode_legacy
-from pulsar_nack.cursor.format._marker import Marker, decode_marker, encode_marker, marker_parts
-from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
+from pulsar_nack.cursor.format._record import RecordKind, kind_of
 from pulsar_nack.errors import CursorFormatError
 from pulsar_nack.ledger.format import MAX_BODY, body_size
 from tests.for_each import for_each
 
+from .states import contents
 from .wire_bytes import block, long_property, marker_record, number, packed, position, varint
 
 INT63 = st.integers(0, 2**63 - 1)
@@ -46,10 +47,13 @@ REFERENCES = st.dictionaries(st.one_of(st.integers(0, 500), INT63), st.integers(
 MARKERS = st.builds(
     Marker,
     INT63,
-    st.builds(Position, st.integers(-1, 2**63 - 1), st.integers(-1, 2**63 - 1)),
+    st.builds(
+        MarkerContents,
+        st.builds(Position, st.integers(-1, 2**63 - 1), st.integers(-1, 2**63 - 1)),
+        st.dictionaries(NAMES, st.integers(-(2**63), 2**63 - 1), max_size=3),
+        st.dictionaries(TEXT, TEXT, max_size=3),
+    ),
     REFERENCES,
-    st.dictionaries(NAMES, st.integers(-(2**63), 2**63 - 1), max_size=3),
-    st.dictionaries(TEXT, TEXT, max_size=3),
 )
 
 
@@ -62,7 +66,7 @@ def shared_out(counts: dict[int, int], numbers: list[int]) -> dict[int, tuple[in
 def many(count: int, seed: int | None = None) -> Marker:
     """Return a marker with many ledgers, whose records follow each other, or lie anywhere among ten times as many."""
     numbers = range(count) if seed is None else Random(seed).sample(range(10 * count), count)
-    return Marker(9, Position(7_000, 4), {7_000 + 3 * at: (each,) for at, each in enumerate(numbers)})
+    return Marker(9, contents((7_000, 4)), {7_000 + 3 * at: (each,) for at, each in enumerate(numbers)})
 
 
 def strings(*pairs: tuple[str, str], field: int = 7) -> bytes:
@@ -71,21 +75,21 @@ def strings(*pairs: tuple[str, str], field: int = 7) -> bytes:
 
 
 GOLDEN = {
-    "nothing": (Marker(1, Position(3, -1)), marker_record(1, 3, -1)),
+    "nothing": (Marker(1, contents((3, -1))), marker_record(1, 3, -1)),
     "one record each": (
-        Marker(5, Position(7, 41), {7: (10,), 9: (8,), 300: (11,)}, {}, {"k": "v"}),
+        Marker(5, contents((7, 41), {}, {"k": "v"}), {7: (10,), 9: (8,), 300: (11,)}),
         marker_record(5, 7, 41, packed(2, 7, 2, 291), packed(4, 20, 3, 6), strings(("k", "v"))),
     ),
     "several records": (
-        Marker(5, Position(7, 41), {7: (10, 12), 8: (11,)}),
+        Marker(5, contents((7, 41)), {7: (10, 12), 8: (11,)}),
         marker_record(5, 7, 41, packed(2, 7, 1), packed(3, 2, 1), packed(4, 20, 4, 1)),
     ),
     "a difference": (
-        Marker(6, Position(7, 42), {9: (20,)}, {}, None, base=13, dropped=(7, 8)),
+        Marker(6, contents((7, 42)), {9: (20,)}, base=13, dropped=(7, 8), changed_properties={}),
         marker_record(6, 7, 42, number(1, 13), packed(2, 9), packed(4, 40), packed(5, 7, 1), number(6, 1)),
     ),
     "changed properties": (
-        Marker(6, Position(7, 42), {}, {}, None, base=13, changed_properties={"k": "w", "gone": None}),
+        Marker(6, contents((7, 42)), base=13, changed_properties={"k": "w", "gone": None}),
         marker_record(6, 7, 42, number(1, 13), number(6, 1), strings(("k", "w")), strings(("gone", ""), field=8)),
     ),
 }
@@ -103,7 +107,7 @@ def test_the_bytes_of_a_marker_do_not_change(case: str) -> None:
 
 def test_properties_stand_where_pulsar_has_them() -> None:
     """The properties of the position are fields of Pulsar's own, after the mark."""
-    marker = Marker(2, Position(1, 5), {}, {"#pulsar.internal.delayed.bucket_400_400": 403, "n": -5})
+    marker = Marker(2, contents((1, 5), {"#pulsar.internal.delayed.bucket_400_400": 403, "n": -5}))
     (record,) = encode_marker(marker)
     mark = position(1, 5) + long_property("#acks.marker", 2)
     known = long_property("#pulsar.internal.delayed.bucket_400_400", 403) + long_property("n", -5)
@@ -118,9 +122,12 @@ def size_of(marker: Marker) -> int:
 def applied(delta: Marker, base: Marker) -> Marker:
     """Return the full marker that a delta stands for, given its full base."""
     references = {ledger: base.references[ledger] for ledger in base.references.keys() - set(delta.dropped)}
-    strings = dict((base if delta.cursor_properties is None else delta).cursor_properties or {})
-    change_properties(strings, delta.changed_properties)
-    return Marker(delta.sequence, delta.mark_delete, references | dict(delta.references), delta.properties, strings)
+    said = delta.contents
+    if delta.changed_properties is not None:
+        strings = dict(base.contents.cursor_properties)
+        change_properties(strings, delta.changed_properties)
+        said = said._replace(cursor_properties=strings)
+    return Marker(delta.sequence, said, references | dict(delta.references))
 
 
 @given(MARKERS, st.sampled_from([1_024, MAX_RECORD_BYTES]))
@@ -139,13 +146,11 @@ def test_a_difference_gives_the_whole(base: Marker, now: Marker, data: st.DataOb
     """A marker that says only what is different means, on its base, what the whole one means."""
     dropped = tuple(sorted(base.references.keys() - now.references.keys()))
     changes = {ledger: each for ledger, each in now.references.items() if base.references.get(ledger) != each}
-    assert base.cursor_properties is not None
-    assert now.cursor_properties is not None
-    texts: Mapping[str, str] | None = now.cursor_properties
-    changed: dict[str, str | None] = {}
+    said, changed = now.contents, None
     if data.draw(st.booleans()):
-        texts, changed = None, changed_properties(base.cursor_properties, now.cursor_properties)
-    difference = Marker(now.sequence, now.mark_delete, changes, now.properties, texts, 3, dropped, changed)
+        changed = changed_properties(base.contents.cursor_properties, said.cursor_properties)
+        said = said._replace(cursor_properties={})
+    difference = Marker(now.sequence, said, changes, 3, dropped, changed)
     assert applied(decode_marker(encode_marker(difference)), base) == now
 
 
@@ -153,7 +158,8 @@ def test_many_ledgers_take_a_few_bytes_each() -> None:
     """A marker with 5 000 ledgers takes two bytes for each when their records follow each other, four at random."""
     assert size_of(many(5_000)) < 2 * 5_000 + 60
     assert size_of(many(5_000, seed=1)) < 4 * 5_000
-    difference = Marker(9, Position(7_000, 4), {7_000 + 300 * at: (90_000 + at,) for at in range(50)}, {}, None, 88_000)
+    references = {7_000 + 300 * at: (90_000 + at,) for at in range(50)}
+    difference = Marker(9, contents((7_000, 4)), references, 88_000, changed_properties={})
     assert size_of(difference) < 50 * 4 + 60
 
 
@@ -177,8 +183,8 @@ def test_a_large_marker_is_cut() -> None:
 def test_parts_of_two_markers_are_no_marker() -> None:
     """K34: a part of an earlier try, or of another marker, is noticed."""
     marker = many(1_000, seed=1)
-    again = Marker(10, marker.mark_delete, marker.references)
-    other = Marker(9, marker.mark_delete, {**marker.references, 7_000: (99_999,)})
+    again = Marker(10, marker.contents, marker.references)
+    other = Marker(9, marker.contents, {**marker.references, 7_000: (99_999,)})
     records = encode_marker(marker, limit=1_024)
     for changed in (again, other):
         parts = encode_marker(changed, limit=1_024)
@@ -231,14 +237,14 @@ def test_a_last_part_that_is_not_the_last(last: tuple[int, int]) -> None:
 
 
 REFUSED = {
-    "sequence": Marker(-1, Position(1, 1)),
-    "mark_delete": Marker(1, Position(-2, 1)),
-    "references": Marker(1, Position(1, 1), {1: ()}),
-    "base": Marker(1, Position(1, 1), cursor_properties=None),
-    "dropped": Marker(1, Position(1, 1), {3: (1,)}, base=1, dropped=(3,)),
-    "properties": Marker(1, Position(1, 1), {}, {"#acks.marker": 1}),
-    "cursor_properties": Marker(1, Position(1, 1), {}, {}, {"\ud800": "x"}),
-    "changed_properties": Marker(1, Position(1, 1), base=1, changed_properties={"k": None}),
+    "sequence": Marker(-1, contents((1, 1))),
+    "mark_delete": Marker(1, contents((-2, 1))),
+    "references": Marker(1, contents((1, 1)), {1: ()}),
+    "base": Marker(1, contents((1, 1)), changed_properties={}),
+    "dropped": Marker(1, contents((1, 1)), {3: (1,)}, base=1, dropped=(3,)),
+    "properties": Marker(1, contents((1, 1), {"#acks.marker": 1})),
+    "cursor_properties": Marker(1, contents((1, 1), {}, {"\ud800": "x"})),
+    "changed_properties": Marker(1, contents((1, 1), {}, {"k": "v"}), base=1, changed_properties={"k": None}),
 }
 
 
@@ -250,16 +256,23 @@ def test_what_could_not_be_read_is_not_written(field: str) -> None:
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("changed", [{"base": -1}, {"dropped": (1,)}, {"properties": {"x": 2**63}}])
-def test_other_values_are_refused_too(changed: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "marker",
+    [
+        Marker(1, contents((1, 1)), base=-1),
+        Marker(1, contents((1, 1)), dropped=(1,)),
+        Marker(1, contents((1, 1), {"x": 2**63})),
+    ],
+)
+def test_other_values_are_refused_too(marker: Marker) -> None:
     """So is a base that is no record, what is dropped from nothing, and a property of more than 64 bits."""
     with pytest.raises(InvalidArgumentError):
-        encode_marker(Marker(1, Position(1, 1), **changed))  # type: ignore[arg-type]
+        encode_marker(marker)
 
 
 def test_properties_beyond_the_limit_are_refused() -> None:
     """Properties of the position stand in one record, and must leave room in it."""
-    marker = Marker(1, Position(1, 1), {}, {f"name {at}": at for at in range(100)}, {"k": "v" * 2_000})
+    marker = Marker(1, contents((1, 1), {f"name {at}": at for at in range(100)}, {"k": "v" * 2_000}))
     with pytest.raises(InvalidArgumentError, match="limit"):
         encode_marker(marker, limit=1_024)
     assert decode_marker(encode_marker(marker, limit=4_096)) == marker
@@ -267,7 +280,7 @@ def test_properties_beyond_the_limit_are_refused() -> None:
 
 def test_a_property_may_be_larger_than_a_record() -> None:
     """Cursor properties are cut like everything else."""
-    marker = Marker(1, Position(1, 1), {}, {}, {"k": "v" * 5_000})
+    marker = Marker(1, contents((1, 1), {}, {"k": "v" * 5_000}))
     records = encode_marker(marker, limit=1_024)
     assert max(map(len, records)) <= 1_024
     assert decode_marker(records) == marker
@@ -281,14 +294,14 @@ def test_properties_that_fill_the_room_fit_and_more_do_not(limit: int) -> None:
     text = "x" * room
     while (over := properties_size({"key": text}) + 1 - room) > 0:
         text = text[over:]
-    contents = MarkerContents(Position(most, most), longs, {"key": text})
-    snapshot = encode_snapshot(MarkerHead(most, contents))
-    assert decode_snapshot(snapshot).contents == contents
-    legacy = LegacyRecord(contents.mark_delete, {}, *contents[1:], most)
+    fitting = contents((most, most), longs, {"key": text})
+    snapshot = encode_snapshot(Marker(most, fitting))
+    assert decode_marker([snapshot]).contents == fitting
+    legacy = LegacyRecord(fitting.mark_delete, {}, *fitting[1:], most)
     assert limit - 40 < len(encode_legacy(legacy, limit=limit).record) <= limit or limit > 1 << 24
     assert body_size([snapshot]) <= MAX_BODY
-    larger = contents._replace(cursor_properties={"key": text + "x" * 40})
-    snapshot_of, legacy_of = MarkerHead(most, larger), LegacyRecord(larger.mark_delete, {}, *larger[1:], most)
+    larger = fitting._replace(cursor_properties={"key": text + "x" * 40})
+    snapshot_of, legacy_of = Marker(most, larger), LegacyRecord(larger.mark_delete, {}, *larger[1:], most)
     encode: Any = (
         partial(encode_snapshot, snapshot_of) if limit > 1 << 24 else partial(encode_legacy, legacy_of, limit=limit)
     )

@@ -23,8 +23,8 @@ from pulsar_nack import (
     WouldBlockError,
 )
 from pulsar_nack.config import CursorConfig
-from pulsar_nack.cursor import BatchSet, Cursor, _opening
-from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
+from pulsar_nack.cursor import BatchSet, Cursor, opening
+from pulsar_nack.cursor.format._ledger import LedgerAcks
 from pulsar_nack.delayed import DelayedCursor, SupportsForgetting
 from pulsar_nack.errors import LogFencedError, LogLockedError, LogStorageError, MissingExtraError
 from pulsar_nack.ledger._log import AsyncLog
@@ -971,7 +971,7 @@ async def test_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise MissingExtraError("the cursor", "protobuf>=5", "cursor")
 
-    monkeypatch.setattr(_opening, "messages", missing)
+    monkeypatch.setattr(opening, "messages", missing)
     home = memory_home()
     with pytest.raises(MissingExtraError, match=r"pulsar-nack\[cursor\]"):
         async with home.cursor(TWENTY):

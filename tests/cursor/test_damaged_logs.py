@@ -102,7 +102,7 @@ async def write(folder: Path) -> Written:
         records = [record.data async for record in log.records()]
     for frame in written.frames:
         wanted, numbers = [frame.records[-1]], set[int]()
-        references: dict[int, tuple[int, ...]] = {}
+        references: dict[int, Sequence[int]] = {}
         while wanted:
             at = wanted.pop()
             marker = decode_marker([records[at]])

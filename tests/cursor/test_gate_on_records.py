@@ -10,14 +10,16 @@ import pytest
 from pulsar_nack import Position
 from pulsar_nack.cursor import BatchSet, DispatchGate, Reserve, adds_range, worst_growth
 from pulsar_nack.cursor._acks import AckState
-from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
+from pulsar_nack.cursor.format._ledger import LedgerAcks
 from pulsar_nack.index import EntryRanges
 from tests.tiers import seeds
 
 pytest.importorskip("google.protobuf")
 
-from pulsar_nack.cursor.format._ledger_record import encode_ledger
+from pulsar_nack.cursor.format._ledger import encode_ledger
 from pulsar_nack.cursor.format._marker import Marker, encode_marker
+
+from .states import contents
 
 LEDGERS = {1: 3_000, 2: 40, 3: 1, 4: 30_000, 2**62: 500}
 ORDER = [Position(ledger, entry) for ledger, entries in LEDGERS.items() for entry in range(entries)]
@@ -27,7 +29,7 @@ def written(state: AckState) -> int:
     """Return how many bytes writing the whole state takes."""
     ledgers = sum(len(record) for each, acks in state.table.states.items() for record in encode_ledger(each, acks))
     references = {ledger: (2**40 + ledger % 1_000,) for ledger in state.table.states}
-    return ledgers + sum(map(len, encode_marker(Marker(2**62, state.mark_delete_position, references))))
+    return ledgers + sum(map(len, encode_marker(Marker(2**62, contents(state.mark_delete_position), references))))
 
 
 @pytest.mark.parametrize("dense", [100, 1_000, 4_000, 16_000])

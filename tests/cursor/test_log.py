@@ -11,10 +11,9 @@ import pytest
 from pulsar_nack import Position
 from pulsar_nack.cursor import BatchSet, Cursor
 from pulsar_nack.cursor._log import CursorLog
-from pulsar_nack.cursor.format._chain import MarkerContents, encode_full_marker
-from pulsar_nack.cursor.format._ledger_record import encode_ledger
-from pulsar_nack.cursor.format._marker import decode_marker
-from pulsar_nack.cursor.format._protobuf import messages, read_record
+from pulsar_nack.cursor.format._ledger import encode_ledger
+from pulsar_nack.cursor.format._marker import Marker, MarkerContents, decode_marker, encode_marker
+from pulsar_nack.cursor.format._record import messages, read_record
 from pulsar_nack.errors import LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
@@ -251,7 +250,7 @@ async def test_record_of_pulsar() -> None:
             await cursor.acknowledge([Position(1, 4)])
             await cursor.put_property("key", "value")
     decoded = decode_marker([(await home.records())[-1]])
-    assert decoded.properties == {"count": 7}
+    assert decoded.contents.properties == {"count": 7}
 
 
 # -- rollover --------------------------------------------------------------------------------------------------------
@@ -477,7 +476,7 @@ async def test_sequence_decides() -> None:
         log: CursorLog = cursor._log
         new, _ = await log._create()
         contents = MarkerContents(Position(1, -1), {}, {})
-        await new.append_many(encode_full_marker(log.next_head(contents), {}, limit=5 << 20))
+        await new.append_many(encode_marker(Marker(log.next_sequence(), contents)))
         await new.aclose()
         async with memory_home(files.inner.after_crash()).cursor(LEDGERS) as other:  # type: ignore[attr-defined]
             assert await acked(other) == []

@@ -22,8 +22,7 @@ from .folders import everything, segments
 
 pytest.importorskip("google.protobuf")
 
-from pulsar_nack.cursor.format._chain import MarkerContents, MarkerHead, encode_full_marker
-from pulsar_nack.cursor.format._records import StoredRecords
+from pulsar_nack.cursor.format._marker import Marker, MarkerContents, encode_marker
 
 LEDGERS = dict.fromkeys(range(1, 9), 100)
 QUIET = CursorConfig(flush_interval=3_600)
@@ -107,9 +106,9 @@ async def test_size_is_what_was_written(pattern: str, tmp_path: Path) -> None:
 
 def whole_size(report: CursorReport) -> int:
     """Return what the ledgers take, with a whole marker for them: the last one may be a difference."""
-    head = MarkerHead(1 << 40, MarkerContents(Position(*report.mark_delete), {}, report.properties))
-    index = {each.ledger: StoredRecords(each.records, each.bytes) for each in report.ledgers}
-    return sum(each.bytes for each in report.ledgers) + sum(map(len, encode_full_marker(head, index, limit=5 << 20)))
+    contents = MarkerContents(Position(*report.mark_delete), {}, report.properties)
+    marker = Marker(1 << 40, contents, {each.ledger: each.records for each in report.ledgers})
+    return sum(each.bytes for each in report.ledgers) + sum(map(len, encode_marker(marker, limit=5 << 20)))
 
 
 async def test_empty_cursor(tmp_path: Path) -> None:

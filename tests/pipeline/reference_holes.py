@@ -7,10 +7,9 @@ from collections import defaultdict
 from random import Random
 from typing import Any, Final
 
-from pulsar_nack.cursor.format._chain import marker_size
-from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
-from pulsar_nack.cursor.format._ledger_record import ledger_size
+from pulsar_nack.cursor.format._ledger import LedgerAcks, ledger_size
 from pulsar_nack.cursor.format._legacy import LegacyRecord, encode_legacy
+from pulsar_nack.cursor.format._marker import marker_size
 from pulsar_nack.ids import Position
 from pulsar_nack.index import EntryRanges
 

@@ -1,26 +1,22 @@
 """The records of a cursor's log: a ledger's state, markers, and the legacy format. Needs the extra ``cursor``.
 
 Other packages read and size cursors by these names. The records are those of Apache Pulsar's managed ledgers and must
-not change; see :mod:`._protobuf` for how they are marked.
+not change; see :mod:`._record` for how they are marked.
 """
 
 from ._batch_set import BatchSet
-from ._chain import (
+from ._ledger import LedgerAcks, LedgersNotLoaded, LedgerSummary, decode_state, ledger_size
+from ._legacy import MAX_RANGES, LegacyRecord, decode_legacy
+from ._marker import (
+    Marker,
     MarkerContents,
-    MarkerHead,
     change_properties,
     check_version,
-    decode_snapshot,
-    encode_full_marker,
-    is_legacy,
-    is_marker,
+    decode_marker,
+    encode_marker,
     marker_size,
-    needs_marker,
     read_marker,
 )
-from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
-from ._ledger_record import decode_state, ledger_size
-from ._legacy import MAX_RANGES, LegacyRecord, decode_legacy
 from ._names import (
     CURSOR_LOG_NAME,
     LogNames,
@@ -31,6 +27,7 @@ from ._names import (
     subscription_cursor,
     subscription_of,
 )
+from ._record import RecordKind, kind_of
 
 __all__ = [
     "CURSOR_LOG_NAME",
@@ -41,23 +38,22 @@ __all__ = [
     "LedgersNotLoaded",
     "LegacyRecord",
     "LogNames",
+    "Marker",
     "MarkerContents",
-    "MarkerHead",
+    "RecordKind",
     "change_properties",
     "check_version",
     "cursors_in",
     "decode_legacy",
-    "decode_snapshot",
+    "decode_marker",
     "decode_state",
     "delayed_cursor",
     "delayed_cursor_of",
-    "encode_full_marker",
-    "is_legacy",
-    "is_marker",
+    "encode_marker",
+    "kind_of",
     "ledger_size",
     "log_names",
     "marker_size",
-    "needs_marker",
     "read_marker",
     "subscription_cursor",
     "subscription_of",

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from ..._check import INT64_MAX
 from ...errors import CursorFormatError
 from ...index import EntryRanges, Section, add_entries, add_runs, add_words, sections_of, varint_bytes
-from ._protobuf import messages
+from ._record import messages
 
 MAX_ACKED: Final = 1 << 32
 """Most entries of one ledger that are read: beyond that, the record's length does not bound memory and time."""

@@ -16,13 +16,11 @@ from ...errors import CursorFormatError, InvalidArgumentError
 from ...ids import Position
 from ...index import EntryRanges, add_words, sections_of
 from .._ledgers import Ledgers
-from ._batch_set import BatchSet
-from ._batches import checked_batch
-from ._chain import MarkerContents
+from ._batch_set import BatchSet, checked_batch
 from ._entries import MAX_ACKED
-from ._ledger_acks import LedgerAcks
-from ._ledger_record import MAX_RECORD_BYTES
-from ._protobuf import (
+from ._ledger import MAX_RECORD_BYTES, LedgerAcks
+from ._marker import MarkerContents
+from ._record import (
     SEQUENCE,
     RecordKind,
     add_cursor_properties,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import ClosedError, Cursor, InvalidArgumentError, Position
-from pulsar_nack.cursor.format import MarkerContents, MarkerHead, encode_full_marker
+from pulsar_nack.cursor.format import Marker, MarkerContents, encode_marker
 from pulsar_nack.delayed import DelayedCursor, LogDelayedCursor
 from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
@@ -241,7 +241,7 @@ OLD, NEW = "delayed.cursor-0000000003", "delayed.cursor-0000000004"
 
 def marker(sequence: int, position: Position, properties: dict[str, str]) -> list[bytes]:
     """Return the records of a state."""
-    return encode_full_marker(MarkerHead(sequence, MarkerContents(position, {}, properties)), {}, limit=1_000)
+    return encode_marker(Marker(sequence, MarkerContents(position, {}, properties)), limit=1_000)
 
 
 def record(sequence: int, *body: bytes, said: bytes = b"") -> bytes:

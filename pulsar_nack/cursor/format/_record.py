@@ -1,4 +1,4 @@
-"""The generated classes of ``_cursor.proto``, and the mark that says what a record is. Needs the extra ``cursor``.
+"""A record: the generated classes of ``_cursor.proto``, its mark, and its parts. Needs the extra ``cursor``.
 
 PIP-81 keeps the managed ledger's format and marks its records by properties, which are pairs of a name and a long. So
 each record is a PositionInfo that any broker can read, and one of these properties, its *mark*, says of what kind it
@@ -14,12 +14,17 @@ What would be too large as properties, such as a reference for each ledger or a 
 far above Pulsar's; brokers skip it. The rest means the same to a broker: a marker's position is the mark-delete
 position, and the other records say "ledger 0, entry -1", before the first entry of all, so that a record that is read
 by mistake acknowledges nothing.
+
+A body that is larger than a record may be is split into *parts*, and joined again. Each part says its number, how many
+parts there are, and the checksum of all of them together: so neither an incomplete set nor a mixture of two sets is
+taken for a whole.
 """
 
 from __future__ import annotations
 
+import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from operator import sub
@@ -28,6 +33,7 @@ from typing import Any, Final, NamedTuple
 
 from ..._check import INT64_MAX
 from ...errors import CursorFormatError, InvalidArgumentError, MissingExtraError
+from ...index import varint_bytes
 
 LEDGER: Final = "#acks.ledger"
 MARKER: Final = "#acks.marker"
@@ -36,6 +42,15 @@ SEQUENCE: Final = "#acks.sequence"
 _MARKS: Final = "#acks."
 _FOREIGN: Final = "entry-type"
 """Marks what a later proposal of Pulsar (PIP-488) writes, whose positions mean something else."""
+VERSION: Final = 1
+_DESCRIPTION: Final = 2 * 4 + 5
+"""At most what a part says beside its body: its number, the count, and the checksum."""
+_RESERVED: Final = _DESCRIPTION + 18
+"""At most what a record takes beside its envelope and its piece of the body: the description, and the lengths."""
+_MIN_BODY: Final = 64
+
+Envelope = Callable[[], Any]
+"""Returns a new PositionInfo without its part."""
 
 
 class RecordKind(Enum):
@@ -46,6 +61,11 @@ class RecordKind(Enum):
     MARKER_PART = "a part of a marker"
     LEGACY = "the legacy format"
     FOREIGN = "something else"
+
+    @property
+    def needs_marker(self) -> bool:
+        """Return whether such a record counts only with a marker after it."""
+        return self in {RecordKind.LEDGER, RecordKind.MARKER_PART}
 
 
 _KINDS: Final = {
@@ -205,3 +225,90 @@ def _texts(fields: Sequence[Any], name: str) -> list[str]:
         if not isinstance(each, str):
             raise CursorFormatError("property", f"its {name} is no text: {each!r}")
     return found
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def split_body(body: bytes, limit: int, *, last: Envelope, others: Envelope) -> list[bytes]:
+    """Return the records of a body, none of them longer than the limit.
+
+    :param last: makes the last record
+    :param others: makes the records before it
+    :raises InvalidArgumentError: the limit leaves no room beside what each record needs
+    """
+    whole = last()
+    whole.part.body = body
+    if whole.ByteSize() <= limit:
+        return [bytes(whole.SerializeToString())]
+    room = limit - _RESERVED - max(last().ByteSize(), others().ByteSize())
+    if room < _MIN_BODY:
+        raise InvalidArgumentError(
+            "limit", limit, f"at least {limit - room + _MIN_BODY} bytes, for what is in each record"
+        )
+    pieces = [body[at : at + room] for at in range(0, len(body), room)]
+    checksum = zlib.crc32(body)
+    records = []
+    for number, piece in enumerate(pieces):
+        info = last() if number == len(pieces) - 1 else others()
+        part = info.part
+        part.number, part.count, part.checksum, part.body = number, len(pieces), checksum, piece
+        records.append(bytes(info.SerializeToString()))
+    return records
+
+
+def split_size(body: int, envelope: int, limit: int) -> int:
+    """Return how many bytes :func:`split_body` makes of a body of this size, if all envelopes are alike. O(parts).
+
+    :param envelope: bytes of a PositionInfo without its part
+    """
+    size = envelope + _part_size(body, 0)
+    if size <= limit:
+        return size
+    room = max(limit - _RESERVED - envelope, 1)
+    count = -(-body // room)
+    rest = body - (count - 1) * room
+    total = count * envelope
+    for number in range(count):
+        description = 1 + varint_bytes(number) + 1 + varint_bytes(count) + 5
+        total += _part_size(room if number < count - 1 else rest, description)
+    return total
+
+
+def join_parts(records: Sequence[bytes], last: RecordKind, others: RecordKind) -> tuple[bytes, Any, int]:
+    """Return the body that some records are the parts of, the last PositionInfo, and the number of its mark.
+
+    :param last: what the last record must be
+    :param others: what the records before it must be
+    :raises CursorFormatError: they are something else, or not exactly the parts of one body, in order
+    """
+    if not records:
+        raise CursorFormatError(last.value, "there is no record")
+    found = [expect_kind(record, others) for record in records[:-1]]
+    found.append(expect_kind(records[-1], last))
+    parts = [info.part for info, _ in found]
+    final = parts[-1]
+    for number, (info, mark) in enumerate(found):
+        part = info.part
+        if part.version > VERSION:
+            raise CursorFormatError(last.value, f"it has version {part.version}, which a later release wrote")
+        if (part.number, part.count) != (number, len(records)):
+            raise CursorFormatError(
+                last.value, f"part {part.number + 1} of {part.count} instead of part {number + 1} of {len(records)}"
+            )
+        if (mark, part.checksum) != (found[-1][1], final.checksum):
+            raise CursorFormatError(last.value, "its parts do not belong together")
+    body = b"".join(part.body for part in parts)
+    if len(records) > 1 and zlib.crc32(body) != final.checksum:
+        raise CursorFormatError(last.value, "the checksum of its parts does not match")
+    return body, found[-1][0], found[-1][1]
+
+
+def empty_record() -> Any:
+    """Return a PositionInfo that acknowledges nothing."""
+    return messages().PositionInfo(ledgerId=0, entryId=-1)
+
+
+def _part_size(body: int, description: int) -> int:
+    part = description + 1 + varint_bytes(body) + body
+    return 2 + varint_bytes(part) + part
