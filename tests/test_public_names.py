@@ -30,7 +30,7 @@ PUBLIC = {
     "pulsar_nack.consumer.transport",
     "pulsar_nack.cursor",
     "pulsar_nack.cursor.format",
-    "pulsar_nack.cursor.opening",
+    "pulsar_nack.cursor.logs",
     "pulsar_nack.delayed",
     "pulsar_nack.delayed.bucket",
     "pulsar_nack.delayed.format",

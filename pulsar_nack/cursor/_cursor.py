@@ -32,7 +32,7 @@ from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
 from .format import BatchSet, LedgersNotLoaded, log_names
-from .opening import LedgersInput, check_ledgers, open_state
+from .logs import LedgersInput, check_ledgers, open_state
 
 _T = TypeVar("_T")
 

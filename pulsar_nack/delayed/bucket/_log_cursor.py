@@ -22,7 +22,7 @@ from ..._lifetime import ClosesOnExit, LoopBound
 from ..._tasks import TaskOwner, set_error
 from ...config import DELAYED_PREFIX, CursorConfig
 from ...cursor.format import LogNames, MarkerContents, change_properties, delayed_cursor, log_names
-from ...cursor.opening import CursorLog, open_without_acks
+from ...cursor.logs import CursorLog, open_without_acks
 from ...errors import ClosedError, InvalidArgumentError
 from ...ids import Position
 from ...ledger import LogStore

@@ -1,6 +1,6 @@
-"""Opening a cursor: its state, log and properties as recovery finds them, or those of a new cursor.
+"""Opening the logs of a cursor: its state, log and properties as recovery finds them, or those of a new cursor.
 
-Other kinds of cursors, which have a position and properties only, open just the log: :func:`open_without_acks`.
+Other cursors than :class:`~pulsar_nack.Cursor`, which have a position and properties only, open just the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .format import LedgerAcks, LogNames, ledger_size
 from .format._marker import properties_room
 from .format._record import messages
 
-__all__ = ["CursorLog", "LedgersInput", "check_ledgers", "open_state", "open_without_acks"]
+__all__ = ["CursorLog", "open_without_acks"]
 
 _AT_A_TIME: Final = 200
 _log = logging.getLogger("pulsar_nack.cursor")
