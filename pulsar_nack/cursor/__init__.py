@@ -1,8 +1,7 @@
 """The acknowledgement state of a subscription, kept small and durable."""
 
 from ._cursor import Cursor
-from ._gate import DispatchGate, GateStatistics, adds_range
-from ._reserve import Reserve, worst_growth
+from ._gate import DispatchGate, GateStatistics, Reserve, adds_range, worst_growth
 from ._statistics import CursorStatistics
 from .format import BatchSet
 

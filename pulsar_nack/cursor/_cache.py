@@ -18,13 +18,14 @@ from typing import Final, TypeVar
 from ..errors import CursorFormatError, LogCorruptedError
 from ..ids import Position
 from ._acks import AckState
-from ._executor import IsWanted
 from ._log import CursorLog
 from ._records import decode_off_loop
 from .format import LedgerAcks, LedgersNotLoaded
 
 _T = TypeVar("_T")
 
+IsWanted = Callable[[], bool]
+"""Returns whether the caller of an operation still waits for it."""
 Range = tuple[Position, Position]
 """Acknowledged entries: open below, closed above."""
 

@@ -330,7 +330,7 @@ class Cursor(ClosesOnExit, LoopBound):
         check_text("key", key, MAX_TEXT)
         check_text("value", value, MAX_TEXT)
         self._ensure_open()
-        await self._properties.change(key, value, self._flusher)
+        await self._properties.change(key, value, self._flusher.flush)
 
     async def remove_property(self, key: str) -> None:
         """Remove a property if it exists; durable when it returns.
@@ -339,7 +339,7 @@ class Cursor(ClosesOnExit, LoopBound):
         """
         check_text("key", key, MAX_TEXT)
         self._ensure_open()
-        await self._properties.change(key, None, self._flusher)
+        await self._properties.change(key, None, self._flusher.flush)
 
     async def forget(self, snapshot_id: int) -> None:
         """Remove the properties that name a bucket's snapshot; the snapshot may be deleted when this returns.
@@ -354,7 +354,7 @@ class Cursor(ClosesOnExit, LoopBound):
         value = str(snapshot_id)
         named = [key for key, held in self.properties().items() if held == value and key.startswith(DELAYED_PREFIX)]
         for key in named:
-            await self._properties.change(key, None, self._flusher)
+            await self._properties.change(key, None, self._flusher.flush)
         if not named:
             self._state.put_back_dirty((), mark_delete=True)
             await self._flusher.flush()

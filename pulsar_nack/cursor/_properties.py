@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from .._tasks import set_error
 from ..errors import InvalidArgumentError
-from ._flusher import Flusher
 from .format._marker import properties_size
 
 MAX_TEXT: Final = 1 << 19
@@ -43,9 +42,10 @@ class Properties:
         """Return whether a change waits."""
         return any(not change.done.done() for change in self._waiting)
 
-    async def change(self, key: str, value: str | None, flusher: Flusher) -> None:
+    async def change(self, key: str, value: str | None, flush: Callable[[], Awaitable[None]]) -> None:
         """Set a property, or remove it if ``value`` is None; durable when it returns.
 
+        :param flush: writes all changes that wait
         :raises InvalidArgumentError: all properties would take more than can be stored; nothing has changed
         :raises LedgerError: the change could not be written; nothing has changed
         """
@@ -55,7 +55,7 @@ class Properties:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Change(key, value, growth, done))
         try:
-            await flusher.flush()
+            await flush()
             await done
         finally:
             if not done.cancel() and not done.cancelled():

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from ._acks import AckState
 from ._cache import LedgerCache
-from ._flusher import Flusher
 from ._log import CursorLog
-from ._writer import CursorWriter
+from ._writer import CursorWriter, Flusher
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,18 @@
-"""Writing a cursor: encode the dirty ledgers, commit them, and make them dirty again if that fails.
+"""Writing a cursor: when that is done, and how the dirty ledgers are encoded and committed.
 
-Why a write is right although acknowledgements continue while it is prepared: the dirty ledgers are encoded one after
-the other, and other tasks run in between. An acknowledgement is never undone, and the mark-delete position only moves
-forward; so each encoded ledger says what was true when it was encoded, and is right together with the position when the
-last one is encoded, which goes into the marker. A reset is the exception, hence it waits until the encoding is over. A
-ledger that changes after its encoding is dirty again.
+When
+    At once for callers of ``flush``, otherwise some time after a change. There is one write at a time. Callers that
+    arrive meanwhile share the next write, or this one if nothing has changed since it began. A write that fails raises
+    in its callers and is tried again after a pause, which doubles, also without callers. What no write can hold is
+    tried again after the next change only. After another owner took over the log, nothing is written any more.
+
+How
+    The dirty ledgers are encoded one after the other and committed with one marker; if that fails, they are dirty
+    again. A write is right although acknowledgements continue while it is prepared, in the tasks that run in between:
+    an acknowledgement is never undone, and the mark-delete position only moves forward; so each encoded ledger says
+    what was true when it was encoded, and is right together with the position when the last one is encoded, which goes
+    into the marker. A reset is the exception, hence it waits until the encoding is over. A ledger that changes after
+    its encoding is dirty again.
 """
 
 from __future__ import annotations
@@ -12,11 +20,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
+from .._tasks import retrieve_error, set_error
 from ..config import CursorConfig
+from ..errors import InvalidArgumentError, LogFencedError
 from ._acks import AckState
 from ._log import CursorLog, LedgerRecords
 from ._properties import Properties
@@ -24,6 +34,8 @@ from .format import LedgerAcks, LegacyRecord, MarkerContents, marker_size
 from .format._ledger import encode_ledger
 from .format._legacy import MAX_BATCHES, EncodedLegacy, encode_legacy
 
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 10.0
 _SLICE_S: Final = 0.004
 _MANY_RANGES: Final = 10_000
 """Ranges that take some ms to encode; ten times as many if they lie close together."""
@@ -31,6 +43,126 @@ _DENSE: Final = 8
 _FEW: Final = 500
 _CLOSE: Final = 64
 _log = logging.getLogger("pulsar_nack.cursor")
+
+
+class Flusher:
+    """Calls ``write`` when it is time.
+
+    :param write: writes what has changed
+    :param is_dirty: returns whether anything has changed since the last write began
+    :param interval_s: how long after a change it is written
+    """
+
+    def __init__(self, write: Callable[[], Awaitable[None]], is_dirty: Callable[[], bool], interval_s: float) -> None:
+        self.is_armed = False
+        """Whether a write is scheduled for the last change."""
+        self.failures = 0
+        self.broken: LogFencedError | None = None
+        self._write = write
+        self._is_dirty = is_dirty
+        self._interval_s = interval_s
+        self._pause_s = 0.0
+        self._is_ended = False
+        self._is_another_wanted = False
+        self._is_unwritable = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._current: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        """Schedule a write."""
+        self.is_armed = True
+        if self._task is None and self._timer is None and not self._is_ended:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._pause_s or self._interval_s, self.begin)
+
+    def begin(self) -> None:
+        """Begin a write, or another one after the present one."""
+        if self._task is not None:
+            self._is_another_wanted = True
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._work(), name="pulsar_nack.Cursor flush")
+        self._task.add_done_callback(retrieve_error)
+
+    async def flush(self) -> None:
+        """Return when all changes before this call are written.
+
+        :raises LedgerError: they could not be written; it is tried again
+        """
+        if self.broken is not None:
+            raise LogFencedError(self.broken.log)
+        is_dirty = self._is_dirty()
+        if not is_dirty and self._task is None:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        (self._waiting if is_dirty else self._current).append(done)
+        self.begin()
+        await done
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no write runs."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    def end(self) -> None:
+        """Schedule no more writes."""
+        self._is_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _work(self) -> None:
+        try:
+            await asyncio.sleep(0)  # callers in this turn of the loop share the write
+            await self._write_once()
+            while self._waiting or self._is_another_wanted:
+                await self._write_once()
+        except BaseException as error:
+            self._current, self._waiting = [*self._current, *self._waiting], []
+            self._answer(error)
+            raise
+        finally:
+            self._task, self.is_armed = None, False
+        if self._is_dirty() and self.broken is None and not self._is_unwritable:
+            self.arm()
+
+    async def _write_once(self) -> None:
+        self._current, self._waiting = [*self._current, *self._waiting], []
+        self.is_armed = self._is_another_wanted = self._is_unwritable = False
+        try:
+            await self._write()
+        except BaseException as error:
+            self._answer(error)
+            if not isinstance(error, Exception):
+                raise
+            self._note_failure(error)
+        else:
+            self._pause_s = 0.0
+            self._answer(None)
+
+    def _answer(self, error: BaseException | None) -> None:
+        current, self._current = self._current, []
+        for done in current:
+            if error is not None:
+                set_error(done, error)
+            elif not done.done():
+                done.set_result(None)
+
+    def _note_failure(self, error: Exception) -> None:
+        self.failures += 1
+        if isinstance(error, LogFencedError):
+            self.broken = error
+            _log.warning("a cursor was taken over by another owner and writes nothing any more: %s", error)
+            return
+        self._is_unwritable = isinstance(error, InvalidArgumentError)
+        if not self._pause_s:
+            when = "after the next change" if self._is_unwritable else "soon"
+            _log.warning("a cursor's state could not be written; it is tried again %s: %s", when, error)
+        self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
 class CursorWriter:
@@ -50,13 +182,15 @@ class CursorWriter:
         self._encoded = asyncio.Event()
         self._encoded.set()
         self._has_warned = False
-        self._marker_size = _MarkerSize(state)
+        self._measured = -1
+        """How many ledgers there were when the bytes of a marker were measured."""
+        self._marker_size = 0
         self.long_properties: dict[str, int] = dict(log.committed.properties) if log.committed else {}
 
     @property
     def metadata_size_bytes(self) -> int:
         """Return what writing the whole live state would take now: all ledgers, the properties, and the marker."""
-        return self._state.table.size_bytes + self._properties.size + self._marker_size.now()
+        return self._state.table.size_bytes + self._properties.size + self._estimate_marker_size()
 
     @property
     def is_encoding(self) -> bool:
@@ -175,23 +309,14 @@ class CursorWriter:
             written.dropped_batches + sum(len(acks.batches) for acks in beyond),
         )
 
-
-class _MarkerSize:
-    """The bytes of a marker that names all ledgers of a state, measured when their number has changed notably."""
-
-    def __init__(self, state: AckState) -> None:
-        self._state = state
-        self._count = -1
-        self._size = 0
-
-    def now(self) -> int:
-        """Return the size, within a 64th of what ledgers add; O(1) but for one call in many."""
+    def _estimate_marker_size(self) -> int:
+        """Return the bytes of a marker that names all ledgers, within a 64th of what they add; O(1) for most calls."""
         table = self._state.table
         count = len(table.states) + len(table.evicted)
-        if _CLOSE * abs(count - self._count) > self._count:
-            self._count = count
-            self._size = marker_size(self._state.mark_delete_position, [*table.states, *table.evicted])
-        return self._size * (count + _CLOSE) // (self._count + _CLOSE)
+        if _CLOSE * abs(count - self._measured) > self._measured:
+            self._measured = count
+            self._marker_size = marker_size(self._state.mark_delete_position, [*table.states, *table.evicted])
+        return self._marker_size * (count + _CLOSE) // (self._measured + _CLOSE)
 
 
 def _is_large(acks: LedgerAcks) -> bool:

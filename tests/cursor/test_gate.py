@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
-from pulsar_nack.cursor._gate import DEFAULT_LIMIT, DispatchGate, adds_range
-from pulsar_nack.cursor._reserve import LEDGER_BYTES, RANGE_BYTES, Reserve, worst_growth
+from pulsar_nack.cursor._gate import (
+    DEFAULT_LIMIT,
+    LEDGER_BYTES,
+    RANGE_BYTES,
+    DispatchGate,
+    Reserve,
+    adds_range,
+    worst_growth,
+)
 from pulsar_nack.index import EntryRanges
 from pulsar_nack.testing import ManualClock
 from tests.tiers import examples
