@@ -29,7 +29,6 @@ from ..ledger.format import (
     Segment,
     is_log_file,
     log_of,
-    recover_seed,
     segment_first,
     segment_name,
 )
@@ -238,7 +237,7 @@ class InspectedLog:
         try:
             if self._past_damage:
                 with suppress(LogCorruptedError):
-                    recover_seed(self._files, segment)
+                    segment.recover_seed()
             for attempt in range(_ATTEMPTS):
                 with FrameReader(segment, number, offset) as reader:
                     size = reader.size

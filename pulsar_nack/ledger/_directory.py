@@ -236,7 +236,7 @@ class LogDirectory(BlockingStore[OpenedFiles]):
     def _open_damaged(self, log: str, lock: LogLock) -> OpenedFiles:
         with self._errors(log, "open it"):
             segments = self._find_segments(log)
-            length, is_sealed, damage = scan(self._files, segments)
+            length, is_sealed, damage = scan(segments)
             size = sum(map(self._size, segments))
             return OpenedFiles(log, segments, LogState(length, size, is_sealed), None, lock, damage)
 

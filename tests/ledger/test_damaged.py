@@ -13,7 +13,7 @@ from pulsar_nack import ClosedError, InvalidArgumentError
 from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogNotFoundError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore, Log, Record
 from pulsar_nack.ledger.format import _segment
-from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
+from pulsar_nack.ledger.format._layout import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
 from pulsar_nack.ledger.ownership import OwnableStore
 
 GROUPS = ((b"zero", b"one"), (b"two",), (b"three" * 9, b"four", b""), (b"six",), (b"seven", b"eight"))

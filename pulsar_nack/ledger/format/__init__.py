@@ -1,20 +1,13 @@
 """The on-disk format of logs: names of files and folders, frames of records, and reading a segment file."""
 
-from ._names import (
+from ._layout import (
+    FOREIGN,
+    FRAME_HEADER_SIZE,
     GONE,
     LOCK,
     LOG,
-    NEW,
-    check_name,
-    is_log_file,
-    log_of,
-    segment_first,
-    segment_name,
-)
-from ._record import (
-    FOREIGN,
-    FRAME_HEADER_SIZE,
     MAX_BODY,
+    NEW,
     SEGMENT_HEADER_SIZE,
     Damaged,
     Frame,
@@ -22,6 +15,7 @@ from ._record import (
     NewerVersion,
     SegmentHeader,
     body_size,
+    check_name,
     decode_frame,
     decode_segment_header,
     encode_frame,
@@ -30,18 +24,13 @@ from ._record import (
     frame_size,
     group_records,
     has_later_frame,
+    is_log_file,
+    log_of,
     seed_of,
+    segment_first,
+    segment_name,
 )
-from ._scan import (
-    recover_seed,
-    scan,
-)
-from ._segment import (
-    FrameReader,
-    Segment,
-    Tail,
-    record_cost,
-)
+from ._segment import FrameReader, Segment, Tail, record_cost, scan
 
 __all__ = [
     "FOREIGN",
@@ -73,7 +62,6 @@ __all__ = [
     "is_log_file",
     "log_of",
     "record_cost",
-    "recover_seed",
     "scan",
     "seed_of",
     "segment_first",

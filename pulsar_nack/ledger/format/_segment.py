@@ -1,4 +1,4 @@
-"""Reading one segment file: going through its frames, finding a record, and distinguishing a torn tail from damage.
+"""Reading segment files: going through their frames, finding a record, distinguishing a torn tail from damage.
 
 A frame that a crash tore is the last thing in the last segment. Either its header is good and the file ends no later
 than the frame would; or its header is not, no later frame follows, and no more bytes are left than one frame can have.
@@ -7,19 +7,25 @@ beyond was never durable (an append failed there, and the log went on in a new f
 
 Damage loses the frames that it lies in, and no others. Reading continues at the next whole frame, which its checksums
 prove, and whose header shows how many records are missing in between (a *hole*).
+
+:func:`scan` finds all damage of a log. Nothing can be appended to such a log: nobody knows how many records it had.
+Where damage reaches the end of the log, only good headers show how many records there were. At least one counts as lost
+then, so that a reader that reads to the end meets the damage.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple, Self
 
 from ...errors import LogCorruptedError, LogVersionError
+from .._protocol import LogDamage
 from ..files import Files, read_all
-from ._record import (
+from ._layout import (
     FOREIGN,
     FRAME_HEADER_SIZE,
     MAX_BODY,
@@ -31,8 +37,10 @@ from ._record import (
     decode_frame,
     decode_segment_header,
     find_heads,
+    find_seed,
     has_later_frame,
     record_count,
+    segment_name,
 )
 
 _CHUNK: Final = 1 << 18
@@ -62,15 +70,8 @@ class FrameIndex:
         self._offsets = array("Q", [SEGMENT_HEADER_SIZE])
         self._lock = Lock()
 
-    def add(self, number: int, offset: int) -> None:
-        """Note where a frame begins, unless it is close behind the last noted one."""
-        self._add(number, offset, _INDEX_STEP)
-
-    def add_behind_hole(self, number: int, offset: int) -> None:
-        """Note where a frame begins behind damage, however close it is to the last noted one."""
-        self._add(number, offset, 1)
-
-    def _add(self, number: int, offset: int, step: int) -> None:
+    def add(self, number: int, offset: int, *, step: int = _INDEX_STEP) -> None:
+        """Note where a frame begins, unless it is less than ``step`` bytes behind the last noted one."""
         if offset < self._offsets[-1] + step:
             return
         with self._lock:
@@ -141,6 +142,23 @@ class Segment:
             return self.files.size(descriptor)
         finally:
             self.files.close(descriptor)
+
+    def recover_seed(self) -> None:
+        """Set ``seed`` if the header is damaged and the seed can be found.
+
+        :raises LogCorruptedError: the header is damaged
+        """
+        try:
+            with FrameReader(self, self.first, SEGMENT_HEADER_SIZE):
+                return
+        except LogCorruptedError:
+            descriptor = self.files.open(self.path)
+            try:
+                most = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + MAX_BODY
+                self.seed = find_seed(read_all(self.files, descriptor, most, 0), self.first, self.log)
+            finally:
+                self.files.close(descriptor)
+            raise
 
     def find_tail(self) -> Tail:
         """Read the whole file, the last of its log; what lies behind the returned end is a torn frame.
@@ -219,7 +237,7 @@ class FrameReader:
                 self.number, self.end = number, position + at
                 self._fill(_CHUNK)
                 if self._is_whole():
-                    self._segment.index.add_behind_hole(self.number, self.end)
+                    self._segment.index.add(self.number, self.end, step=1)
                     return True
                 self.end = self._pass_head()
             position = max(position + _CHUNK - FRAME_HEADER_SIZE + 1, self.end)
@@ -276,3 +294,59 @@ class FrameReader:
 
     def _error(self, offset: int, reason: str) -> LogCorruptedError:
         return LogCorruptedError(self._segment.log, self._segment.path.name, offset, reason)
+
+
+def scan(segments: Sequence[Segment]) -> tuple[int, bool, Sequence[LogDamage]]:
+    """Scan all segments of a log, and prepare them for reading.
+
+    Returns how many records the log had at least, whether it was sealed, and the damage.
+
+    :raises LogVersionError: a later release wrote one
+    """
+    damage: list[LogDamage] = []
+    length, is_sealed = 0, False
+    for at, segment in enumerate(segments):
+        if segment.first > length:
+            damage.append(_missing(length, segment.first - 1))
+        stop = segments[at + 1].first if at + 1 < len(segments) else None
+        length, is_sealed = _scan_segment(segment, stop, damage)
+    if not segments:
+        damage.append(_missing(0, 0))
+        length = 1
+    return length, is_sealed, tuple(damage)
+
+
+def _missing(first: int, last: int) -> LogDamage:
+    return LogDamage(segment_name(first), 0, first, last, "the file is missing")
+
+
+def _scan_segment(segment: Segment, stop: int | None, damage: list[LogDamage]) -> tuple[int, bool]:
+    """Scan a segment whose successor begins with record ``stop``; return where it ends, and whether by a seal."""
+    file = segment.path.name
+    try:
+        segment.recover_seed()
+    except LogCorruptedError as error:
+        last = segment.first - 1 if segment.seed is not None else (segment.first if stop is None else stop - 1)
+        damage.append(LogDamage(file, error.offset, segment.first, last, error.reason))
+        if segment.seed is None:
+            return last + 1, False
+    is_sealed = False
+    with FrameReader(segment, segment.first, SEGMENT_HEADER_SIZE) as reader:
+        while reader.end < reader.size and (stop is None or reader.number < stop):
+            begin, number, found = reader.end, reader.number, reader.read_frame()
+            if isinstance(found, Frame):
+                is_sealed = found.is_seal
+                if is_sealed:
+                    break
+            elif stop is None and reader.is_torn(found):
+                break
+            else:
+                reason = reader.damage(found).reason
+                reader.skip(found)
+                end = reader.number if stop is None else min(reader.number, stop)
+                damage.append(LogDamage(file, begin, number, end - 1, reason))
+        if is_sealed and reader.end < reader.size:
+            damage.append(LogDamage(file, reader.end, reader.number, reader.number - 1, "bytes after the seal"))
+        if stop is not None and reader.number < stop:
+            damage.append(LogDamage(file, reader.end, reader.number, stop - 1, "the file ends too early"))
+        return reader.number if stop is None else stop, is_sealed

@@ -1,4 +1,15 @@
-"""The layout of a segment file: pure functions from and to bytes.
+"""The layout of logs in a folder: names of files and folders, and segment files; pure functions from and to bytes.
+
+In the store's folder, for a log ``NAME``::
+
+    NAME.log/                                    the log
+    NAME.log/00000000000000000042.segment        its records from 42 on
+    NAME.log/00000000000000000042.segment.new    a segment that is being made
+    NAME.log.new/                                a log that is being made
+    NAME.log.gone/                               a deleted log whose files are not removed yet
+    NAME.lock                                    locked by the process that writes, makes or deletes the log
+
+Anything else is foreign and is left alone.
 
 A segment is a header followed by frames. A frame holds the records that became durable together, in one write and one
 sync. It is the unit of damage: at most one frame of a log is unsynced, so after a crash everything before the last
@@ -26,6 +37,14 @@ from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from ...errors import InvalidArgumentError
+
+LOG: Final = ".log"
+LOCK: Final = ".lock"
+NEW: Final = ".new"
+GONE: Final = ".gone"
+_NAME: Final = re.compile(r"[A-Za-z0-9_#][A-Za-z0-9_.#-]{0,199}")
+_SEGMENT_NAME: Final = re.compile(r"(\d{20})\.segment")
 MAGIC: Final = b"PNLG"
 VERSION: Final = 1
 _SEGMENT: Final = struct.Struct(">4sHHQIII")
@@ -35,6 +54,40 @@ SEGMENT_HEADER_SIZE: Final = _SEGMENT.size
 FRAME_HEADER_SIZE: Final = _FRAME.size
 MAX_BODY: Final = (1 << 24) - 1
 """The largest body of a frame: 16 MiB."""
+
+
+def check_name(name: object) -> str:
+    """Return ``name`` if a log can have it, or raise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            "name", name, "1 to 200 letters, digits, or any of _ - . #, not beginning with - or ."
+        )
+    return name
+
+
+def segment_name(first: int) -> str:
+    """Return the file name of the segment whose first record is ``first``."""
+    return f"{first:020}.segment"
+
+
+def segment_first(name: str) -> int | None:
+    """Return the number of a segment's first record, or None if this is not the name of a segment."""
+    match = _SEGMENT_NAME.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) < 1 << 63 else None
+
+
+def is_log_file(name: str) -> bool:
+    """Return whether a file in a log's folder belongs to the log."""
+    return segment_first(name.removesuffix(NEW)) is not None
+
+
+def log_of(name: str, *suffixes: str) -> str | None:
+    """Return the log's name if a name in the store's folder ends in one of these suffixes."""
+    for suffix in suffixes:
+        log = name.removesuffix(suffix)
+        if log != name and _NAME.fullmatch(log):
+            return log
+    return None
 
 
 class SegmentHeader(NamedTuple):
