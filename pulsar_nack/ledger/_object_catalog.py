@@ -196,29 +196,6 @@ class Catalog:
         return f"{CATALOG}/{slot_name(number)}"
 
 
-class Registration(NamedTuple):
-    """One opening of a log: its entry, and what the catalog says about the log now."""
-
-    catalog: Catalog
-    log: str
-    entry: CatalogEntry
-
-    def exists(self) -> bool:
-        """Return whether the log was not deleted.
-
-        :raises OSError: the catalog could not be read
-        """
-        now = self.catalog.logs().get(self.log)
-        return now is not None and now.instance == self.entry.instance
-
-    def is_current(self) -> bool:
-        """Return whether nobody opened the log for writing since.
-
-        :raises OSError: the catalog could not be read
-        """
-        return self.catalog.logs().get(self.log) == self.entry
-
-
 def _check_claim(version: _Version, log: str, claim: Claim) -> None:
     if version.owners.get(claim.name) != claim.token:
         raise LogFencedError(log)

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import LogCorruptedError, LogNotFoundError
+from ..errors import LogCorruptedError
 from ._object_format import (
     DATA,
     EMPTY_MANIFEST,
@@ -222,30 +222,6 @@ class LogObjects:
 
     def _location(self, name: str) -> ObjectLocation:
         return ObjectLocation(self.log, self.key(name), self.log)
-
-
-class ObjectReader:
-    """Reads records by number, whichever object holds them now.
-
-    :param known: returns the objects that are known
-    """
-
-    def __init__(self, log_objects: LogObjects, known: Callable[[], Sequence[ObjectRef]]) -> None:
-        self._log_objects = log_objects
-        self._known = known
-
-    def read(self, first: int, last: int, limit: int) -> list[bytes]:
-        """Return records, at least one, and about ``limit`` bytes at most.
-
-        :raises LogNotFoundError: the log was deleted meanwhile
-        """
-        for count in range(_TRIES):
-            objects = self._known() if count < 2 else self._log_objects.load().manifest.objects
-            try:
-                return self._log_objects.read_records(objects, first, last, limit)
-            except FileNotFoundError:
-                continue
-        raise LogNotFoundError(self._log_objects.log)
 
 
 def last_slot(names: Iterable[str]) -> int:

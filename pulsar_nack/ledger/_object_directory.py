@@ -14,16 +14,26 @@ delete a log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from copy import copy
 from typing import Final, NamedTuple, Self
 
 from ..errors import ClosedError, LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
-from ._object_catalog import Catalog, CatalogEntry, Claim, Registration
-from ._object_contents import EMPTY_CONTENTS, LogContents, LogObjects, ObjectReader, is_log_object, last_slot
-from ._object_format import LOGS, MANIFEST, encode, folder_name, is_log_folder, new_token, slot_name, slot_number
+from ._object_catalog import Catalog, CatalogEntry, Claim
+from ._object_contents import EMPTY_CONTENTS, LogContents, LogObjects, is_log_object, last_slot
+from ._object_format import (
+    LOGS,
+    MANIFEST,
+    ObjectRef,
+    encode,
+    folder_name,
+    is_log_folder,
+    new_token,
+    slot_name,
+    slot_number,
+)
 from ._object_requests import RetryingClient
 from ._object_slots import Guard, SlotChain
 from ._object_writer import MergeLimits, ObjectWriter
@@ -31,6 +41,7 @@ from ._protocol import BlockingStore
 from .files import storage_errors
 
 _TRIES: Final = 200
+_READ_TRIES: Final = 10
 
 
 class OpenedObjects(NamedTuple):
@@ -39,8 +50,22 @@ class OpenedObjects(NamedTuple):
     name: str
     entry: CatalogEntry
     contents: LogContents
-    reader: ObjectReader
+    log_objects: LogObjects
     writer: ObjectWriter | None
+
+    def read(self, first: int, last: int, limit: int) -> list[bytes]:
+        """Return records, at least one, and about ``limit`` bytes at most, whichever object holds them now.
+
+        :raises LogNotFoundError: the log was deleted meanwhile
+        """
+        for count in range(_READ_TRIES):
+            objects = self._known_objects() if count < 2 else self.log_objects.load().manifest.objects
+            with suppress(FileNotFoundError):
+                return self.log_objects.read_records(objects, first, last, limit)
+        raise LogNotFoundError(self.name)
+
+    def _known_objects(self) -> Sequence[ObjectRef]:
+        return self.contents.manifest.objects if self.writer is None else self.writer.objects
 
 
 class ObjectDirectory(BlockingStore[OpenedObjects]):
@@ -173,9 +198,7 @@ class ObjectDirectory(BlockingStore[OpenedObjects]):
                 raise LogNotFoundError(log)
             log_objects = self._objects(log, entry)
             contents = log_objects.load()
-        return OpenedObjects(
-            log, entry._replace(writer=""), contents, ObjectReader(log_objects, lambda: contents.manifest.objects), None
-        )
+        return OpenedObjects(log, entry._replace(writer=""), contents, log_objects, None)
 
     def _take_over(self, log: str, entry: CatalogEntry, contents: LogContents | None = None) -> OpenedObjects:
         """Put the first manifest of this epoch, unless the log is sealed and nobody can write it.
@@ -185,13 +208,11 @@ class ObjectDirectory(BlockingStore[OpenedObjects]):
         log_objects = self._objects(log, entry)
         with storage_errors(log, "take it over"):
             contents, data = self._fence(log, log_objects, entry, contents)
-            chain = SlotChain(
-                log_objects, Guard(contents.manifest, contents.base, data), Registration(self._catalog, log, entry)
-            )
+            chain = SlotChain(log_objects, Guard(contents.manifest, contents.base, data), self._catalog, entry)
             chain.check()
             writer = ObjectWriter(log_objects, chain, self._limits)
             writer.delete_unnamed(contents.names)
-        return OpenedObjects(log, entry, contents, writer.reader, writer)
+        return OpenedObjects(log, entry, contents, log_objects, writer)
 
     def _fence(
         self, log: str, log_objects: LogObjects, entry: CatalogEntry, likely: LogContents | None

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ..errors import LedgerError, LogCorruptedError, LogFencedError
-from ._object_catalog import Registration
+from ._object_catalog import Catalog, CatalogEntry
 from ._object_contents import LogObjects
 from ._object_format import Manifest, slot_name
 
@@ -43,12 +43,13 @@ class Guard(NamedTuple):
 class SlotChain:
     """Makes slots for the writer whose first manifest is the guard.
 
-    :param registration: says whether the log is still this writer's
+    :param entry: what the catalog says about the log while it is this writer's
     """
 
-    def __init__(self, log_objects: LogObjects, guard: Guard, registration: Registration) -> None:
+    def __init__(self, log_objects: LogObjects, guard: Guard, catalog: Catalog, entry: CatalogEntry) -> None:
         self._log_objects = log_objects
-        self._registration = registration
+        self._catalog = catalog
+        self._entry = entry
         self._begin = guard.slot
         self.guard = guard
         self.is_in_doubt = False
@@ -84,7 +85,7 @@ class SlotChain:
 
         :raises LogFencedError: it is not
         """
-        self.is_fenced = self.is_fenced or not self._registration.is_current()
+        self.is_fenced = self.is_fenced or self._entry_now() != self._entry
         self.check_not_fenced()
 
     def check_quietly(self) -> None:
@@ -110,12 +111,12 @@ class SlotChain:
         :raises OSError: the takeover was too long ago to know
         """
         self.is_fenced = True
-        if not self._registration.exists():
+        if not self._log_exists():
             return False
         try:
             contents = self._log_objects.load()
         except LogCorruptedError:
-            if self._registration.exists():
+            if self._log_exists():
                 raise
             return False
         manifest = contents.manifest
@@ -125,3 +126,10 @@ class SlotChain:
         if fence is None:
             raise OSError("too many others opened it meanwhile to know whether this was in time")
         return slot < fence
+
+    def _log_exists(self) -> bool:
+        now = self._entry_now()
+        return now is not None and now.instance == self._entry.instance
+
+    def _entry_now(self) -> CatalogEntry | None:
+        return self._catalog.logs().get(self._log_objects.log)

@@ -50,7 +50,7 @@ class ObjectLog(AsyncLog):
 
     def _read_some(self, first: int, last: int, limit: int) -> list[bytes]:
         try:
-            return self._opened.reader.read(first, last, limit)
+            return self._opened.read(first, last, limit)
         except LogNotFoundError:
             self._directory.check_claim(self.name)
             raise

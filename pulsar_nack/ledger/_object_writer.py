@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ..errors import LedgerError, LogSealedError
-from ._object_contents import LogObjects, ObjectReader
+from ._object_contents import LogObjects
 from ._object_format import (
     DATA,
     MANIFEST,
@@ -56,7 +56,6 @@ class ObjectWriter(LogState):
         self._tail = chain.guard.slot
         self._appends = 0
         self._objects = list(manifest.objects)
-        self.reader = ObjectReader(log_objects, lambda: list(self._objects))
         super().__init__(manifest.length, self._size, manifest.is_sealed)
 
     def append(self, records: Sequence[bytes]) -> int:
@@ -89,6 +88,11 @@ class ObjectWriter(LogState):
         slots = [name for name in unnamed if slot_number(name) is not None]
         self._garbage.add(slots, set(unnamed) - set(slots))
         self._garbage.sweep()
+
+    @property
+    def objects(self) -> list[ObjectRef]:
+        """Return the objects that hold the records now; for any thread."""
+        return self._objects.copy()
 
     @property
     def _size(self) -> int:
