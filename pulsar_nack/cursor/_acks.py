@@ -173,11 +173,11 @@ class AckState:
                     if end is not None and 0 <= entry < end:
                         self._acknowledge_one(ledger, entry, end)
                         return
-        request = read_request(positions, batch_sets, self._ledgers, self.mark_delete.position)
-        self.table.require(request.ledgers)
-        for ledger, entries in request.whole.items():
+        whole, partial = read_request(positions, batch_sets, self._ledgers, self.mark_delete.position)
+        self.table.require({*whole, *(ledger for ledger, _ in partial)})
+        for ledger, entries in whole.items():
             self._acknowledge_many(ledger, entries)
-        for (ledger, entry), batch in request.partial.items():
+        for (ledger, entry), batch in partial.items():
             self._acknowledge_part(ledger, entry, batch)
         self.mark_delete.advance()
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..config import CursorConfig
 from ..errors import (
@@ -59,12 +59,8 @@ _MAX_DELTAS: Final = 64
 _SNAPSHOT_EVERY: Final = 1_000
 _TRIES: Final = 20
 
-
-class LedgerRecords(NamedTuple):
-    """The records of a ledger's state; without records, nothing of the ledger is acknowledged."""
-
-    ledger: int
-    records: Sequence[bytes]
+LedgerRecords = tuple[int, Sequence[bytes]]
+"""A ledger and the records of its state; without records, nothing of the ledger is acknowledged."""
 
 
 @dataclass(slots=True)

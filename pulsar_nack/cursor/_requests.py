@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from operator import index
 from typing import TypeVar
 
@@ -17,30 +16,18 @@ _T = TypeVar("_T")
 BatchSets = Mapping[Position, BatchSet] | Mapping[tuple[int, int], BatchSet]
 
 
-@dataclass(slots=True)
-class AckRequest:
-    """Acknowledgements beyond the mark-delete position: whole entries by ledger, and the batch sets of others."""
-
-    whole: dict[int, list[int]] = field(default_factory=dict)
-    partial: dict[tuple[int, int], BatchSet] = field(default_factory=dict)
-
-    @property
-    def ledgers(self) -> set[int]:
-        """Return the ledgers of the entries."""
-        return {*self.whole, *(ledger for ledger, _ in self.partial)}
-
-
 def read_request(
     positions: Iterable[tuple[int, int]],
     batch_sets: BatchSets | None,
     ledgers: Ledgers,
     mark_delete: tuple[int, int],
-) -> AckRequest:
-    """Check positions, and sort those beyond the mark-delete position.
+) -> tuple[dict[int, list[int]], dict[tuple[int, int], BatchSet]]:
+    """Check positions; return those beyond the mark-delete position: whole entries by ledger, and others' batch sets.
 
     :raises InvalidArgumentError: an invalid position, one that does not exist, or a batch set of another position
     """
-    request = AckRequest()
+    whole: dict[int, list[int]] = {}
+    partial: dict[tuple[int, int], BatchSet] = {}
     if batch_sets is not None and not isinstance(batch_sets, Mapping):
         raise InvalidArgumentError("batch_sets", batch_sets, "a mapping of positions to BatchSets")
     unused: dict[tuple[int, int], BatchSet] = dict((batch_sets or {}).items())
@@ -55,12 +42,12 @@ def read_request(
             continue
         check_exists(ledgers, ledger, entry)
         if position in taken:
-            request.partial[position] = taken[position]
+            partial[position] = taken[position]
         else:
-            request.whole.setdefault(ledger, []).append(entry)
+            whole.setdefault(ledger, []).append(entry)
     if unused:
         raise InvalidArgumentError("batch_sets", next(iter(unused)), "batch sets of the given positions only")
-    return request
+    return whole, partial
 
 
 def check_exists(ledgers: Ledgers, ledger: int, entry: int) -> None:

@@ -254,12 +254,12 @@ class CursorWriter:
         for ledger in ledgers:
             acks = states.get(ledger)
             if acks is None:
-                yield LedgerRecords(ledger, ())
+                yield ledger, ()
             elif _is_large(acks):
                 loop = asyncio.get_running_loop()
-                yield LedgerRecords(ledger, await loop.run_in_executor(None, encode, ledger, acks.copy()))
+                yield ledger, await loop.run_in_executor(None, encode, ledger, acks.copy())
             else:
-                yield LedgerRecords(ledger, encode(ledger, acks))
+                yield ledger, encode(ledger, acks)
             if time.monotonic() - paused_at > _SLICE_S:
                 await asyncio.sleep(0)
                 paused_at = time.monotonic()
@@ -291,13 +291,7 @@ class CursorWriter:
             chosen[ledger] = acks = states[ledger].copy()
             ranges, batches = ranges + acks.ranges.range_count, batches + len(acks.batches)
         beyond = [acks for ledger, acks in states.items() if ledger not in chosen]
-        legacy = LegacyRecord(
-            contents.mark_delete,
-            chosen,
-            contents.properties,
-            contents.cursor_properties,
-            self._log.next_sequence(),
-        )
+        legacy = LegacyRecord(contents, chosen, self._log.next_sequence())
         encode = partial(encode_legacy, legacy, max_ranges=limit, limit=config.max_entry_bytes)
         if ranges + batches > _FEW:
             written = await asyncio.get_running_loop().run_in_executor(None, encode)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pulsar_nack import Position
 from pulsar_nack.cursor.format._batch_set import BatchSet
 from pulsar_nack.cursor.format._ledger import LedgerAcks, decode_ledger, encode_ledger
 from pulsar_nack.cursor.format._legacy import LegacyRecord, decode_legacy, encode_legacy
@@ -44,7 +43,7 @@ def samples() -> list[bytes]:
     sparse = LedgerAcks(EntryRanges.from_ranges((entry, entry) for entry in random.sample(range(4_000), 60)))
     dense = LedgerAcks(EntryRanges.from_ranges((2 * entry, 2 * entry) for entry in range(4_000)))
     marker = Marker(7, contents((3, 9), {"a": 1}, {"b": "c"}), {3: (1, 2), 5: (4,), 2_000: (3,)})
-    single = LegacyRecord(Position(3, 2), {3: state, 9: sparse}, {"a": -1}, {"b": "c"}, 8)
+    single = LegacyRecord(contents((3, 2), {"a": -1}, {"b": "c"}), {3: state, 9: sparse}, 8)
     return [
         *encode_ledger(3, state),
         *encode_ledger(3, sparse),

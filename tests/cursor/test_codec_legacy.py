@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import InvalidArgumentError, Position
+from pulsar_nack import InvalidArgumentError
 from pulsar_nack.cursor.format._batch_set import BatchSet
 from pulsar_nack.cursor.format._ledger import MAX_RECORD_BYTES, LedgerAcks
 from pulsar_nack.cursor.format._legacy import LegacyRecord, decode_legacy, encode_legacy
@@ -17,6 +17,7 @@ from pulsar_nack.errors import CursorFormatError
 from pulsar_nack.index import EntryRanges
 from tests.for_each import for_each
 
+from .states import contents
 from .test_codec import STATES
 from .wire_bytes import block, long_property, number, position
 
@@ -29,7 +30,7 @@ JAVA = bytes.fromhex(
 )
 """What Pulsar 3.0.7 makes of :data:`OF_JAVA`."""
 OF_JAVA = LegacyRecord(
-    Position(7, 41),
+    contents((7, 41), {"#pulsar.internal.delayed.bucket_400_400": 403, "neg": -5}),
     {
         7: LedgerAcks(EntryRanges.from_ranges([(45, 49)])),
         9: LedgerAcks(
@@ -37,13 +38,12 @@ OF_JAVA = LegacyRecord(
             {305: BatchSet(100, sum(1 << at for at in range(100) if at not in {2, 3, 4, 64}))},
         ),
     },
-    {"#pulsar.internal.delayed.bucket_400_400": 403, "neg": -5},
 )
 
 
-def single_of(ranges: Iterable[tuple[int, int]], ledger: int = 5, **options: object) -> LegacyRecord:
+def single_of(ranges: Iterable[tuple[int, int]], ledger: int = 5) -> LegacyRecord:
     """Return the state of one ledger."""
-    return LegacyRecord(Position(1, -1), {ledger: LedgerAcks(EntryRanges.from_ranges(ranges))}, **options)  # type: ignore[arg-type]
+    return LegacyRecord(contents((1, -1)), {ledger: LedgerAcks(EntryRanges.from_ranges(ranges))})
 
 
 def message_range(lower: tuple[int, int], upper: tuple[int, int]) -> bytes:
@@ -81,7 +81,7 @@ def test_k27_a_state_comes_back(states: dict[int, LedgerAcks], as_words: bool) -
     for state in states.values():
         state.normalise()
     states = {ledger: state for ledger, state in states.items() if state}
-    single = LegacyRecord(Position(3, 7), states, {"a": -1}, {"b": "c"}, 5)
+    single = LegacyRecord(contents((3, 7), {"a": -1}, {"b": "c"}), states, 5)
     written = encode_legacy(single, as_words=as_words)
     back = decode_legacy(written.record)
     ranges = sum(state.ranges.range_count for state in states.values())
@@ -96,8 +96,8 @@ def test_k27_a_state_comes_back(states: dict[int, LedgerAcks], as_words: bool) -
 def test_k27_old_records_are_read() -> None:
     """K27: a record without properties and batch sets, and one with fields that are not known, are read."""
     old = position(4, 10) + message_range((4, 12), (4, 14))
-    assert decode_legacy(old) == LegacyRecord(Position(4, 10), {4: LedgerAcks(EntryRanges.from_ranges([(13, 14)]))})
-    assert decode_legacy(position(4, 10)) == LegacyRecord(Position(4, 10))
+    assert decode_legacy(old) == LegacyRecord(contents((4, 10)), {4: LedgerAcks(EntryRanges.from_ranges([(13, 14)]))})
+    assert decode_legacy(position(4, 10)) == LegacyRecord(contents((4, 10)))
     newer = old + block(7, b"a chunk") + number(8, 3) + block(500, b"x")
     assert decode_legacy(newer) == decode_legacy(old)
 
@@ -138,7 +138,7 @@ def test_k52_the_lowest_ranges_are_written(count: int, as_words: bool) -> None:
     """K52: of more ranges than may be, exactly the lowest 10 000 are written, and the rest is counted."""
     half = EntryRanges.from_ranges((2 * at, 2 * at) for at in range(5_000))
     rest = EntryRanges.from_ranges((2 * at + 7, 2 * at + 7) for at in range(count - 5_000))
-    single = LegacyRecord(Position(1, -1), {8: LedgerAcks(rest), 5: LedgerAcks(half)})
+    single = LegacyRecord(contents((1, -1)), {8: LedgerAcks(rest), 5: LedgerAcks(half)})
     written = encode_legacy(single, as_words=as_words)
     assert written.dropped_ranges == max(0, count - 10_000)
     back = decode_legacy(written.record)
@@ -152,7 +152,7 @@ def test_the_old_form_keeps_to_the_limit(as_words: bool) -> None:
     """A record has room for the lowest ranges and batch sets only, and says how many it left out."""
     many = LedgerAcks(EntryRanges.from_ranges((3 * at, 3 * at) for at in range(1_000)))
     sets = {1 + 3 * at: BatchSet(10, 5) for at in range(1_000)}
-    single = LegacyRecord(Position(1, -1), {5: many, 6: LedgerAcks(None, sets)}, {}, {"k": "v" * 100})
+    single = LegacyRecord(contents((1, -1), {}, {"k": "v" * 100}), {5: many, 6: LedgerAcks(None, sets)})
     room = 4_000 if as_words else 2_000
     for limit in range(room, room + 40):
         written = encode_legacy(single, limit=limit, as_words=as_words)
@@ -177,7 +177,7 @@ def test_words_far_beyond_the_limit_are_not_even_made() -> None:
 def test_properties_must_fit() -> None:
     """Properties are not left out: without room for them nothing is written."""
     with pytest.raises(InvalidArgumentError, match="limit"):
-        encode_legacy(single_of([], cursor_properties={"k": "v" * 2_000}), limit=1_024)
+        encode_legacy(LegacyRecord(contents((1, -1), {}, {"k": "v" * 2_000})), limit=1_024)
 
 
 BAD = {

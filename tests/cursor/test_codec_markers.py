@@ -297,11 +297,11 @@ def test_properties_that_fill_the_room_fit_and_more_do_not(limit: int) -> None:
     fitting = contents((most, most), longs, {"key": text})
     snapshot = encode_snapshot(Marker(most, fitting))
     assert decode_marker([snapshot]).contents == fitting
-    legacy = LegacyRecord(fitting.mark_delete, {}, *fitting[1:], most)
+    legacy = LegacyRecord(fitting, {}, most)
     assert limit - 40 < len(encode_legacy(legacy, limit=limit).record) <= limit or limit > 1 << 24
     assert body_size([snapshot]) <= MAX_BODY
     larger = fitting._replace(cursor_properties={"key": text + "x" * 40})
-    snapshot_of, legacy_of = Marker(most, larger), LegacyRecord(larger.mark_delete, {}, *larger[1:], most)
+    snapshot_of, legacy_of = Marker(most, larger), LegacyRecord(larger, {}, most)
     encode: Any = (
         partial(encode_snapshot, snapshot_of) if limit > 1 << 24 else partial(encode_legacy, legacy_of, limit=limit)
     )

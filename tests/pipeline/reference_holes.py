@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pulsar_nack.cursor.format._ledger import LedgerAcks, ledger_size
 from pulsar_nack.cursor.format._legacy import LegacyRecord, encode_legacy
-from pulsar_nack.cursor.format._marker import marker_size
+from pulsar_nack.cursor.format._marker import MarkerContents, marker_size
 from pulsar_nack.ids import Position
 from pulsar_nack.index import EntryRanges
 
@@ -107,7 +107,7 @@ def figures(facts: list[Fact]) -> Row:
     states = {ledger: LedgerAcks(EntryRanges.from_ranges((e, e) for e in each)) for ledger, each in acked.items()}
     computed = sum(ledger_size(state, ledger) for ledger, state in states.items()) + marker_size(Position(*at), states)
     stored = next((size for *_, size in of["cursor"] if size is not None), None)
-    plain = len(encode_legacy(LegacyRecord(Position(1, 0), {})).record) - 4
+    plain = len(encode_legacy(LegacyRecord(MarkerContents(Position(1, 0), {}, {}))).record) - 4
     return {
         "mark_delete_ledger": None if mark is None else mark[0], "mark_delete_entry": None if mark is None else mark[1],
         "ledgers": len(acked), "ranges": sum(map(runs, acked.values())), "acked": sum(map(len, acked.values())),
@@ -117,7 +117,7 @@ def figures(facts: list[Fact]) -> Row:
         "backlog": sum(map(len, left.values())) if lengths else None,
         "bytes": computed if stored is None else stored + sum(size for *_, size in of["state"]),
         "is_stored": stored is not None, "ranges_lost": 0,
-        "single_bytes": len(encode_legacy(LegacyRecord(Position(*at), states)).record) - plain,
+        "single_bytes": len(encode_legacy(LegacyRecord(MarkerContents(Position(*at), {}, {}), states)).record) - plain,
         "oldest_ledger": None if oldest is None else oldest[0], "oldest_entry": None if oldest is None else oldest[1],
         "pinned_ledgers": len(pinned) if lengths else None,
         "pinned_bytes": sum(sizes[ledger] for ledger in pinned) if lengths else None,

@@ -42,23 +42,14 @@ _WORD: Final = 8
 class LegacyRecord:
     """The contents of a record in the legacy format.
 
-    :param mark_delete: the mark-delete position
-    :param states: what is acknowledged beyond it, by ledger
-    :param properties: of the position: names and longs
-    :param cursor_properties: names and texts; Pulsar keeps them elsewhere
+    :param contents: what a marker would say; Pulsar keeps the cursor properties elsewhere
+    :param states: what is acknowledged beyond the mark-delete position, by ledger
     :param sequence: sequence number, 0 where Pulsar wrote it
     """
 
-    mark_delete: Position
+    contents: MarkerContents
     states: Mapping[int, LedgerAcks] = field(default_factory=dict)
-    properties: Mapping[str, int] = field(default_factory=dict)
-    cursor_properties: Mapping[str, str] = field(default_factory=dict)
     sequence: int = 0
-
-    @property
-    def contents(self) -> MarkerContents:
-        """Return what a marker would say."""
-        return MarkerContents(self.mark_delete, self.properties, self.cursor_properties)
 
 
 class EncodedLegacy(NamedTuple):
@@ -88,10 +79,10 @@ def encode_legacy(
     :raises InvalidArgumentError: the limit leaves no room for the properties, or a value cannot be written
     :raises MissingExtraError: protobuf is not installed
     """
-    ledger, entry = legacy.mark_delete
+    (ledger, entry), longs, texts = legacy.contents
     info = messages().PositionInfo(ledgerId=ledger, entryId=entry)
-    add_properties(info, legacy.properties, SEQUENCE, legacy.sequence)
-    add_cursor_properties(info.cursorProperties, legacy.cursor_properties)
+    add_properties(info, longs, SEQUENCE, legacy.sequence)
+    add_cursor_properties(info.cursorProperties, texts)
     room = limit - info.ByteSize()
     if room < 0:
         raise InvalidArgumentError("properties", f"{info.ByteSize():,} bytes", f"at most the limit of {limit:,} bytes")
@@ -126,11 +117,10 @@ def decode_legacy(record: bytes, ledgers: Ledgers | None = None) -> LegacyRecord
             add_words(_state(states, each.key).ranges, read_words(each.values), 0)
     for each in info.batchedEntryDeletionIndexInfo:
         _read_batch(states, each)
-    position = Position(info.ledgerId, info.entryId)
-    states = {ledger: state for ledger, state in states.items() if state}
-    return LegacyRecord(
-        position, states, read_properties(info), read_cursor_properties(info.cursorProperties), sequence
+    contents = MarkerContents(
+        Position(info.ledgerId, info.entryId), read_properties(info), read_cursor_properties(info.cursorProperties)
     )
+    return LegacyRecord(contents, {ledger: state for ledger, state in states.items() if state}, sequence)
 
 
 def _add_ranges(info: Any, states: Sequence[tuple[int, LedgerAcks]], most: int, limit: int) -> int:
