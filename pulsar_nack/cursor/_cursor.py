@@ -26,13 +26,13 @@ from ..ledger.ownership import close_on_error
 from ._acks import AckState
 from ._cache import LedgerCache, Range
 from ._log import CursorLog
+from ._opening import LedgersInput, check_ledgers, open_state
 from ._operations import CursorOperations
 from ._properties import MAX_TEXT, Properties
 from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
 from .format import BatchSet, LedgersNotLoaded, log_names
-from .logs import LedgersInput, check_ledgers, open_state
 
 _T = TypeVar("_T")
 

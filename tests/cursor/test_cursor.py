@@ -23,7 +23,7 @@ from pulsar_nack import (
     WouldBlockError,
 )
 from pulsar_nack.config import CursorConfig
-from pulsar_nack.cursor import BatchSet, Cursor, logs
+from pulsar_nack.cursor import BatchSet, Cursor, _opening
 from pulsar_nack.cursor.format._ledger import LedgerAcks
 from pulsar_nack.delayed import DelayedCursor, SupportsForgetting
 from pulsar_nack.errors import LogFencedError, LogLockedError, LogStorageError, MissingExtraError
@@ -971,7 +971,7 @@ async def test_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise MissingExtraError("the cursor", "protobuf>=5", "cursor")
 
-    monkeypatch.setattr(logs, "messages", missing)
+    monkeypatch.setattr(_opening, "messages", missing)
     home = memory_home()
     with pytest.raises(MissingExtraError, match=r"pulsar-nack\[cursor\]"):
         async with home.cursor(TWENTY):
