@@ -124,9 +124,9 @@ def main() -> None:
         "MB are 2**20 bytes. Each row is measured in fresh processes. The first entry of each ledger stays"
         " unacknowledged, so that no ledger is complete."
     )
-    ack_table(report, targets, options.folder)
     if options.quick:
         be_quick()
+    ack_table(report, targets, options.folder)
     cases = [Case(pattern, *size) for size in (QUICK_SIZES if options.quick else SIZES) for pattern in PATTERNS]
     measured = {case: measure(case, options.folder) for case in cases}
     filled = {case: found[0] for case, found in measured.items()}

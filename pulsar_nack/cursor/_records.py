@@ -56,7 +56,7 @@ class StoredRecords(NamedTuple):
 
 @dataclass(slots=True)
 class RecoveredState:
-    """What a usable marker, or a record in the legacy format, says; without contents there is none.
+    """What a usable marker, or a record in the legacy format, says; without contents no marker was found.
 
     :param index: where each ledger's state lies
     :param states: the ledgers in memory

@@ -65,7 +65,7 @@ class LogDirectory(BlockingStore[OpenedFiles]):
     def open(self) -> None:
         """Make the folder if it is missing, and remove leftovers of crashes; locked or refused ones stay."""
         with storage_errors(str(self._folder), "open the folder"):
-            self._make_folder(self._folder)
+            _make_folder(self._files, self._folder)
             names = self._files.names(self._folder)
             self._sync_parents(is_new=not any(log_of(name, LOG) for name in names))
         left = {log for name in names if (log := log_of(name, LOG + NEW, LOG + GONE))}
@@ -237,7 +237,7 @@ class LogDirectory(BlockingStore[OpenedFiles]):
         with self._errors(log, "open it"):
             segments = self._find_segments(log)
             length, is_sealed, damage = scan(segments)
-            size = sum(map(self._size, segments))
+            size = sum(segment.file_size() for segment in segments)
             return OpenedFiles(log, segments, LogState(length, size, is_sealed), None, lock, damage)
 
     def _segments(self, log: str) -> list[Segment]:
@@ -256,21 +256,6 @@ class LogDirectory(BlockingStore[OpenedFiles]):
         for name in self._files.names(folder):
             if is_log_file(name) and name.endswith(NEW):
                 self._files.remove(folder / name)
-
-    def _size(self, segment: Segment) -> int:
-        descriptor = self._files.open(segment.path)
-        try:
-            return self._files.size(descriptor)
-        finally:
-            self._files.close(descriptor)
-
-    def _make_folder(self, folder: Path) -> None:
-        if not self._files.is_folder(folder):
-            if folder != folder.parent:
-                self._make_folder(folder.parent)
-            with suppress(FileExistsError):
-                self._files.make_folder(folder)
-            self._files.sync_folder(folder.parent)
 
     def _sync_parents(self, *, is_new: bool) -> None:
         """Make the names of the folder and of its parents durable: the process that made them may have failed before.
@@ -313,3 +298,13 @@ class LogDirectory(BlockingStore[OpenedFiles]):
 
     def _path(self, log: str, suffix: str) -> Path:
         return self._folder / (log + suffix)
+
+
+def _make_folder(files: Files, folder: Path) -> None:
+    """Make a folder and its parents durably, as far as they are missing."""
+    if not files.is_folder(folder):
+        if folder != folder.parent:
+            _make_folder(files, folder.parent)
+        with suppress(FileExistsError):
+            files.make_folder(folder)
+        files.sync_folder(folder.parent)

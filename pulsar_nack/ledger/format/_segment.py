@@ -130,6 +130,14 @@ class Segment:
             if first <= number < end:
                 raise LogCorruptedError(self.log, self.path.name, offset, reason)
 
+    def file_size(self) -> int:
+        """Return the size of the file in bytes."""
+        descriptor = self.files.open(self.path)
+        try:
+            return self.files.size(descriptor)
+        finally:
+            self.files.close(descriptor)
+
     def check_owner(self) -> int:
         """Check that the file is a segment of this log, and return its size in bytes.
 
