@@ -3,7 +3,7 @@
 Each bucket costs some 240 bytes, whatever is in it: too much for thousands of buckets with a few ids each. So while
 very many buckets are open, numbers for further ones are kept in *groups*. A group covers ``GROUP_MS`` of time and holds
 pairs of a number and the place of its start in the group, 6 bytes each. A group is *split* into buckets when the
-earliest bucket comes near it, or when it has so many numbers that its buckets are no longer thin.
+earliest bucket comes near it, or when it has grown so large that its buckets are no longer thin.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 from sortedcontainers import SortedList
 
 GROUP_MS: Final = 1 << 14
-MAX_NUMBERS: Final = 16_384
-"""A group is split when it has this many numbers."""
+_LARGE: Final = 8_192
+_THIN: Final = 128
 _OFFSET: Final = GROUP_MS - 1
 _PAIR_BYTES: Final = 6.6
 _GROUP_BYTES: Final = 400
@@ -25,12 +25,13 @@ _GROUP_BYTES: Final = 400
 class BucketGroup:
     """The numbers of the buckets that start within ``GROUP_MS`` of ``base`` (ms), and for each number its start."""
 
-    __slots__ = ("base", "numbers", "offsets")
+    __slots__ = ("base", "numbers", "offsets", "room")
 
     def __init__(self, base: int, typecode: str) -> None:
         self.base = base
         self.numbers: array[int] = array(typecode)
         self.offsets: array[int] = array("H")
+        self.room = _LARGE
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -39,6 +40,14 @@ class BucketGroup:
         """Add a number of the bucket at ``start``, which lies in this group."""
         self.numbers.append(number)
         self.offsets.append(start & _OFFSET)
+
+    def must_be_split(self) -> bool:
+        """Return whether the group is too large; if its buckets are thin it may first grow to twice the size."""
+        if len(self.numbers) < self.room:
+            return False
+        is_thin = len(self.numbers) < _THIN * len(set(self.offsets))
+        self.room = 2 * _LARGE
+        return not is_thin or len(self.numbers) >= self.room
 
     def by_start(self) -> Iterator[tuple[int, array[int]]]:
         """Yield the start and the numbers of each bucket, in order of start."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..ids import MessageId, _check_stored, _TopicId
-from ._distant import GROUP_MS, MAX_NUMBERS
+from ._distant import GROUP_MS
 from ._id_blocks import BLOCK_SIZE, UNUSED, BlockKey, IdBlock, block_key
 from ._pending import PendingIds, by_block
 from ._sealer import Sealer, Sweeper
@@ -146,7 +146,7 @@ class Inserter:
                     return self._put_behind(number, start, append)
         elif number > self._top:
             group = self._groups.get(start & -GROUP_MS)
-            if group is not None and len(group) < MAX_NUMBERS and self._store.is_distant(start, self._earliest.start):
+            if group is not None and len(group) < group.room and self._store.is_distant(start, self._earliest.start):
                 self._top = number
                 group.add(number, start)
                 self._store.distant.count += 1
@@ -204,7 +204,7 @@ class Inserter:
     def _add_number(self, number: int, start: int) -> None:
         """Add a pending number to a bucket."""
         if self._store.is_distant(start, self._earliest.start):
-            self._store.add_distant(number, start)
+            self._sealer.add_distant(number, start)
             return
         numbers = self._sealer.open_array(start)
         numbers.append(number)

@@ -110,6 +110,17 @@ class Sealer:
         self.fold(start)
         self._store.drop_open(start)
 
+    def add_distant(self, number: int, start: int) -> None:
+        """Add a number to the group of its bucket; split a large group, and fold its buckets that are not thin."""
+        store = self._store
+        group = store.distant.add(number, start, self._pending.typecode)
+        if not group.must_be_split():
+            return
+        for each in store.split(group.base):
+            self._opened.append((each, -1, False))
+            if len(store.open[each]) >= FOLD >> 1:
+                self.fold(each)
+
     # -- sealing -----------------------------------------------------------------------------------------------------
 
     def seal(self, start: int, live: Any) -> None:

@@ -35,7 +35,7 @@ from sortedcontainers import SortedList
 
 from .._check import INT64_MAX
 from ._chunks import DrainingBucket, SealedChunks, unseal
-from ._distant import GROUP_MS, MAX_NUMBERS, DistantBuckets
+from ._distant import GROUP_MS, DistantBuckets
 from ._id_ranges import IdRanges, numbers_in
 from ._pending import PendingIds
 from ._stale import StaleCopies
@@ -151,12 +151,6 @@ class BucketStore:
     def is_distant(self, start: int, earliest: int) -> bool:
         """Return whether a number for ``start`` goes to a group: it is far off, and too many buckets are open."""
         return len(self.open) >= _MAX_OPEN and start - earliest > GROUP_MS and not self.has_parts(start)
-
-    def add_distant(self, number: int, start: int) -> None:
-        """Add a number to the group of its bucket."""
-        group = self.distant.add(number, start, self._pending.typecode)
-        if len(group) >= MAX_NUMBERS:
-            self.split(group.base)
 
     def split(self, base: int) -> list[int]:
         """Make buckets of a group and return their starts. At most 8 ms."""

@@ -16,6 +16,7 @@ from pyroaring import BitMap, BitMap64
 from pulsar_nack import InvalidArgumentError, MessageId
 from pulsar_nack.index import NEVER, TimeBuckets, as_entries
 from pulsar_nack.index import _chunks as chunks_module
+from pulsar_nack.index import _distant as distant_module
 from pulsar_nack.index import _inserter as inserter_module
 from pulsar_nack.index import _pending as pending_module
 from pulsar_nack.index import _sealer as sealer_module
@@ -32,8 +33,8 @@ SMALL: dict[tuple[Any, str], int] = {
     (store_module, "_MAX_OPEN"): 2,
     (sealer_module, "_WORTH_CLOSING"): 1,
     (sealer_module, "_SPLIT_AT"): 2,
-    (store_module, "MAX_NUMBERS"): 6,
-    (inserter_module, "MAX_NUMBERS"): 6,
+    (distant_module, "_LARGE"): 4,
+    (distant_module, "_THIN"): 2,
     (store_module, "_FEW_PARTS"): 1,
     (inserter_module, "_WINDOW"): 10,
     (sealer_module, "_SWEEP_AT"): 3,
@@ -436,6 +437,18 @@ def test_a_group_that_is_no_longer_thin_is_split() -> None:
     assert buckets._store.distant.count < 40_000
     assert buckets._store.chunks.by_start
     assert len(list(buckets.pop((1_500 << 20) + 0x4000))) == 101_501
+    check(buckets)
+
+
+def test_far_buckets_with_many_messages_are_sealed() -> None:
+    """Hundreds of messages in each far bucket are sealed, also while thousands of other buckets are open."""
+    buckets = TimeBuckets()
+    for entry in range(2_000):
+        buckets.put(MessageId(1, entry), (2_000 - entry) << 20)
+    before = buckets.bytes
+    for number in range(200_000):
+        buckets.put(MessageId(2, number), (1_500 << 20) + (number >> 1 & -256))
+    assert buckets.bytes - before < 600_000
     check(buckets)
 
 
