@@ -169,20 +169,20 @@ class LogStore(Protocol):
 class BlockingStore(Generic[_O]):
     """Base class of stores of logs whose calls block, for any thread; a log object is made of what one opens.
 
-    Here each log is locked, and who holds these locks is the owner. A store without locks overrides the first three.
+    The first three methods are for stores that lock each log: the holder of the locks is the owner.
     """
 
     def for_owner(self) -> Self:
-        """Return what a new owner works with: the same store, as each log is locked."""
+        """Return what a new owner works with; with locks that is the same store."""
         return self
 
     def take_ownership(self, name: str) -> None:
-        """Become the owner of a name: nothing is to do, as each log is locked."""
+        """Become the owner of a name; a store with locks has nothing to do."""
 
     def abandon(self) -> None:
         """Change nothing from now on, not even when storage answers an earlier call later.
 
-        With locks nothing is to do: a log that is opened too late is closed, which unlocks it.
+        A store with locks has nothing to do: a log that is opened too late is closed, which unlocks it.
         """
 
     def names(self) -> list[str]:

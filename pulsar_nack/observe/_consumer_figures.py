@@ -235,7 +235,7 @@ class ConsumerFigures:
         )
         watched = _WatchedConsumer(consumer)
         if watched.has_ended:
-            return None  # it may have been added before, and its counts be in its series already
+            return None  # if it was added before, its series has its counts already
         self._forget_closed()
         with self._lock:
             for series in self._series.values():

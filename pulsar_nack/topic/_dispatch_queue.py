@@ -68,7 +68,7 @@ class DispatchQueue:
         self._forget(position)
 
     def discard_through(self, last: Position | None) -> None:
-        """Remove the entries up to and including ``last``; None: all of them, but those that are due stay known."""
+        """Remove the entries up to and including ``last``; None: all of them, but ``due`` is kept."""
         self._positions.discard_through(last)
         if last is None:
             self.forget_info()

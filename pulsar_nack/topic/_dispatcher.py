@@ -61,7 +61,7 @@ class Dispatcher:
         self.queue = DispatchQueue()
         """The entries that wait to be sent."""
         self.reserve: Reserve | None = None
-        """What acknowledging the entries in flight may add to the cursor's state, if that is to be known."""
+        """What acknowledging the entries in flight may add to the cursor's state; None: the gate is off."""
         self.parts_acked = 0
         """How often a part of an entry was acknowledged."""
         self._consumers: dict[int, AttachedConsumer] = {}
