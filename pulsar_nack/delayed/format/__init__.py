@@ -1,6 +1,5 @@
 """The stored forms of delayed messages: snapshots, their logs, and the cursor properties that name them."""
 
-from ...index import PositionSet as BulkPositionSet
 from ._snapshot import (
     STEP,
     Columns,
@@ -29,7 +28,6 @@ from ._snapshot_log import (
 __all__ = [
     "SNAPSHOT_LOG_NAME",
     "STEP",
-    "BulkPositionSet",
     "Columns",
     "Footer",
     "Index",
