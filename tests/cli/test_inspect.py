@@ -59,7 +59,7 @@ async def test_not_everything_was_read(
     def lack(*_arguments: object) -> NoReturn:
         raise MissingExtraError("the cursor", "protobuf>=5", "cursor")
 
-    monkeypatch.setattr(_cursors, "is_marker", lack)
+    monkeypatch.setattr(_cursors, "kind_of", lack)
     code, out, _ = run(capsys, str(tmp_path))
     assert (code, "Not everything was read" in out, "pulsar-nack[cursor]" in out) == (2, True, True)
     assert "No damage." not in out
