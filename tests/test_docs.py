@@ -491,3 +491,15 @@ def test_ids_in_the_picture_are_real() -> None:
     assert schedule.next_at() == 960
     assert len(schedule.pop_due(960)) == 3
     assert schedule.next_at() == 59_904
+
+
+def test_modules_that_docstrings_refer_to_exist() -> None:
+    """A private module that the head of a file, or a comment, refers to is beside that file, or in a package above."""
+    package = ROOT / "pulsar_nack"
+    wrong = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in package.rglob("*.py")
+        for name in re.findall(r"(?::mod:`\.|see ``)(_\w+)``?", file.read_text(encoding="utf-8"))
+        if not any((folder / f"{name}.py").exists() or (folder / name).is_dir() for folder in file.parents)
+    ]
+    assert wrong == []

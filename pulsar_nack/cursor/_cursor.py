@@ -2,7 +2,7 @@
 
 The state in memory is the truth; storage is behind it by what is dirty. An operation whose ledgers are in memory runs
 at once, between two awaits, unless others wait: then it is queued (:mod:`._operations`). Queued operations load ledgers
-first (:mod:`._cache`). Writes (:mod:`._flusher`, :mod:`._writer`) run beside them, one at a time.
+first (:mod:`._cache`). Writes (:mod:`._writer`) run beside them, one at a time.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ earliest may fire, and which one that is need not be known. Three sets decide in
 - ``doubled``: pending numbers with several copies, of which the earliest fires; the others are stale from then on
 
 So a copy in bucket ``start`` is live if its number is pending and is not in ``numbers``, or is in it and ``deadlines``
-names ``start``. When the extra copies outnumber the live ones they are swept out (see ``_sweep``). What is marked
+names ``start``. When the extra copies outnumber the live ones they are swept out (see ``_sealer``). What is marked
 meanwhile is noted in :class:`SweepMarks`: at the end of a sweep only numbers that were marked during it, or whose
 copies it could not reach, are still stale or doubled.
 """
