@@ -20,7 +20,7 @@ from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._connection._retry import is_transient
+from pulsar_nack.wire._connection._requests import is_transient
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import URL, Answer, FakeBroker, cut, found_at, half, raw, redirect, refuse, silence
 

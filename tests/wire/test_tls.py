@@ -14,7 +14,7 @@ from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._authentication import TlsAuthentication
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._options import ClientOptions, TlsOptions
-from pulsar_nack.wire._connection._retry import is_transient
+from pulsar_nack.wire._connection._requests import is_transient
 from tests.patience import patience
 from tests.wire.conftest import Files
 from tests.wire.served import served

@@ -13,7 +13,7 @@ from .._protocol import _pulsar_pb2 as pb
 from ._connection import Connection
 from ._options import ClientOptions, SchemaInfo
 from ._pool import Pool
-from ._retry import is_transient
+from ._requests import is_transient
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _SLICE: Final = 2_000

@@ -12,11 +12,15 @@ import heapq
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ...errors import BrokerError, BrokerRefusedError, RequestTimeoutError, TopicNotFoundError
+from ...errors import BrokerError, BrokerRefusedError, ConnectionLostError, RequestTimeoutError, TopicNotFoundError
 from .._protocol import _pulsar_pb2 as pb
 
 _WITH_RESULT: Final = (pb.BaseCommand.LOOKUP_RESPONSE, pb.BaseCommand.PARTITIONED_METADATA_RESPONSE)
 _WITH_CODE: Final = (pb.BaseCommand.GET_SCHEMA_RESPONSE, pb.BaseCommand.CONSUMER_STATS_RESPONSE)
+_TRANSIENT: Final = frozenset(
+    {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
+)
+_BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 
 Answered = Callable[[pb.BaseCommand | None, Exception | None], None]
 """Called once with the response, or with the error; it must not block."""
@@ -168,6 +172,28 @@ def error_in(kind: int, body: Any, without_secrets: Callable[[str], str] = str) 
     if kind in _WITH_CODE and body.HasField("error_code"):
         return broker_error(body.error_code, body.error_message, without_secrets)
     return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether a retry may succeed: a lost connection, a timeout, or a broker that is not ready yet.
+
+    Other refusals, such as missing rights or a subscription that is taken, are permanent.
+    """
+    if isinstance(error, BrokerRefusedError):
+        return error.code in _TRANSIENT
+    return isinstance(error, ConnectionLostError | RequestTimeoutError)
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether another consumer or producer holds the exclusive place, and may leave it."""
+    return isinstance(error, BrokerRefusedError) and error.code in _BUSY
+
+
+def is_unknown_consumer(error: BrokerRefusedError) -> bool:
+    """Return whether the broker does not know the requesting consumer: it may just have closed it."""
+    return error.code == "ConsumerNotFound" or (
+        error.code == "MetadataError" and "consumer not found" in error.text.lower()
+    )
 
 
 def with_text(error: BrokerError, text: str) -> BrokerError:

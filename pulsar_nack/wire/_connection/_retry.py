@@ -1,4 +1,4 @@
-"""Which errors of brokers may pass, calls that are retried or run concurrently, and errors as text."""
+"""Calls that are retried or run concurrently, and errors as text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from ..._foreign import shown
 from ...errors import (
     BrokerError,
-    BrokerRefusedError,
     ClosedError,
     ConnectionLostError,
     PulsarNackError,
     RequestTimeoutError,
 )
-from ._requests import with_text
+from ._requests import is_busy, is_transient, with_text
 
 if TYPE_CHECKING:
     from ._context import ClientContext
@@ -24,38 +23,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_AT_ONCE: Final = 32
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
-_TRANSIENT: Final = frozenset(
-    {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
-)
-_BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 _BUSY_S: Final = 1.0
 _MIN_TRIES: Final = 15
 """A pause between tries is at most this fraction of a request's time, so that a late recovery is not missed."""
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: a lost connection, a timeout, or a broker that is not ready yet.
-
-    Other refusals, such as missing rights or a subscription that is taken, are permanent.
-    """
-    if isinstance(error, BrokerRefusedError):
-        return error.code in _TRANSIENT
-    return isinstance(error, ConnectionLostError | RequestTimeoutError)
-
-
-def is_busy(error: BaseException) -> bool:
-    """Return whether another consumer or producer holds the exclusive place, and may leave it."""
-    return isinstance(error, BrokerRefusedError) and error.code in _BUSY
-
-
-def is_unknown_consumer(error: BrokerRefusedError) -> bool:
-    """Return whether the broker does not know the requesting consumer: it may just have closed it."""
-    return error.code == "ConsumerNotFound" or (
-        error.code == "MetadataError" and "consumer not found" in error.text.lower()
-    )
 
 
 def as_text(error: BaseException) -> str:

@@ -21,7 +21,8 @@ from ...consumer import SessionEvent
 from ...errors import BrokerRefusedError, ClosedError, ConnectionLostError, TopicNotFoundError
 from ...ids import MessageId, _is_message_id
 from .._connection._context import ClientContext
-from .._connection._retry import as_text, is_busy, is_transient, is_unknown_consumer, reconnect, retry_transient
+from .._connection._requests import is_busy, is_transient, is_unknown_consumer
+from .._connection._retry import as_text, reconnect, retry_transient
 from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import position_of

@@ -14,7 +14,7 @@ from typing import Final
 from ...errors import BrokerError, BrokerRefusedError
 from .._connection._connection import Connection
 from .._connection._context import ClientContext
-from .._connection._retry import is_transient
+from .._connection._requests import is_transient
 from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
 

@@ -14,7 +14,8 @@ from ...errors import BrokerError, BrokerRefusedError, ClosedError, WouldBlockEr
 from ...ids import MessageId
 from .._connection._context import ClientContext
 from .._connection._options import SchemaInfo
-from .._connection._retry import as_text, gather_or_cancel, gather_settled, is_transient, retry_transient, with_context
+from .._connection._requests import is_transient
+from .._connection._retry import as_text, gather_or_cancel, gather_settled, retry_transient, with_context
 from .._protocol._compression import require_compression
 from .._protocol._topics import normalize, partition_name
 from ._options import ProducerOptions

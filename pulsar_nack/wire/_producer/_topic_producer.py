@@ -17,8 +17,8 @@ from typing import Final
 
 from ...errors import BrokerRefusedError, ClosedError
 from .._connection._context import ClientContext
-from .._connection._requests import broker_error
-from .._connection._retry import as_text, is_busy, is_transient, reconnect, retry_transient
+from .._connection._requests import broker_error, is_busy, is_transient
+from .._connection._retry import as_text, reconnect, retry_transient
 from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
 from ._options import ProducerOptions
