@@ -116,7 +116,7 @@ class Consumer(ClosesWhenDropped):
             else:
                 turn.yielded_at_ms = turn.now_ms  # while this waited
         message._keeps = self  # see _lifetime: a message in use keeps its consumer alive
-        receiver.delivered += 1
+        state.delivered += 1
         if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
         if (leases := self._settler.leases) is not None:

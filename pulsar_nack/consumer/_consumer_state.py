@@ -72,7 +72,7 @@ class ConsumerState:
         """None until the consumer is open."""
         self.durable: DurableNacks | None = None
         """None: the consumer is not durable, or not open yet."""
-        self.nacked = 0
+        self.delivered = self.nacked = 0
         self.queue = queue
         self.recent = LruPayloads(settings.max_local_bytes)
         self.limiter = limiter

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ..ids import MessageId
+from ._inbox import Inbox
 from ._message import Message
 from ._message_state import DELIVERED, HELD, SENT_AWAY, MessageState
 from ._message_table import WAITING
 from ._payloads import kept_bytes
 from ._port import Delivery
-from ._receiver import Receiver
 from ._settler import Settler
 
 _log = logging.getLogger("pulsar_nack.consumer")
@@ -45,23 +45,34 @@ class _KeyState:
 class KeyOrder:
     """Decides which message a handler gets next.
 
+    :param inbox: the consumer's, to which a message returns by ``take_back``
     :param receive: waits for the next message of any key
+    :param is_current: whether a message is still to be delivered
+    :param take_back: lets the next call of ``receive`` return a message
+    :param hold_port: stops fetching, or lets it go on
     :param max_held_per_key: how many messages of one key may be kept
     :param max_bytes: most memory for all of them
     """
 
     def __init__(
         self,
-        receiver: Receiver,
         settler: Settler,
+        inbox: Inbox[Message],
         receive: Callable[[], Awaitable[Message]],
         *,
+        is_current: Callable[[Message], bool],
+        take_back: Callable[[Message], None],
+        hold_port: Callable[..., None],
         max_held_per_key: int,
         max_bytes: int,
     ) -> None:
         self.times_full = 0
-        self._receiver = receiver
         self._settler = settler
+        self._state = settler.state
+        self._inbox = inbox
+        self._is_current = is_current
+        self._take_back = take_back
+        self._hold_port = hold_port
         self._table = settler.queue.table
         self._receive = receive
         self._most = max_held_per_key
@@ -77,7 +88,6 @@ class KeyOrder:
     def open(self) -> None:
         """Order what the consumer delivers from now on, and let nacked messages come back to it."""
         self._table.on_left = self._on_left
-        self._receiver.key_order = self
         self._settler.queue.router.want_all()
         self._table.requests.on_expected = self.note_origin
 
@@ -101,18 +111,18 @@ class KeyOrder:
                 message = await self._receive()
                 if self._admits(message):
                     return message
-                self._receiver.delivered -= 1
+                self._state.delivered -= 1
                 if self._settler.leases is not None:
                     self._settler.leases.cancel(message._lease)
-                self._receiver.state.check_idle()
+                self._state.check_idle()
 
     async def begin(self, message: Message) -> bool:
         """Note durably that a handler begins with a message; return False if it was settled meanwhile."""
-        durable = self._receiver.state.durable
+        durable = self._state.durable
         if durable is None:
             return True
         await durable.delivered(message.id, message.redelivery_count)
-        return self._receiver.is_current(message)
+        return self._is_current(message)
 
     def done(self, message: Message) -> Message | None:
         """Note that a handler ended, and its message is settled; return the next message of the key to be handled.
@@ -120,9 +130,9 @@ class KeyOrder:
         While the consumer is paused, the next message waits for a call of ``receive`` instead.
         """
         following = self._following(message)
-        if following is None or not self._receiver.inbox.is_paused:
+        if following is None or not self._inbox.is_paused:
             return following
-        self._take_back(following)
+        self._make_ready(following)
         return None
 
     def _following(self, message: Message) -> Message | None:
@@ -181,7 +191,7 @@ class KeyOrder:
         if found is None:
             del self._keys[key]
         else:
-            self._receiver.delivered += 1
+            self._state.delivered += 1
             if self._settler.leases is not None:
                 found._lease = self._settler.leases.begin(found._delivery, found._redelivery_count)
         self._update()
@@ -191,9 +201,9 @@ class KeyOrder:
         """Return whether a kept message is still this consumer's; else the broker sends it again, here or elsewhere."""
         record = self._table.get(message.id)
         is_doubtful = record is not None and record.is_doubtful
-        if is_doubtful and self._receiver.is_current(message):
+        if is_doubtful and self._is_current(message):
             self._table.give_back(message.id)
-        return not is_doubtful and self._receiver.is_current(message)
+        return not is_doubtful and self._is_current(message)
 
     def _forget(self, message: Message) -> None:
         self._count -= 1
@@ -212,7 +222,7 @@ class KeyOrder:
                 self._count,
                 self._bytes,
             )
-        self._receiver.hold_port(is_held=is_held)
+        self._hold_port(is_held=is_held)
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 
@@ -262,14 +272,14 @@ class KeyOrder:
         self._waited(state)
         message = self._next_of(key, state)
         if message is not None:
-            self._take_back(message)
+            self._make_ready(message)
 
-    def _take_back(self, message: Message) -> None:
+    def _make_ready(self, message: Message) -> None:
         """Let the next call of ``receive`` return a message whose turn it is."""
         key = _key_of(message._delivery)
         assert key is not None
         self._wait_for(key, self._keys[key], message.id)
-        self._receiver.take_back(message)
+        self._take_back(message)
 
     # --- ending ----------------------------------------------------------------------------------------------------
 
@@ -299,9 +309,8 @@ class KeyOrder:
     def close(self) -> None:
         """Let the consumer deliver without order again."""
         self._table.on_left = self._table.requests.on_expected = None
-        self._receiver.key_order = None
         if self._is_held:
-            self._receiver.hold_port(is_held=False)
+            self._hold_port(is_held=False)
 
 
 def _key_of(delivery: Delivery) -> Key | None:

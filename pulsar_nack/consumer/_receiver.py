@@ -10,7 +10,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
@@ -18,15 +18,13 @@ from ..ids import MessageId
 from ._acks import Acks
 from ._batches import Place, place_of
 from ._inbox import DurableGateQueue, Inbox
+from ._key_order import KeyOrder
 from ._letter_rules import RetryTopic
 from ._message import Message
 from ._message_state import ACKING, DELIVERED, REQUESTED, MessageState, Verdict
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
 from ._settler import Settler
-
-KeyOrder: TypeAlias = Any
-"""Stands for the class in ``_key_order``, which is built on this."""
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _USUAL_QUEUE: Final = 1_000
@@ -41,7 +39,7 @@ class Receiver:
     """
 
     def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool) -> None:
-        self.received = self.delivered = self.duplicates = self.replayed = 0
+        self.received = self.duplicates = self.replayed = 0
         self.gate_queue: DurableGateQueue | None = None
         self.key_order: KeyOrder | None = None
         """The messages that wait for earlier ones of their keys, which no call receives."""
@@ -147,7 +145,7 @@ class Receiver:
 
     def take_back(self, message: Message) -> None:
         """Take a message back that a call of ``receive`` returned, for the next one."""
-        self.delivered -= 1
+        self.state.delivered -= 1
         if self._settler.leases is not None:
             self._settler.leases.cancel(message._lease)
         self._put_back(message)

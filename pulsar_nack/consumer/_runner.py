@@ -114,9 +114,12 @@ class Runner:
         self._order: KeyOrder | None = None
         if options.key_ordered:
             self._order = KeyOrder(
-                engine.receiver,
                 engine.settler,
+                engine.receiver.inbox,
                 receive,
+                is_current=engine.receiver.is_current,
+                take_back=engine.receiver.take_back,
+                hold_port=engine.receiver.hold_port,
                 max_held_per_key=options.max_held_per_key,
                 max_bytes=engine.settings.max_local_bytes,
             )
@@ -134,6 +137,7 @@ class Runner:
         cancelled: asyncio.CancelledError | None = None
         with _signals(self._on_signal) if self._options.stop_on_signals else nullcontext():
             if self._order is not None:
+                self._receiver.key_order = self._order
                 self._order.open()
             self.workers = [self._worker(number) for number in range(self._options.concurrency)]
             try:
@@ -150,6 +154,7 @@ class Runner:
                     cancelled = error
                     hurry_drain()
         if self._order is not None:
+            self._receiver.key_order = None
             self._order.close()
         faults = self._faults()
         if cancelled is not None:

@@ -122,7 +122,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
     dead, retry = (None, None) if letters is None else (letters.dead, letters.retry)
     return ConsumerStatistics(
         received=receiver.received,
-        shown=receiver.delivered,
+        shown=engine.state.delivered,
         copies_dropped=receiver.duplicates,
         replayed=receiver.replayed,
         dropped=settler.dropped,
