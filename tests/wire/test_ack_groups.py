@@ -140,6 +140,25 @@ async def test_errors_are_of_their_group() -> None:
 
 
 @virtual_time
+async def test_an_outcome_that_cannot_be_taken() -> None:
+    """If the callback of many tokens raises, the calls that wait for the same command get their outcome."""
+    sender, outcomes = Sender(), Outcomes()
+    acks = AckGroupingTracker(asyncio.get_running_loop(), 0)
+    acks.connected(sender.send_acks)
+
+    def fail(_: Sequence[int], error: Exception | None) -> None:
+        raise RuntimeError("a fault") from error
+
+    acks.add((1, 1), 0, 1, fail)
+    acks.add((1, 2), 0, 2, outcomes.end)
+    acks.add_all([(1, 3)], outcomes.call(3))
+    await asyncio.sleep(0.01)
+    with pytest.raises(RuntimeError, match="a fault"):
+        sender.confirm()
+    assert outcomes.of == {2: None, 3: None}
+
+
+@virtual_time
 async def test_giving_up() -> None:
     """All that is not confirmed hears of the end, sent or not; nothing is left."""
     sender, outcomes, acks = Sender(), Outcomes(), groups()

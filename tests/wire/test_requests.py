@@ -93,8 +93,8 @@ async def test_answers_that_nobody_waits_for() -> None:
 
 
 @virtual_time
-async def test_a_timeout_that_raises() -> None:
-    """What is called with a timeout and raises is reported to the loop; the others time out all the same."""
+async def test_what_raises_keeps_nothing_from_the_others() -> None:
+    """What is called with an outcome and raises is reported to the loop; all others get theirs all the same."""
     requests = table()
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
@@ -106,4 +106,10 @@ async def test_a_timeout_that_raises() -> None:
     _, other = begin(requests, "PING", 2)
     with pytest.raises(RequestTimeoutError):
         await other
-    assert [str(each["exception"]) for each in reported] == ["a fault"]
+    requests.resolve(requests.begin("ACK", fail), DONE)
+    requests.begin("ACK", fail)
+    _, last = begin(requests, "PING")
+    requests.fail_all(ConnectionLostError("x"))
+    with pytest.raises(ConnectionLostError):
+        await last
+    assert [str(each["exception"]) for each in reported] == ["a fault"] * 3

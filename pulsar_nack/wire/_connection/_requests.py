@@ -23,7 +23,7 @@ _TRANSIENT: Final = frozenset(
 _BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 
 Answered = Callable[[pb.BaseCommand | None, Exception | None], None]
-"""Called once with the response, or with the error; it must not block."""
+"""Called once with the response, or with the error; it must not block. What it raises is reported to the loop."""
 
 
 class _Pending(NamedTuple):
@@ -81,13 +81,16 @@ class PendingRequests:
         """Report the response to a request; ignored if the request was discarded."""
         pending = self._pending.pop(request_id, None)
         if pending is not None:
-            pending.answered(command, None)
+            try:
+                pending.answered(command, None)
+            except Exception as fault:  # noqa: BLE001 - reported: the other responses are read all the same
+                self._report(pending, fault)
 
     def fail(self, request_id: int, error: Exception) -> None:
         """Fail a request; ignored if it was discarded."""
         pending = self._pending.pop(request_id, None)
         if pending is not None:
-            pending.answered(None, error)
+            self._fail(pending, error)
 
     def discard(self, request_id: int) -> None:
         """Drop a request that nothing waits for any more."""
@@ -106,7 +109,17 @@ class PendingRequests:
         self._deadlines.clear()
         self._arm()
         for each in pending.values():
-            each.answered(None, _copy_of(error))
+            self._fail(each, _copy_of(error))
+
+    def _fail(self, pending: _Pending, error: Exception) -> None:
+        try:
+            pending.answered(None, error)
+        except Exception as fault:  # noqa: BLE001 - reported: the other requests fail all the same
+            self._report(pending, fault)
+
+    def _report(self, pending: _Pending, fault: Exception) -> None:
+        message = f"{self._where}: what was called with the outcome of {pending.what} raised an error"
+        self._loop.call_exception_handler({"message": message, "exception": fault})
 
     def _prune(self) -> None:
         self._deadlines = [each for each in self._deadlines if each[1] in self._pending]
@@ -125,15 +138,13 @@ class PendingRequests:
     def _expire(self) -> None:
         self._timer = None
         now = self._loop.time()
-        try:
-            while self._deadlines and (self._deadlines[0][1] not in self._pending or self._deadlines[0][0] <= now):
-                _, request_id = heapq.heappop(self._deadlines)
-                pending = self._pending.get(request_id)
-                if pending is not None:
-                    problem = f"no answer to {pending.what} within {pending.timeout:g} s"
-                    self.fail(request_id, RequestTimeoutError(f"{self._where}: {problem}"))
-        finally:
-            self._arm()
+        while self._deadlines and (self._deadlines[0][1] not in self._pending or self._deadlines[0][0] <= now):
+            _, request_id = heapq.heappop(self._deadlines)
+            pending = self._pending.get(request_id)
+            if pending is not None:
+                problem = f"no answer to {pending.what} within {pending.timeout:g} s"
+                self.fail(request_id, RequestTimeoutError(f"{self._where}: {problem}"))
+        self._arm()
 
 
 def set_response(

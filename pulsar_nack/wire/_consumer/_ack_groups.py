@@ -46,10 +46,12 @@ class AckGroup:
     def finish(self, error: Exception | None) -> None:
         """Report the outcome to all callers of this group."""
         tokens, self.tokens, waiting, self.waiting = self.tokens, [], self.waiting, []
-        if self.all_done is not None:
-            self.all_done(tokens, error)
-        for done in waiting:
-            done(error)
+        try:
+            if self.all_done is not None:
+                self.all_done(tokens, error)
+        finally:  # also if a consumer's own trace raises
+            for done in waiting:
+                done(error)
 
 
 Answered = Callable[[object, Exception | None], None]
