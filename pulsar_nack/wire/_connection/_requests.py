@@ -83,7 +83,7 @@ class PendingRequests:
         if pending is not None:
             try:
                 pending.answered(command, None)
-            except Exception as fault:  # noqa: BLE001 - reported: the other responses are read all the same
+            except Exception as fault:  # noqa: BLE001 - reported: the other responses are read
                 self._report(pending, fault)
 
     def fail(self, request_id: int, error: Exception) -> None:
@@ -114,7 +114,7 @@ class PendingRequests:
     def _fail(self, pending: _Pending, error: Exception) -> None:
         try:
             pending.answered(None, error)
-        except Exception as fault:  # noqa: BLE001 - reported: the other requests fail all the same
+        except Exception as fault:  # noqa: BLE001 - reported: the other requests fail too
             self._report(pending, fault)
 
     def _report(self, pending: _Pending, fault: Exception) -> None:
