@@ -49,6 +49,7 @@ PUBLIC = {
     "pulsar_nack.ledger.format",
     "pulsar_nack.ledger.memory",
     "pulsar_nack.ledger.ownership",
+    "pulsar_nack.ledger.segments",
     "pulsar_nack.nack",
     "pulsar_nack.observe",
     "pulsar_nack.pipeline",

@@ -25,13 +25,12 @@ from ..ledger.format import (
     NEW,
     SEGMENT_HEADER_SIZE,
     Frame,
-    FrameReader,
-    Segment,
     is_log_file,
     log_of,
     segment_first,
     segment_name,
 )
+from ..ledger.segments import FrameReader, Segment
 from ._report import BuiltReport, Damage, DamageKind, LogKind, LogReport, SegmentReport
 
 MANIFEST: Final = "manifest.json"

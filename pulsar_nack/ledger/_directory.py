@@ -29,7 +29,8 @@ from ..errors import (
 from ._protocol import BlockingStore, LogDamage, LogState
 from ._writer import SegmentWriter, begin_segment
 from .files import Files, storage_errors
-from .format import GONE, LOCK, LOG, NEW, Segment, is_log_file, log_of, scan, segment_first, segment_name
+from .format import GONE, LOCK, LOG, NEW, is_log_file, log_of, segment_first, segment_name
+from .segments import Segment, scan
 
 
 class LogLock(NamedTuple):

@@ -16,7 +16,8 @@ from ._log import DAMAGED, READ_ONLY, AsyncLog
 from ._protocol import LogDamage
 from ._store import AsyncLogStore
 from .files import Files, OsFiles
-from .format import check_name, record_cost, segment_name
+from .format import check_name, segment_name
+from .segments import record_cost
 
 _MIN_SEGMENT: Final = 1 << 10
 

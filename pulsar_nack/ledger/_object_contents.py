@@ -37,7 +37,8 @@ from ._object_format import (
 )
 from ._object_requests import RetryingClient
 from ._protocol import LogState
-from .format import Incomplete, record_cost
+from .format import Incomplete
+from .segments import record_cost
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

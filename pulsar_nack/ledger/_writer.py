@@ -25,14 +25,13 @@ from .files import Files, read_all, write_all
 from .format import (
     NEW,
     SEGMENT_HEADER_SIZE,
-    Segment,
-    Tail,
     encode_frame,
     encode_segment_header,
     frame_size,
     seed_of,
     segment_name,
 )
+from .segments import Segment, Tail
 
 
 class SegmentWriter(LogState):
@@ -101,7 +100,7 @@ class SegmentWriter(LogState):
             with suppress(OSError):
                 self._files.truncate(descriptor, self._end)
             raise
-        self._segments[-1].index.add(first, self._end)
+        self._segments[-1].note_frame(first, self._end)
         self._end += size
         self.size += size
         self.length += len(records)

@@ -17,7 +17,7 @@ from pulsar_nack.cursor import Cursor
 from pulsar_nack.cursor.format._marker import decode_marker
 from pulsar_nack.errors import LogLockedError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
-from pulsar_nack.ledger.format._layout import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 from tests.tiers import sample
 

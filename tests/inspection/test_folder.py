@@ -19,7 +19,7 @@ from pulsar_nack.delayed.format import SNAPSHOT_LOG_NAME
 from pulsar_nack.errors import LedgerError, LogStorageError
 from pulsar_nack.inspection import DelayedReport, FolderReport, StoreReport, inspect_folder
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger.format._layout import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import ManualClock
 from tests.cursor.test_codec_markers import strings
 from tests.cursor.wire_bytes import marker_record, number

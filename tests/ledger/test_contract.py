@@ -18,7 +18,7 @@ from pulsar_nack.errors import (
     LogStorageError,
 )
 from pulsar_nack.ledger import Log, LogStore, Record
-from pulsar_nack.ledger.format._layout import MAX_BODY
+from pulsar_nack.ledger.format import MAX_BODY
 from tests.for_each import for_each
 
 from .homes import KINDS, Opener, content, opener, reopened

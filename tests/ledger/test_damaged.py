@@ -12,8 +12,7 @@ import pytest
 from pulsar_nack import ClosedError, InvalidArgumentError
 from pulsar_nack.errors import LogCorruptedError, LogLockedError, LogNotFoundError, LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore, Log, Record
-from pulsar_nack.ledger.format import _segment
-from pulsar_nack.ledger.format._layout import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
+from pulsar_nack.ledger.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
 from pulsar_nack.ledger.ownership import OwnableStore
 
 GROUPS = ((b"zero", b"one"), (b"two",), (b"three" * 9, b"four", b""), (b"six",), (b"seven", b"eight"))
@@ -120,7 +119,9 @@ async def test_up_to_the_damage(store: LocalLogStore) -> None:
 
 async def test_damage_up_to_the_end(store: LocalLogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where damage reaches the end, at least one record counts as lost, so that reading to the end meets it."""
-    monkeypatch.setattr(_segment, "MAX_BODY", 1 << 18)  # what is longer than any frame need not be 16 MiB
+    monkeypatch.setattr(
+        "pulsar_nack.ledger.segments.MAX_BODY", 1 << 18
+    )  # what is longer than any frame need not be 16 MiB
     (file,) = await write(store)
     whole = file.read_bytes()
     at = begins()

@@ -11,7 +11,7 @@ from pulsar_nack import Position
 from pulsar_nack.delayed import LogDelayedCursor
 from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger.format._layout import SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import LocalBroker
 from pulsar_nack.topic import LocalTopic
 

@@ -21,7 +21,7 @@ from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
 from pulsar_nack.ledger import LocalLog, LocalLogStore
 from pulsar_nack.ledger import files as file_operations
 from pulsar_nack.ledger._directory import LogDirectory
-from pulsar_nack.ledger._group_commit import GroupCommit
+from pulsar_nack.ledger._log import GroupCommit
 from pulsar_nack.ledger.faults import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger.files import OsFiles
 from pulsar_nack.ledger.memory import MemoryFiles

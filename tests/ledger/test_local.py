@@ -21,7 +21,7 @@ from pulsar_nack.errors import (
     LogVersionError,
 )
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger.format._layout import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 
 from .homes import content, reopened
 

@@ -24,7 +24,7 @@ from pulsar_nack.errors import (
 from pulsar_nack.ledger import Log, ObjectLogStore
 from pulsar_nack.ledger._object_requests import ObstoreClient
 from pulsar_nack.ledger.faults import FaultyObjects
-from pulsar_nack.ledger.format._layout import SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format import SEGMENT_HEADER_SIZE
 from tests.tiers import sample
 
 from .homes import content, open_objects, reopened

@@ -36,7 +36,7 @@ from pulsar_nack.ledger._object_format import (
 from pulsar_nack.ledger._object_requests import RetryingClient
 from pulsar_nack.ledger._object_writer import count_small, plan_merge
 from pulsar_nack.ledger.faults import FaultyObjects
-from pulsar_nack.ledger.format._layout import Incomplete, encode_frame, encode_segment_header, seed_of
+from pulsar_nack.ledger.format import Incomplete, encode_frame, encode_segment_header, seed_of
 
 PLACE = ObjectLocation("a", "logs/a/1")
 MOST = 1024

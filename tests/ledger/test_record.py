@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack.ledger.format._layout import (
+from pulsar_nack.ledger.format import (
     FOREIGN,
     FRAME_HEADER_SIZE,
     MAX_BODY,

@@ -25,7 +25,7 @@ from pulsar_nack.errors import (
     SnapshotNotFoundError,
 )
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger.format._layout import SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import FaultyFiles, ManualClock, OsFiles
 
 from .stage import config_of, drain, positions

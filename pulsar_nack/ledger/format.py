@@ -37,7 +37,40 @@ from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from ...errors import InvalidArgumentError
+from ..errors import InvalidArgumentError
+
+__all__ = [
+    "FOREIGN",
+    "FRAME_HEADER_SIZE",
+    "GONE",
+    "LOCK",
+    "LOG",
+    "MAX_BODY",
+    "NEW",
+    "SEGMENT_HEADER_SIZE",
+    "Damaged",
+    "Frame",
+    "Incomplete",
+    "NewerVersion",
+    "SegmentHeader",
+    "body_size",
+    "check_name",
+    "decode_frame",
+    "decode_segment_header",
+    "encode_frame",
+    "encode_segment_header",
+    "find_heads",
+    "find_seed",
+    "frame_size",
+    "group_records",
+    "has_later_frame",
+    "is_log_file",
+    "log_of",
+    "record_count",
+    "seed_of",
+    "segment_first",
+    "segment_name",
+]
 
 LOG: Final = ".log"
 LOCK: Final = ".lock"

@@ -22,10 +22,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple, Self
 
-from ...errors import LogCorruptedError, LogVersionError
-from .._protocol import LogDamage
-from ..files import Files, read_all
-from ._layout import (
+from ..errors import LogCorruptedError, LogVersionError
+from ._protocol import LogDamage
+from .files import Files, read_all
+from .format import (
     FOREIGN,
     FRAME_HEADER_SIZE,
     MAX_BODY,
@@ -42,6 +42,8 @@ from ._layout import (
     record_count,
     segment_name,
 )
+
+__all__ = ["FrameReader", "Segment", "Tail", "record_cost", "scan"]
 
 _CHUNK: Final = 1 << 18
 _INDEX_STEP: Final = 1 << 16
@@ -62,42 +64,38 @@ def record_cost(record: bytes) -> int:
     return len(record) + 64
 
 
-class FrameIndex:
-    """Offsets of frames in a segment, at most one in 64 KiB, 16 bytes each; for any thread."""
-
-    def __init__(self, first: int) -> None:
-        self._numbers = array("Q", [first])
-        self._offsets = array("Q", [SEGMENT_HEADER_SIZE])
-        self._lock = Lock()
-
-    def add(self, number: int, offset: int, *, step: int = _INDEX_STEP) -> None:
-        """Note where a frame begins, unless it is less than ``step`` bytes behind the last noted one."""
-        if offset < self._offsets[-1] + step:
-            return
-        with self._lock:
-            if offset >= self._offsets[-1] + step:
-                self._numbers.append(number)
-                self._offsets.append(offset)
-
-    def start_for(self, number: int) -> tuple[int, int]:
-        """Return record number and offset of the last noted frame at or before this record."""
-        with self._lock:
-            at = bisect_right(self._numbers, number) - 1
-            return self._numbers[at], self._offsets[at]
-
-
 class Segment:
-    """One segment file of a log; blocking, for any thread: each read opens its own descriptor."""
+    """One segment file of a log; blocking, for any thread: each read opens its own descriptor.
+
+    It keeps the offsets of some frames, at most one in 64 KiB, 16 bytes each.
+    """
 
     def __init__(self, files: Files, log: str, path: Path, first: int) -> None:
         self.files = files
         self.log = log
         self.path = path
         self.first = first
-        self.index = FrameIndex(first)
+        self._numbers = array("Q", [first])
+        self._offsets = array("Q", [SEGMENT_HEADER_SIZE])
+        self._index_lock = Lock()
         self._holes: list[tuple[int, int, int, str]] = []
         self.seed: int | None = None
         """The seed, if the header is damaged and the seed was found; None: the header is read and checked."""
+
+    def note_frame(self, number: int, offset: int, *, step: int = _INDEX_STEP) -> None:
+        """Note where a frame begins, unless it is less than ``step`` bytes behind the last noted one."""
+        if offset < self._offsets[-1] + step:
+            return
+        with self._index_lock:
+            if offset >= self._offsets[-1] + step:
+                self._numbers.append(number)
+                self._offsets.append(offset)
+
+    def _start_for(self, number: int) -> tuple[int, int]:
+        """Return record number and offset of the last noted frame at or before this record."""
+        with self._index_lock:
+            at = bisect_right(self._numbers, number) - 1
+            return self._numbers[at], self._offsets[at]
 
     def read(self, first: int, last: int, limit: int, stop: int) -> list[bytes]:
         """Return records ``first`` to ``last``, at least one, about ``limit`` bytes at most, and none behind damage.
@@ -107,7 +105,7 @@ class Segment:
         """
         self._check_holes(first)
         records: list[bytes] = []
-        with FrameReader(self, *self.index.start_for(first)) as reader:
+        with FrameReader(self, *self._start_for(first)) as reader:
             while reader.number <= last:
                 begin, frame = reader.number, reader.read_frame()
                 if not isinstance(frame, Frame):
@@ -222,7 +220,7 @@ class FrameReader:
             self._fill(found.size)
             found = self._decode()
         if isinstance(found, Frame):
-            self._segment.index.add(self.number, self.end)
+            self._segment.note_frame(self.number, self.end)
             self.number += found.length
             self.end = self._start + found.end
         return found
@@ -245,7 +243,7 @@ class FrameReader:
                 self.number, self.end = number, position + at
                 self._fill(_CHUNK)
                 if self._is_whole():
-                    self._segment.index.add(self.number, self.end, step=1)
+                    self._segment.note_frame(self.number, self.end, step=1)
                     return True
                 self.end = self._pass_head()
             position = max(position + _CHUNK - FRAME_HEADER_SIZE + 1, self.end)
