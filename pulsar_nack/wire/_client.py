@@ -15,10 +15,9 @@ from ..clock import LoopClock
 from ..consumer import Consumer, ReceivedMessage, Subscribing
 from ..consumer.transport import AnyType, check_settings, native_settings, subscription_type
 from ..errors import ClosedError, InvalidArgumentError
-from ._connection._address import parse_service_url
 from ._connection._context import ClientContext
 from ._connection._lookup import Lookup
-from ._connection._options import ClientOptions, SchemaInfo
+from ._connection._options import ClientOptions, SchemaInfo, parse_service_url
 from ._connection._pool import ClientStatistics, Pool
 from ._connection._retry import gather_settled, retry_transient
 from ._consumer._port import WirePort, queue_required, traits_of

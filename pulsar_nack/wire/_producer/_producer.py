@@ -18,9 +18,8 @@ from .._connection._requests import is_transient
 from .._connection._retry import as_text, gather_or_cancel, gather_settled, retry_transient, with_context
 from .._protocol._compression import require_compression
 from .._protocol._topics import normalize, partition_name
-from ._options import ProducerOptions
+from ._options import PartitionRouter, ProducerOptions
 from ._outgoing import OutgoingMessage, PendingLimiter
-from ._routing import PartitionRouter
 from ._topic_producer import TopicProducer
 
 _DISCOVERY_S: Final = 60.0
