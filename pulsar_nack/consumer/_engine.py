@@ -99,6 +99,7 @@ class ConsumerEngine:
                         durable=self.state.durable,
                     )
                     self.state.thread = loop_thread_of(self.state.loop)
+                    self.receiver.inbox.loop = self.state.loop
                     background = self._start(tasks, acks)
                     opened.set_result(None)
                     if self.trace.is_on:

@@ -42,6 +42,8 @@ class Inbox(Generic[Item]):
         """Messages that no call has taken yet; some may not be current."""
         self.waiters: deque[asyncio.Future[Item]] = deque()
         """Calls that wait; some may have ended."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Where calls wait; None: it is looked up for each, which takes a system call."""
         self._closed_by: Exception | None = None
 
     def __len__(self) -> int:
@@ -94,7 +96,7 @@ class Inbox(Generic[Item]):
             if self.ready and not self.is_paused:
                 message = self.ready.popleft()
             else:
-                waiter: asyncio.Future[Item] = asyncio.Future()
+                waiter: asyncio.Future[Item] = asyncio.Future(loop=self.loop)
                 self.waiters.append(waiter)
                 if len(self.waiters) == 1 and not self.is_paused:
                     self.wanted.set()

@@ -83,7 +83,7 @@ class Message(ReceivedMessage):
             self._settled_as = ACKED
         else:
             before = self._begin_ack()
-        acked: asyncio.Future[None] = asyncio.Future()
+        acked: asyncio.Future[None] = asyncio.Future(loop=self._settler.state.loop)
         try:
             self._settler.acknowledge_soon(self._delivery.id, acked)  # as acknowledge: the hot path
             await acked

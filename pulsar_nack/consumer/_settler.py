@@ -51,7 +51,7 @@ class Settler:
 
     def acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         """Begin to acknowledge a message, and return an awaitable of the outcome."""
-        waiter: asyncio.Future[None] = asyncio.Future()
+        waiter: asyncio.Future[None] = asyncio.Future(loop=self.state.loop)
         self.acknowledge_soon(message_id, waiter)
         return waiter
 

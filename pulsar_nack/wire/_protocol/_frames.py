@@ -52,6 +52,7 @@ _BODIES: Final = {
 """The field that holds the body of a command, by kind: the protocol numbers both alike."""
 
 _LARGEST: Final = 2**64 - 1
+_make = tuple.__new__
 _NUMBER: Final = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
 _USUAL: Final = re.compile(
     rb"\x08\x09\x4a([\x00-\x7f])"  # the kind, and the size of the body
@@ -120,6 +121,7 @@ class MessageCommandReader:
     def __init__(self) -> None:
         self._size = -1
         self._before = self._after = b""
+        self._entry_at = self._entry_bytes = 0
         self._shared = (0, 0, 0)
 
     def read(self, data: bytes, start: int, end: int) -> MessageCommand | None:
@@ -130,8 +132,8 @@ class MessageCommandReader:
             or not data.endswith(self._after, start, end)
         ):
             return self._read(data, start, end)
-        at = start + len(self._before)
-        length = end - at - len(self._after)
+        at = start + self._entry_at
+        length = self._entry_bytes
         last = data[at + length - 1]
         if length == 2 and last < 0x80 <= data[at]:
             entry = data[at] + (last << 7) - 0x80
@@ -140,7 +142,7 @@ class MessageCommandReader:
         else:
             return self._read(data, start, end)
         consumer_id, ledger, count = self._shared
-        return tuple.__new__(MessageCommand, (consumer_id, ledger, entry, count, (), None))
+        return _make(MessageCommand, (consumer_id, ledger, entry, count, (), None))
 
     def _read(self, data: bytes, start: int, end: int) -> MessageCommand | None:
         found = _USUAL(data, start, end)
@@ -152,6 +154,7 @@ class MessageCommandReader:
         command = MessageCommand(number_of(consumer), number_of(ledger), number_of(entry), number_of(count or b"\0"))
         self._size, self._shared = end - start, (command.consumer_id, command.ledger, command.redelivery_count)
         self._before, self._after = data[start : found.start(5)], data[found.end(5) : end]
+        self._entry_at, self._entry_bytes = found.start(5) - start, len(entry)
         return command
 
 
