@@ -1,7 +1,8 @@
-"""Converts delays and publish times, as users give them, to whole milliseconds."""
+"""Converts delays and publish times, as users and their backoffs give them, to whole milliseconds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -73,6 +74,19 @@ def delay_seconds(value: object, field: str = "delay") -> float:
         return value.total_seconds()
     assert isinstance(value, float | int)
     return float(value)
+
+
+def backoff_ms(backoff: Callable[[int], Delay], redelivery_count: int) -> int:
+    """Return the delay of a backoff in ms.
+
+    :raises InvalidArgumentError: the backoff raised, or did not return a delay; the error names ``backoff``
+    """
+    field = f"backoff({redelivery_count})"
+    try:
+        delay = backoff(redelivery_count)
+    except Exception as error:
+        raise InvalidArgumentError(field, error, "a delay from the strategy, and it raised") from error
+    return delay_ms(delay, field)
 
 
 def seek_position(value: object, field: str = "position", *, earliest_ms: int = FIRST_PUBLISH_MS) -> MessageId | int:

@@ -29,6 +29,7 @@ NS_PER_MS: Final = 1_000_000
 CLOCK_READ_INTERVAL_MS: Final = 1_000
 """How often a clock that may be set is read while a wake-up is pending."""
 
+_MAX_LEAD_TIME: Final = 0.001
 _EXPECTED: Final = "a clock with call_at, or a running event loop, so that on_due can be called"
 Ticker = Callable[[], int]
 
@@ -49,6 +50,13 @@ def is_steady(clock: Clock) -> bool:
 def interval_clock(clock: Clock) -> Clock:
     """Return the clock for intervals such as retries: ``clock``, or the running loop's if ``clock`` may be set."""
     return clock if is_steady(clock) else LoopClock()
+
+
+def check_lead_time(lead_time: object) -> None:
+    """Raise unless ``lead_time`` is under 1 ms; longer lead times belong in the delay."""
+    expected = "seconds from 0 to less than 0.001"
+    if isinstance(lead_time, bool) or not isinstance(lead_time, float | int) or not 0 <= lead_time < _MAX_LEAD_TIME:
+        raise InvalidArgumentError("lead_time", lead_time, expected)
 
 
 def _is_monotonic(loop: asyncio.AbstractEventLoop | None) -> bool:

@@ -9,7 +9,7 @@ protobuf reads them. A first chunk that is chunked itself is refused, so that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeGuard, cast
 
 from ._check import INT64_MAX
@@ -265,6 +265,19 @@ def _check_stored(value: object, field: str) -> None:
         raise InvalidArgumentError(field, value, "a MessageId")
     if value.ledger < 0 or value.entry < 0:
         raise InvalidArgumentError(field, value, "the id of a message: ledger and entry of at least 0")
+
+
+def _check_all_stored(ids: object, field: str) -> Sequence[MessageId]:
+    """Return the ids as a sequence; raise unless all are ids of stored messages."""
+    if isinstance(ids, MessageId):
+        raise InvalidArgumentError(field, ids, "several ids; nack() takes one")
+    if not isinstance(ids, Iterable):
+        raise InvalidArgumentError(field, ids, "several ids")
+    sequence = ids if isinstance(ids, list | tuple) else list(ids)
+    for message_id in sequence:
+        if type(message_id) is not MessageId or message_id[0] < 0 or message_id[1] < 0:
+            _check_stored(message_id, field)
+    return sequence
 
 
 def _check(field: str, value: object, lowest: int, highest: int) -> None:

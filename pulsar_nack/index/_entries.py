@@ -63,6 +63,19 @@ def as_entries(entries: object, field: str = "entries") -> Any:
     return BitMap(array("I", flat)) if largest < 1 << 32 else BitMap64(flat)
 
 
+def count_entries(entries: Any) -> int:
+    """Count the entries, duplicates included; works for ranges longer than ``sys.maxsize``.
+
+    :raises InvalidArgumentError: they cannot be counted
+    """
+    if isinstance(entries, range):
+        return (entries[-1] - entries[0]) // entries.step + 1 if entries else 0
+    try:
+        return len(entries)
+    except TypeError:
+        raise InvalidArgumentError("entries", entries, "a range, a sequence, or an array of one dimension") from None
+
+
 def _from_range(entries: range, field: str) -> Any:
     if not entries:
         return BitMap()

@@ -1,19 +1,20 @@
 """Negative acknowledgements in time buckets (PIP-393)."""
 
-from ._events import (
+from ._reports import (
     Cancelled,
     Cleared,
     Closed,
     Hooks,
+    Lateness,
     Nacked,
     NackEvent,
     NackHook,
+    NackStatistics,
     Redelivered,
     RedeliveryFailed,
 )
 from ._schedule import DueRun, NackSchedule
 from ._sender import RedeliveryCallback
-from ._statistics import Lateness, NackStatistics
 from ._tracker import NegativeAcksTracker
 
 __all__ = [

@@ -5,29 +5,21 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..backoff import Exponential
 from ..errors import RedeliveryError
 from ..ids import MessageId, _merge_ids
 from ..index import NEVER, TimeBuckets
-from ._events import NackEvent, Redelivered, RedeliveryFailed
+from ._reports import NackEvent, Redelivered, RedeliveryFailed
 
 FIRST_RETRY_DELAY: Final = 0.1
 MAX_RETRY_DELAY: Final = 30.0
-
-
-class RedeliveryResult(NamedTuple):
-    """How a call ended: the ids that failed, the ones of them to retry and when, and the error."""
-
-    failed: Sequence[MessageId]
-    to_retry: Sequence[MessageId]
-    at_ms: int
-    retry_at_ms: int
-    error: BaseException | None
+_RECENT: Final = 1024
 
 
 class RedeliveryCall:
@@ -44,11 +36,14 @@ class RedeliveryCall:
         "_members",
         "attempt",
         "count",
+        "failed",
         "ids",
         "is_forgotten",
         "is_retry",
         "result",
+        "retry_at_ms",
         "task",
+        "to_retry",
     )
 
     def __init__(self, ids: Sequence[MessageId], count: int, attempt: int = 1) -> None:
@@ -62,6 +57,11 @@ class RedeliveryCall:
         """The task that awaits the callback."""
         self.result: Awaitable[None] | None = None
         """What the callback returned, until the task awaits it."""
+        self.failed: Sequence[MessageId] = ()
+        """The ids that the callback has failed for."""
+        self.to_retry: Sequence[MessageId] = ()
+        """Those of them that are retried, at ``retry_at_ms``."""
+        self.retry_at_ms = 0
         self._acked: set[MessageId] = set()
         self._known: dict[MessageId, MessageId] = {}
         self._members: frozenset[MessageId] | None = None
@@ -83,10 +83,8 @@ class RedeliveryCall:
         self._known[message_id] = _merge_ids(message_id, self._known.get(message_id, message_id))
         return True
 
-    def failed(self, error: BaseException | None) -> Sequence[MessageId]:
+    def named_by(self, error: BaseException) -> Sequence[MessageId]:
         """Return the ids that the callback failed for: all, or those that the error names, as far as it names ids."""
-        if error is None:
-            return ()
         if isinstance(error, RedeliveryError) and error.failed is not None:
             named = frozenset(error.failed)
             if all(isinstance(each, MessageId) for each in named):
@@ -100,20 +98,20 @@ class RedeliveryCall:
         full = (_merge_ids(message_id, self._known.get(message_id, message_id)) for message_id in ids)
         return [message_id for message_id in full if message_id not in self._acked and not buckets.learn(message_id)]
 
-    def events(self, result: RedeliveryResult) -> Iterator[NackEvent]:
-        """Yield the events of the result."""
-        if not len(result.failed):
-            yield Redelivered(self.ids, result.at_ms, self.attempt)
-        elif len(result.failed) < len(self.ids):
-            failed = frozenset(result.failed)
+    def events(self, at_ms: int, error: BaseException | None) -> Iterator[NackEvent]:
+        """Yield the events of its end."""
+        if not len(self.failed):
+            yield Redelivered(self.ids, at_ms, self.attempt)
+        elif len(self.failed) < len(self.ids):
+            failed = frozenset(self.failed)
             taken = [message_id for message_id in self.ids if message_id not in failed]
-            yield Redelivered(taken, result.at_ms, self.attempt)
-        if result.error is not None:
-            yield RedeliveryFailed(result.to_retry, result.at_ms, self.attempt, result.error, result.retry_at_ms)
+            yield Redelivered(taken, at_ms, self.attempt)
+        if error is not None:
+            yield RedeliveryFailed(self.to_retry, at_ms, self.attempt, error, self.retry_at_ms)
 
 
 class CallsInFlight:
-    """The calls that have not ended, at most ``limit``; ``ids`` is how many ids they have.
+    """The calls that have not ended, at most ``limit``; ``ids`` is how many ids they have. And totals of all calls.
 
     One retry may always be in flight, and retries never take the last place, so neither new ids nor retries wait for
     the other.
@@ -125,10 +123,16 @@ class CallsInFlight:
         "_max_retries",
         "_retries",
         "_was_retry",
+        "begun",
+        "begun_retries",
+        "failed",
         "ids",
         "is_full",
+        "last_error",
+        "late_ms",
         "may_retry",
         "prefers_retry",
+        "sent",
     )
 
     def __init__(self, limit: int) -> None:
@@ -144,6 +148,10 @@ class CallsInFlight:
         """Whether a retry may begin, if a call may."""
         self.prefers_retry = True
         """Whether the next call is rather a retry than one with new ids."""
+        self.begun = self.begun_retries = self.failed = self.sent = 0
+        self.last_error: str | None = None
+        self.late_ms: deque[int] = deque(maxlen=_RECENT)
+        """How late the last calls with new ids were."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -154,6 +162,8 @@ class CallsInFlight:
     def begin(self, call: RedeliveryCall) -> RedeliveryCall:
         """Add a call, and return it."""
         self._calls[call] = None
+        self.begun += 1
+        self.begun_retries += call.is_retry
         self.ids += call.count
         self._was_retry = call.is_retry
         self._retries += call.is_retry
@@ -162,10 +172,14 @@ class CallsInFlight:
         self.prefers_retry = self._retries == 0 and (self._limit > 1 or not self._was_retry)
         return call
 
-    def end(self, call: RedeliveryCall) -> None:
-        """Remove a call."""
+    def end(self, call: RedeliveryCall, error: BaseException | None) -> None:
+        """Remove a call, and count how it ended."""
         del self._calls[call]
         self.ids -= call.count
+        self.sent += call.count - len(call.failed)
+        if error is not None:
+            self.failed += 1
+            self.last_error = repr(error)
         self._retries -= call.is_retry
         self.is_full = False
         self.may_retry = self._retries < self._max_retries

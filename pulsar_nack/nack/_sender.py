@@ -30,11 +30,10 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..ids import MessageId
 from ..index import NEVER
-from ._calls import CallsInFlight, RedeliveryCall, RedeliveryResult, Retries, join_ids
+from ._calls import CallsInFlight, RedeliveryCall, Retries, join_ids
 from ._capacity import EVERY_PLACE, CapacityLimiter
-from ._events import Cancelled, Cleared, Hooks, Nacked
+from ._reports import Cancelled, Cleared, Hooks, Nacked
 from ._schedule import NackSchedule
-from ._statistics import Counters
 
 RedeliveryCallback = Callable[[Sequence[MessageId]], Awaitable[None] | None]
 """Takes due ids, at most ``max_batch`` of them; if it raises, it gets them again later."""
@@ -75,7 +74,7 @@ class Sender:
         self._timer: WakeUp | None = None
         self.retries = retries
         self.capacity = CapacityLimiter(config.max_held)
-        self.counters = Counters()
+        self.wakeups = self.nacked_again = self.cancelled = self.cleared = 0
         self.armed_at = NEVER
 
     def open(self, clock: Clock) -> None:
@@ -141,7 +140,7 @@ class Sender:
         self._wake_event.set()
 
     def _on_timer(self, _at_ms: int) -> None:
-        self.counters.wakeups += 1
+        self.wakeups += 1
         if self._is_plain and self._group is not None and not self.calls.is_full:
             self.armed_at = NEVER
             try:
@@ -225,8 +224,7 @@ class Sender:
         if due_at <= now_ms and not (is_retry_due and self.calls.prefers_retry):
             ids = self._buckets.pop(now_ms, self._config.max_batch)
             if count := len(ids):
-                self.counters.late_ms.append(now_ms - due_at)
-                self.counters.commands += 1
+                self.calls.late_ms.append(now_ms - due_at)
                 return self.calls.begin(RedeliveryCall(ids, count))
         retry = self.retries.pop_due(now_ms) if is_retry_due else None
         if retry is None:
@@ -237,8 +235,6 @@ class Sender:
         """Begin a call that may have ids for which the callback failed."""
         if call is None:
             return None
-        self.counters.commands += 1
-        self.counters.retries += call.is_retry
         self.calls.begin(call)
         self.update_slow_path()
         return call
@@ -246,7 +242,7 @@ class Sender:
     def _all_pending(self, now_ms: int) -> RedeliveryCall | None:
         due_at = self._first.start
         if due_at <= now_ms:
-            self.counters.late_ms.append(now_ms - due_at)
+            self.calls.late_ms.append(now_ms - due_at)
         retries = self.retries.pop_all()
         ids = join_ids([self._buckets.pop_all(), *(list(retry.ids.values()) for retry in retries)])
         attempt = max((retry.attempt for retry in retries), default=1)
@@ -275,42 +271,32 @@ class Sender:
 
     def _end(self, call: RedeliveryCall, error: BaseException | None) -> None:
         now_ms = self.ticks() // NS_PER_MS
-        result = RedeliveryResult((), (), now_ms, now_ms, None) if error is None else self._failed(call, error, now_ms)
-        self.calls.end(call)
-        if result.to_retry:
-            self._retry(call, result)
-        self.counters.sent += call.count - len(result.failed)
+        if error is not None:
+            self._fail(call, error, now_ms)
+        self.calls.end(call, error)
         self._call_ended.set()
         if self.armed_at == AWAKE:
             self._wake_event.set()
         elif self.armed_at != self._first.start or self.retries.earliest < NEVER:
             self.arm(now_ms)
-        self.capacity.release(call.count - len(result.to_retry))
+        self.capacity.release(call.count - len(call.to_retry))
         if self._has_hooks:
-            for event in call.events(result):
+            for event in call.events(now_ms, error):
                 self._hooks.emit(event)
 
-    def _failed(self, call: RedeliveryCall, error: BaseException, now_ms: int) -> RedeliveryResult:
-        """Note that a call failed; return how it ended.
-
-        Failed ids are retried unless they are acknowledged, pending, to be retried or in a later call already.
-        """
-        self.counters.failed_commands += 1
-        self.counters.last_error = repr(error)
-        failed = call.failed(error)
-        to_retry = [
+    def _fail(self, call: RedeliveryCall, error: BaseException, now_ms: int) -> None:
+        """Let failed ids be retried unless they are acknowledged, pending, to be retried or in a later call already."""
+        call.failed = call.named_by(error)
+        call.to_retry = [
             message_id
-            for message_id in call.wanted(failed, self._buckets)
+            for message_id in call.wanted(call.failed, self._buckets)
             if not self.retries.learn_if_here(message_id) and not self.calls.learn_after(call, message_id)
         ]
-        retry_at_ms = now_ms + self.retries.delay_ms(call.attempt + 1)
-        return RedeliveryResult(failed, to_retry, now_ms, retry_at_ms, error)
-
-    def _retry(self, call: RedeliveryCall, result: RedeliveryResult) -> None:
+        call.retry_at_ms = now_ms + self.retries.delay_ms(call.attempt + 1)
         if self._is_closing:
-            self._unsent.extend(result.to_retry)
-        else:
-            self.retries.add(result.to_retry, call.attempt + 1, result.retry_at_ms)
+            self._unsent.extend(call.to_retry)
+        elif call.to_retry:
+            self.retries.add(call.to_retry, call.attempt + 1, call.retry_at_ms)
             self.update_slow_path()
 
     # -- adding and cancelling ---------------------------------------------------------------------------------------
@@ -339,7 +325,7 @@ class Sender:
     def on_nacked(self, count: int, added: int, now_ms: int) -> None:
         """Count nacks, of which ``added`` ids were new, and set the timer."""
         self.capacity.free -= added
-        self.counters.nacked_again += count - added
+        self.nacked_again += count - added
         self.update_slow_path()
         self.arm(now_ms)
 
@@ -352,7 +338,7 @@ class Sender:
         for call in self.calls if self.calls.ids else ():
             call.acknowledge(message_id)
         if was_pending:
-            self.counters.cancelled += 1
+            self.cancelled += 1
             self.arm(self.now_ms())
             self.capacity.release(1)
             if self._has_hooks:
@@ -366,7 +352,7 @@ class Sender:
         self.update_slow_path()
         for call in self.calls:
             call.is_forgotten = True
-        self.counters.cleared += count
+        self.cleared += count
         if self.armed_at != AWAKE:
             self.disarm()
         self.capacity.release(count)

@@ -16,25 +16,24 @@ import warnings
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Self
 
 from .._check import check_callable, check_clock, check_flag, check_integer, config_of
-from .._delays import Delay, delay_ms
+from .._delays import Delay, backoff_ms, delay_ms
 from .._lifetime import NO_THREAD, ClosesOnExit, check_loop, loop_thread_of
-from .._wake_up import NS_PER_MS, is_steady
+from .._tasks import wait_or_cancel
+from .._wake_up import NS_PER_MS, check_lead_time, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
 from ..config import NackConfig
 from ..errors import ClosedError, NotOpenError
-from ..ids import MessageId, _check_stored
-from ..index import as_entries
-from ._arguments import backoff_ms, check_ids, check_lead_time, count_entries
+from ..ids import MessageId, _check_all_stored, _check_stored
+from ..index import as_entries, count_entries
 from ._calls import Retries
-from ._events import Closed, Hooks, NackHook
+from ._reports import Closed, Hooks, Lateness, NackHook, NackStatistics
 from ._schedule import NackSchedule
 from ._sender import RedeliveryCallback, Sender
-from ._sending_task import SendingTask
-from ._statistics import NackStatistics
 
 _NEW: Final = 0
 _OPEN: Final = 1
@@ -74,7 +73,6 @@ class NegativeAcksTracker(ClosesOnExit):
         "_capacity",
         "_clock",
         "_config",
-        "_counters",
         "_hooks",
         "_keeps_start",
         "_loop",
@@ -122,14 +120,13 @@ class NegativeAcksTracker(ClosesOnExit):
             redeliver, self._config, self._schedule, self._retries, self._hooks, collapse=collapse, lead_time=lead_time
         )
         self._capacity = self._sender.capacity
-        self._counters = self._sender.counters
         self._put = self._schedule.buckets.put
         self._cached_delay: object = _UNSET
         self._cached_ms = 0
         self._mask = -1
         self._start, self._start_until = 0, _LONG_AGO
         self._keeps_start = True
-        self._task: SendingTask | None = None
+        self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = NO_THREAD
         self._unsent: Sequence[MessageId] | None = None
@@ -145,13 +142,14 @@ class NegativeAcksTracker(ClosesOnExit):
         self._ticks = self._sender.ticks
         self._yielded_at = self._now = self._ticks()
         self._state = _OPEN
-        self._task = SendingTask(self._sender.serve(), weakref.WeakMethod(self._on_task_end))
+        self._task = self._loop.create_task(self._sender.serve(), name="pulsar_nack.NegativeAcksTracker")
+        self._task.add_done_callback(partial(_on_task_end, weakref.ref(self)))
         return self
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        task: SendingTask | None = getattr(self, "_task", None)
-        if task is not None:
-            task.cancel_soon()
+        task: asyncio.Task[None] | None = getattr(self, "_task", None)
+        if task is not None and not task.done() and not task.get_loop().is_closed():
+            task.get_loop().call_soon_threadsafe(task.cancel)
         if self._state in {_OPEN, _BROKEN}:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
@@ -207,7 +205,7 @@ class NegativeAcksTracker(ClosesOnExit):
         if self._put(id, start):
             capacity.free -= 1
         else:
-            self._counters.nacked_again += 1
+            self._sender.nacked_again += 1
         if start < self._sender.armed_at:  # so this id is the earliest
             self._sender.arm_at(start, now // NS_PER_MS)
 
@@ -224,7 +222,7 @@ class NegativeAcksTracker(ClosesOnExit):
 
     def nack_many(self, ids: Iterable[MessageId], delay: Delay | None = None) -> None:
         """Make ids pending with one delay: all of them, or none and an error of :meth:`nack_nowait`."""
-        ids = check_ids(ids)
+        ids = _check_all_stored(ids, "ids")
         delay_ms = self._resolve(delay, 0)
         self._ensure_open()
         if len(ids) > self._capacity.free:
@@ -327,27 +325,27 @@ class NegativeAcksTracker(ClosesOnExit):
 
     def statistics(self) -> NackStatistics:
         """Return the present figures."""
-        counters, capacity = self._sender.counters, self._capacity
+        sender, calls, capacity = self._sender, self._sender.calls, self._capacity
         return NackStatistics(
             pending=len(self._schedule) + len(self._retries),
             retrying=len(self._retries),
-            in_flight=self._sender.calls.ids,
+            in_flight=calls.ids,
             held=capacity.taken,
             waiting=len(capacity.waiting),
             buckets=self._schedule.bucket_count,
             bytes=self._schedule.bytes,
-            wakeups=counters.wakeups + self._sender.early_wakeups,
-            early_wakeups=self._sender.early_wakeups,
-            nacked=capacity.times_taken + counters.nacked_again,
-            sent=counters.sent,
-            commands=counters.commands,
-            failed_commands=counters.failed_commands,
-            retries=counters.retries,
-            cancelled=counters.cancelled,
-            cleared=counters.cleared,
+            wakeups=sender.wakeups + sender.early_wakeups,
+            early_wakeups=sender.early_wakeups,
+            nacked=capacity.times_taken + sender.nacked_again,
+            sent=calls.sent,
+            commands=calls.begun,
+            failed_commands=calls.failed,
+            retries=calls.begun_retries,
+            cancelled=sender.cancelled,
+            cleared=sender.cleared,
             hook_errors=self._hooks.errors,
-            last_error=counters.last_error,
-            lateness=counters.lateness(),
+            last_error=calls.last_error,
+            lateness=Lateness.of(calls.late_ms),
         )
 
     # -- closing -----------------------------------------------------------------------------------------------------
@@ -364,7 +362,7 @@ class NegativeAcksTracker(ClosesOnExit):
             self._sender.close()
             if not self._sender.is_own_task(asyncio.current_task()):
                 try:
-                    await self._task.wait(self._config.close_timeout.total_seconds())
+                    await wait_or_cancel(self._task, self._config.close_timeout.total_seconds())
                 finally:
                     self._finish()
         return self._unsent or ()
@@ -375,9 +373,13 @@ class NegativeAcksTracker(ClosesOnExit):
             if self._hooks:
                 self._hooks.emit(Closed(len(self._unsent), self._sender.now_ms()))
 
-    def _on_task_end(self) -> None:
-        """Handle the end of the sending task: after :meth:`aclose`, or because the task was cancelled."""
-        if self._state == _OPEN:
-            self._state = _BROKEN
-            self._sender.close()
-        self._finish()
+
+def _on_task_end(tracker_ref: weakref.ref[NegativeAcksTracker], _task: asyncio.Task[None]) -> None:
+    """Handle the end of the sending task: after ``aclose``, because it was cancelled, or its tracker was dropped."""
+    tracker = tracker_ref()
+    if tracker is None:
+        return
+    if tracker._state == _OPEN:
+        tracker._state = _BROKEN
+        tracker._sender.close()
+    tracker._finish()

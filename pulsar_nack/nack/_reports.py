@@ -1,4 +1,4 @@
-"""Events of a tracker, and the hooks that receive them.
+"""What a tracker reports: events, to the hooks that receive them, and figures.
 
 Times are ms of the tracker's clock, delays are in ms. A hook is any callable that takes one event. It must not block.
 The first error that one raises is logged, and all are counted (``statistics().hook_errors``); none reaches the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,3 +116,70 @@ class Hooks(Sequence[Any]):
                 self.errors += 1
                 if self.errors == 1:
                     _log.warning("a hook raised for %r; later errors are only counted", event, exc_info=True)
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late calls of the callback were: ms between the start of their earliest bucket and the call.
+
+    Over the last 1 024 calls that were not retries; all 0 before the first.
+    """
+
+    p50_ms: int = 0
+    p99_ms: int = 0
+    max_ms: int = 0
+
+    @classmethod
+    def of(cls, calls: Iterable[int]) -> Lateness:
+        """Return the percentiles of some calls, which were late by these ms."""
+        late = sorted(calls)
+        if not late:
+            return cls()
+        last = len(late) - 1
+        return cls(late[last // 2], late[-(-last * 99 // 100)], late[last])
+
+
+@dataclass(frozen=True, slots=True)
+class NackStatistics:
+    """A snapshot of a tracker; totals count since it was entered.
+
+    :param pending: ids that are not due, including ``retrying``
+    :param retrying: ids for which the callback failed and that wait for a retry
+    :param in_flight: ids that the callback is processing
+    :param held: what counts against ``max_held``: pending, in flight, and places of callers that were just woken
+    :param waiting: callers of ``nack()`` that wait because ``max_held`` ids are held
+    :param buckets: time buckets that are not empty
+    :param bytes: estimated memory of the pending ids
+    :param wakeups: how often the timer fired; ``early_wakeups`` of these came too early, and it was set again
+    :param nacked: ids that were nacked, including those that were pending
+    :param sent: ids that the callback took
+    :param commands: calls of the callback; ``failed_commands`` of these raised, ``retries`` were retries
+    :param cancelled: pending ids removed by an acknowledgement
+    :param cleared: pending ids dropped by ``clear()``
+    :param hook_errors: events for which a hook raised
+    :param last_error: the last error of the callback as text
+    :param lateness: see :class:`~pulsar_nack.nack.Lateness`
+    """
+
+    pending: int
+    retrying: int
+    in_flight: int
+    held: int
+    waiting: int
+    buckets: int
+    bytes: int
+    wakeups: int
+    early_wakeups: int
+    nacked: int
+    sent: int
+    commands: int
+    failed_commands: int
+    retries: int
+    cancelled: int
+    cleared: int
+    hook_errors: int
+    last_error: str | None
+    lateness: Lateness
