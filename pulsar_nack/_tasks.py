@@ -1,9 +1,12 @@
-"""Background tasks that have an owner: it waits for them, or cancels them together; and how their errors are passed."""
+"""Background tasks that have an owner: it waits for them, or cancels them together.
+
+Also calls that run concurrently, and how their errors are passed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from copy import copy
 from typing import Any, Final, TypeVar
 
@@ -17,6 +20,7 @@ from .errors import PulsarNackError
 _T = TypeVar("_T")
 _BACKOFF: Final = Exponential(0.1, 30)
 _GRACE: Final = 1.0
+MAX_AT_ONCE: Final = 32
 
 
 class TaskOwner:
@@ -123,6 +127,44 @@ async def wait_or_cancel(task: asyncio.Task[None], timeout: float) -> None:
         raise cancelled
     if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
         raise failure
+
+
+async def gather_or_cancel(calls: Iterable[Awaitable[_T]], most: int = MAX_AT_ONCE) -> list[_T]:
+    """Await all calls, at most ``most`` at a time, and return their results in order.
+
+    The first failure cancels the other calls and is raised.
+    """
+    waiting = list(calls)
+    if len(waiting) == 1:
+        return [await waiting[0]]
+    slots = asyncio.Semaphore(most)
+
+    async def one(call: Awaitable[_T]) -> _T:
+        async with slots:
+            return await call
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(call)) for call in waiting]
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    finally:
+        for call in waiting:
+            if asyncio.iscoroutine(call):
+                call.close()  # no effect on those that ran
+    return [task.result() for task in tasks]
+
+
+async def gather_settled(calls: Iterable[Awaitable[object]]) -> BaseException | None:
+    """Complete all calls, even if some fail or this one is cancelled; return the first error."""
+    results = await asyncio.shield(asyncio.gather(*calls, return_exceptions=True))
+    return next((result for result in results if isinstance(result, BaseException)), None)
+
+
+def _first(errors: BaseException) -> BaseException:
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors
 
 
 def set_error(done: asyncio.Future[Any], error: BaseException) -> None:

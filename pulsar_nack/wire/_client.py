@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from .._check import check_callable, check_config, check_flag, model_of
 from .._delays import Delay, delay_ms
 from .._lifetime import ClosesWhenDropped, check_loop
-from ..clock import LoopClock
+from .._tasks import gather_settled
 from ..consumer import Consumer, ReceivedMessage, Subscribing
 from ..consumer.transport import AnyType, check_settings, native_settings, subscription_type
 from ..errors import ClosedError, InvalidArgumentError
 from ._connection._context import ClientContext
-from ._connection._lookup import Lookup
 from ._connection._options import ClientOptions, SchemaInfo, parse_service_url
 from ._connection._pool import ClientStatistics, Pool
-from ._connection._retry import gather_settled, retry_transient
 from ._consumer._port import WirePort, queue_required, traits_of
 from ._consumer._selection import selection_of, with_retry_topic
 from ._consumer._subscribe_options import SubscribeOptions, SubscribeSettings, split_settings
@@ -274,7 +272,7 @@ class Client(ClosesWhenDropped):
         :raises BrokerError: the broker refused, or cannot be reached
         """
         context, name = self._open_context(), normalize(topic)
-        return await retry_transient(context, lambda: context.lookup.partitions(name))
+        return await context.retry_transient(lambda: context.partitions(name))
 
     async def topics(self, namespace: str = "public/default") -> list[str]:
         """Return the full names of the persistent topics of a namespace, each partition as one.
@@ -282,7 +280,7 @@ class Client(ClosesWhenDropped):
         :raises BrokerError: the broker refused, or cannot be reached
         """
         context, name = self._open_context(), normalize_namespace(namespace)
-        return sorted(await retry_transient(context, lambda: context.lookup.topics(name)))
+        return sorted(await context.retry_transient(lambda: context.topics(name)))
 
     async def schema(self, topic: str, version: bytes | None = None) -> SchemaInfo:
         """Return a schema of a topic, to decode its messages with.
@@ -294,7 +292,7 @@ class Client(ClosesWhenDropped):
         """
         if version is not None and not isinstance(version, bytes):
             raise InvalidArgumentError("version", version, "bytes, as a message's schema_version, or None")
-        return await self._open_context().lookup.schema(normalize(topic), version)
+        return await self._open_context().schema(normalize(topic), version)
 
     def statistics(self) -> ClientStatistics:
         """Return counts of open, lost, restored and failed connections; all 0 before the first request."""
@@ -315,12 +313,8 @@ class Client(ClosesWhenDropped):
 
     def _open_context(self) -> ClientContext:
         self._check_open()
-        loop = asyncio.get_running_loop()
         if self._context is None:
-            pool = Pool(self._url, self._options, dial=self._dial)
-            self._context = ClientContext(
-                pool=pool, lookup=Lookup(pool, self._options), options=self._options, loop=loop, clock=LoopClock()
-            )
+            self._context = ClientContext(Pool(self._url, self._options, dial=self._dial))
         check_loop(self._context.loop, "the client")
         return self._context
 

@@ -17,7 +17,7 @@ import pytest
 from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostError
 from pulsar_nack.testing._process import free_port
 from pulsar_nack.wire._connection._authentication import TlsAuthentication, TokenAuthentication
-from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._options import ClientOptions, TlsOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -35,7 +35,7 @@ async def test_lookups(service_url: str, topic: str, partitioned_topic: Callable
     """The broker of a topic is found, the partitions are counted, and the topics of a namespace are told."""
     partitioned = partitioned_topic(3)
     pool = Pool(service_url)
-    lookup = Lookup(pool)
+    lookup = ClientContext(pool)
     try:
         connection = await lookup.broker(topic)
         assert connection.is_open
@@ -132,7 +132,7 @@ async def test_tls(guarded: Guarded) -> None:
         options = ClientOptions(tls=TlsOptions(trust_certs_file=guarded.authority), authentication=authentication)
         pool = Pool(guarded.secure, options)
         try:
-            connection = await Lookup(pool, options).broker("persistent://public/default/tls")
+            connection = await ClientContext(pool).broker("persistent://public/default/tls")
             assert connection.address.url == guarded.secure
         finally:
             await pool.aclose()
@@ -179,7 +179,7 @@ async def test_tokens_are_renewed(guarded: Guarded) -> None:
 
 
 async def _subscribe(pool: Pool, topic: str) -> None:
-    connection = await Lookup(pool).broker(topic)
+    connection = await ClientContext(pool).broker(topic)
     request_id = connection.request_id()
     command = pb.BaseCommand(type=pb.BaseCommand.SUBSCRIBE)
     command.subscribe.topic, command.subscribe.subscription = topic, "s"

@@ -232,7 +232,7 @@ async def test_what_cannot_be_read_stops_nothing(client: Client, topic: str) -> 
 
 async def send_encrypted(client: Client, topic: str) -> None:
     """Send what says that it is encrypted."""
-    connection = await client._open_context().lookup.broker(topic)
+    connection = await client._open_context().broker(topic)
     receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     class Events(Handler):

@@ -9,10 +9,7 @@ from typing import Any
 
 import pulsar
 
-from pulsar_nack.clock import LoopClock
 from pulsar_nack.wire._connection._context import ClientContext
-from pulsar_nack.wire._connection._lookup import Lookup
-from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
@@ -42,9 +39,8 @@ class Wire:
 @asynccontextmanager
 async def wire(url: str, topic: str) -> AsyncIterator[Wire]:
     """Yield a client, closed afterwards with its consumers."""
-    options = ClientOptions()
-    pool = Pool(url, options)
-    made = Wire(ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock()), topic)
+    pool = Pool(url)
+    made = Wire(ClientContext(pool), topic)
     try:
         yield made
     finally:

@@ -21,10 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pulsar_nack import BrokerError, Consumer, DeadLetterPolicy, MessageId, NackConfig
-from pulsar_nack.clock import LoopClock
-from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
+from pulsar_nack.wire import SubscribeOptions, WirePort
 from pulsar_nack.wire._connection._context import ClientContext
-from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._selection import selection_of
 from tests.wire.fake_broker import Call, FakeBroker, Link, as_usual, refuse
@@ -79,9 +77,7 @@ class World:
     async def open(self) -> None:
         """Let both subscribe."""
         for number in (1, 2):
-            options = ClientOptions()
-            pool = Pool(self.broker.url, options, dial=self.broker.dial)
-            context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+            pool = Pool(self.broker.url, dial=self.broker.dial)
             told = SubscribeOptions(
                 NAME,
                 type=self.kind,  # type: ignore[arg-type]
@@ -90,7 +86,7 @@ class World:
                 batch_index_ack=True,
                 ack_group_ms=0,
             )
-            port = await WirePort.open(context, selection_of(TOPIC), told)
+            port = await WirePort.open(ClientContext(pool), selection_of(TOPIC), told)
             consumer = Consumer(
                 port,
                 config=NackConfig(negative_ack_precision_bit_cnt=0),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from pulsar_nack import MessageId
-from pulsar_nack.clock import LoopClock
-from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
+from pulsar_nack.wire import SubscribeOptions, WirePort
 from pulsar_nack.wire._connection._context import ClientContext
-from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._selection import selection_of
 from tests.wire.fake_broker import FakeBroker
@@ -41,15 +38,8 @@ class WireTopic:
 
     async def subscribe(self, port: WireStandIn, *, name: str, **options: Any) -> WirePort:
         """Subscribe; a new subscription begins with the first message."""
-        client = ClientOptions()
-        pool = self._pools[port] = Pool(self.broker.url, client, dial=self.broker.dial)
-        context = ClientContext(
-            pool=pool,
-            lookup=Lookup(pool, client),
-            options=client,
-            loop=asyncio.get_running_loop(),
-            clock=LoopClock(),
-        )
+        pool = self._pools[port] = Pool(self.broker.url, dial=self.broker.dial)
+        context = ClientContext(pool)
         self.ports.add(port)
         subscription = SubscribeOptions(name, initial_position="earliest", **options)
         return await WirePort.open(context, selection_of(self.name), subscription)

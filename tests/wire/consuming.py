@@ -8,10 +8,8 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Final
 
-from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import Delivery, SessionEvent
 from pulsar_nack.wire._connection._context import ClientContext
-from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._inbox import WireInbox
@@ -26,9 +24,7 @@ NAME: Final = "s"
 
 def context_of(url: str, dial: Any = None, **settings: Any) -> ClientContext:
     """Return what the consumers and producers of one client share."""
-    options = ClientOptions(**settings)
-    pool = Pool(url, options, dial=dial)
-    return ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+    return ClientContext(Pool(url, ClientOptions(**settings), dial=dial))
 
 
 @asynccontextmanager

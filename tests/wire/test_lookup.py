@@ -17,7 +17,7 @@ from pulsar_nack.errors import (
     RequestTimeoutError,
 )
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._connection._requests import is_transient
@@ -36,10 +36,10 @@ def cluster() -> FakeBroker:
     return broker
 
 
-def client(broker: FakeBroker, url: str = URL, options: ClientOptions | None = None) -> tuple[Pool, Lookup]:
+def client(broker: FakeBroker, url: str = URL, options: ClientOptions | None = None) -> tuple[Pool, ClientContext]:
     """Return a pool whose first address is used first, and a lookup on it."""
     pool = Pool(url, options, dial=broker.dial, choose=lambda _: 0)
-    return pool, Lookup(pool, options)
+    return pool, ClientContext(pool)
 
 
 @virtual_time

@@ -10,8 +10,8 @@ import pytest
 from pulsar_nack.errors import ConnectionLostError
 from pulsar_nack.testing import EmbeddedBroker
 from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._handlers import Handler
-from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import Address, ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -129,8 +129,8 @@ async def test_an_embedded_broker() -> None:
     async with EmbeddedBroker() as broker:
         pool = Pool(broker.service_url)
         try:
-            connection = await Lookup(pool).broker(TOPIC)
+            connection = await ClientContext(pool).broker(TOPIC)
             assert connection.address.url == broker.service_url
-            assert await Lookup(pool).partitions(TOPIC) == 0
+            assert await ClientContext(pool).partitions(TOPIC) == 0
         finally:
             await pool.aclose()

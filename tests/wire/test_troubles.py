@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import run
 from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._handlers import Handler
-from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
@@ -98,7 +98,7 @@ class Trouble:
         self.broker.cut()
 
 
-async def ask(lookup: Lookup, random: Random, on_them: list[tuple[LossCounter, Connection]]) -> str:
+async def ask(lookup: ClientContext, random: Random, on_them: list[tuple[LossCounter, Connection]]) -> str:
     """Ask something, perhaps for a short while only; return how it ended."""
     topic = random.choice(TOPICS)
     questions: list[Any] = [
@@ -129,7 +129,7 @@ async def live(seed: int) -> Counter[str]:
         dial=trouble.broker.dial,
         choose=lambda _: 0,
     )
-    lookup = Lookup(pool, OPTIONS)
+    lookup = ClientContext(pool)
     ended: Counter[str] = Counter()
     on_them: list[tuple[LossCounter, Connection]] = []
 

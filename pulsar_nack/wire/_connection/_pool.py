@@ -69,7 +69,7 @@ class Pool:
         choose: Callable[[int], int] = random.randrange,
     ) -> None:
         self._addresses = parse_service_url(url)
-        self._options = options or ClientOptions()
+        self.options = options or ClientOptions()
         self._dial = dial
         self._turns: dict[str | None, int] = {None: choose(len(self._addresses))}
         """Which address is used, by service URL; None: the client's."""
@@ -187,7 +187,7 @@ class Pool:
 
         try:
             connection = await Connection.open(
-                endpoint.physical, self._options, proxy_to=endpoint.proxy_to, dial=self._dial, on_closed=on_closed
+                endpoint.physical, self.options, proxy_to=endpoint.proxy_to, dial=self._dial, on_closed=on_closed
             )
         except Exception as error:
             self._counts["failed_connects"] += 1

@@ -12,7 +12,15 @@ import heapq
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ...errors import BrokerError, BrokerRefusedError, ConnectionLostError, RequestTimeoutError, TopicNotFoundError
+from ..._foreign import shown
+from ...errors import (
+    BrokerError,
+    BrokerRefusedError,
+    ConnectionLostError,
+    PulsarNackError,
+    RequestTimeoutError,
+    TopicNotFoundError,
+)
 from .._protocol import _pulsar_pb2 as pb
 
 _WITH_RESULT: Final = (pb.BaseCommand.LOOKUP_RESPONSE, pb.BaseCommand.PARTITIONED_METADATA_RESPONSE)
@@ -205,6 +213,11 @@ def is_unknown_consumer(error: BrokerRefusedError) -> bool:
     return error.code == "ConsumerNotFound" or (
         error.code == "MetadataError" and "consumer not found" in error.text.lower()
     )
+
+
+def as_text(error: BaseException) -> str:
+    """Return an error as text for a log line; foreign errors with their type, because their text may be empty."""
+    return str(error) if isinstance(error, PulsarNackError) else shown(repr(error))
 
 
 def with_text(error: BrokerError, text: str) -> BrokerError:

@@ -13,11 +13,12 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from ..._tasks import MAX_AT_ONCE, gather_or_cancel, gather_settled
 from ...consumer import AcksDone, SessionEvent
 from ...errors import BrokerError, ClosedError, MissingExtraError, TopicNotFoundError
 from ...ids import MessageId
 from .._connection._context import ClientContext
-from .._connection._retry import MAX_AT_ONCE, as_text, gather_or_cancel, gather_settled, retry_transient, with_context
+from .._connection._requests import as_text, with_text
 from .._protocol._topics import split_partition
 from ._inbox import WireInbox
 from ._selection import PatternSelection, Selection, name_of
@@ -167,9 +168,8 @@ class MultiTopicConsumer:
         :raises BrokerError: the broker gave no answer
         """
         try:
-            return await retry_transient(
-                self._context,
-                lambda: self._selection.members(self._context.lookup),
+            return await self._context.retry_transient(
+                lambda: self._selection.members(self._context),
                 ends_at=self._context.deadline() if ends_at is None else ends_at,
             )
         except BrokerError as error:
@@ -182,7 +182,7 @@ class MultiTopicConsumer:
             raise self._subscribing(name, error) from error
 
     def _subscribing(self, name: str, error: BrokerError) -> BrokerError:
-        return with_context(f"subscribing to {name} as {self._options.subscription!r}", error)
+        return with_text(error, f"subscribing to {name} as {self._options.subscription!r}: {error}")
 
     def _options_for(self, count: int, **changes: Any) -> SubscribeOptions:
         """Return the options of one consumer of several."""
@@ -220,7 +220,7 @@ class MultiTopicConsumer:
 
         :raises BrokerError: the broker gave no answer
         """
-        wanted = await self._selection.members(self._context.lookup)
+        wanted = await self._selection.members(self._context)
         new = {name: partition for name, partition in wanted.items() if name not in self._consumers}
         await asyncio.gather(*(self._add(name, partition) for name, partition in new.items()))
         if self._selection.only is None:

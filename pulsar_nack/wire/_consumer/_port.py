@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from ..._tasks import gather_or_cancel, gather_settled
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ...errors import ClosedError, InvalidArgumentError, PulsarNackError, TopicNotFoundError
 from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
-from .._connection._retry import gather_or_cancel, gather_settled
 from .._protocol._topics import normalize
 from ._multi_topic_consumer import MultiTopicConsumer
 from ._selection import Selection

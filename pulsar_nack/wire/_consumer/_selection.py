@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ..._check import check_flag, is_text
+from ..._tasks import gather_or_cancel
 from ..._topic_pattern import TopicPattern
 from ...consumer import RetryTopicPolicy
 from ...errors import InvalidArgumentError, TopicNotFoundError
-from .._connection._lookup import Lookup
-from .._connection._retry import gather_or_cancel
+from .._connection._context import ClientContext
 from .._protocol._topics import TopicName, normalize, partition_name, split_partition
 
 _SYSTEM_PREFIX: Final = "__"
@@ -42,19 +42,19 @@ class TopicListSelection:
         """Return the topic if the list has one, with any number of partitions; otherwise None."""
         return self.topics[0] if len(self.topics) == 1 else None
 
-    async def members(self, lookup: Lookup) -> dict[str, int]:
+    async def members(self, context: ClientContext) -> dict[str, int]:
         """Return the full names of all topics, or of their partitions with the numbers; -1: no partition.
 
         A topic that was deleted since the last call has the same ones as before: it may be created again.
         """
         found: dict[str, int] = {}
-        for members in await gather_or_cancel(self._known_members_of(lookup, topic) for topic in self._all):
+        for members in await gather_or_cancel(self._known_members_of(context, topic) for topic in self._all):
             found.update(members)
         return found
 
-    async def _known_members_of(self, lookup: Lookup, topic: str) -> Mapping[str, int]:
+    async def _known_members_of(self, context: ClientContext, topic: str) -> Mapping[str, int]:
         try:
-            self._found[topic] = await _members_of(lookup, topic)
+            self._found[topic] = await _members_of(context, topic)
         except TopicNotFoundError:
             if topic not in self._found:
                 raise
@@ -82,11 +82,11 @@ class PatternSelection:
         self.only: str | None = None
         self.retry_topic: str | None = None
 
-    async def members(self, lookup: Lookup) -> dict[str, int]:
+    async def members(self, context: ClientContext) -> dict[str, int]:
         """Return the full names of the topics that exist now, or of their partitions with the numbers."""
         found: dict[str, int] = {}
         parts: dict[str, dict[str, int]] = {}
-        for at, name in enumerate(await lookup.topics(self.namespace)):
+        for at, name in enumerate(await context.topics(self.namespace)):
             if not at % _SLICE:
                 await asyncio.sleep(0)
             if not self.matches(name):
@@ -96,7 +96,7 @@ class PatternSelection:
                 found[name] = number
             else:
                 parts.setdefault(topic, {})[name] = number
-        counts = await gather_or_cancel(_count(lookup, topic) for topic in parts)
+        counts = await gather_or_cancel(_count(context, topic) for topic in parts)
         for (topic, listed), count in zip(parts.items(), counts, strict=True):
             found |= {partition_name(topic, number): number for number in range(count)} or listed
         return found
@@ -173,17 +173,17 @@ def name_of(topic: str, partition: int) -> str:
     return partition_name(name, partition) if partition >= 0 and split_partition(name)[1] < 0 else name
 
 
-async def _count(lookup: Lookup, topic: str) -> int:
+async def _count(context: ClientContext, topic: str) -> int:
     """Return how many partitions a listed topic has, 0 if it is not partitioned, or was just deleted."""
     try:
-        return await lookup.partitions(topic, create=False)
+        return await context.partitions(topic, create=False)
     except TopicNotFoundError:
         return 0
 
 
-async def _members_of(lookup: Lookup, topic: str) -> Mapping[str, int]:
+async def _members_of(context: ClientContext, topic: str) -> Mapping[str, int]:
     _, own = split_partition(topic)
     if own >= 0:
         return {topic: own}
-    count = await lookup.partitions(topic)
+    count = await context.partitions(topic)
     return {partition_name(topic, number): number for number in range(count)} or {topic: -1}

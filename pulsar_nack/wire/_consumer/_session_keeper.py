@@ -21,8 +21,7 @@ from ...consumer import SessionEvent
 from ...errors import BrokerRefusedError, ClosedError, ConnectionLostError, TopicNotFoundError
 from ...ids import MessageId, _is_message_id
 from .._connection._context import ClientContext
-from .._connection._requests import is_busy, is_transient, is_unknown_consumer
-from .._connection._retry import as_text, reconnect, retry_transient
+from .._connection._requests import as_text, is_busy, is_transient, is_unknown_consumer
 from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import position_of
@@ -116,7 +115,7 @@ class SessionKeeper:
         :raises BrokerError: it cannot be reached
         :raises ClosedError: the consumer is closed
         """
-        await retry_transient(self._context, self._try_to_open, ends_at=ends_at)
+        await self._context.retry_transient(self._try_to_open, ends_at=ends_at)
 
     async def _try_to_open(self) -> None:
         self.check_open()
@@ -166,7 +165,7 @@ class SessionKeeper:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     async def _subscribe(self) -> None:
-        connection = await self._context.lookup.broker(self._topic, self._cluster_url)
+        connection = await self._context.broker(self._topic, self._cluster_url)
         position = self._position
         start = None if position is None else position.begin()
         session = ConsumerSession(
@@ -275,8 +274,7 @@ class SessionKeeper:
             await self._may_subscribe.wait()
             await self._subscribe()
 
-        await reconnect(
-            self._context,
+        await self._context.reconnect(
             subscribe,
             lambda: self.session is not None or self._closing is not None,
             self._note_failure,

@@ -9,13 +9,13 @@ from typing import Any, Final, Self
 
 from ..._delays import Delay
 from ..._lifetime import ClosesWhenDropped, Opening, check_loop
+from ..._tasks import gather_or_cancel, gather_settled
 from ...consumer.transport import DeadLetterProducers, Schema, warn_without_schema
 from ...errors import BrokerError, BrokerRefusedError, ClosedError, WouldBlockError
 from ...ids import MessageId
 from .._connection._context import ClientContext
 from .._connection._options import SchemaInfo
-from .._connection._requests import is_transient
-from .._connection._retry import as_text, gather_or_cancel, gather_settled, retry_transient, with_context
+from .._connection._requests import as_text, is_transient, with_text
 from .._protocol._compression import require_compression
 from .._protocol._topics import normalize, partition_name
 from ._options import PartitionRouter, ProducerOptions
@@ -63,9 +63,9 @@ class Producer(ClosesWhenDropped):
         self = cls(context, topic, options)
         ends_at = context.deadline()
         try:
-            partitions = await retry_transient(context, lambda: context.lookup.partitions(topic), ends_at=ends_at)
+            partitions = await context.retry_transient(lambda: context.partitions(topic), ends_at=ends_at)
         except BrokerError as error:
-            raise with_context(f"producing to {topic}", error) from error
+            raise with_text(error, f"producing to {topic}: {error}") from error
         names = [partition_name(topic, number) for number in range(partitions)] if partitions else [topic]
         self._producers = await self._opened(names, ends_at)
         if partitions:
@@ -239,7 +239,7 @@ class Producer(ClosesWhenDropped):
             await asyncio.sleep(_DISCOVERY_S)
             known = len(self._producers)
             try:
-                partitions = await self._context.lookup.partitions(self.topic)
+                partitions = await self._context.partitions(self.topic)
                 names = [partition_name(self.topic, number) for number in range(known, partitions)]
                 self._producers += await self._opened(names)
                 last_error = ""
@@ -288,7 +288,7 @@ async def _open(producer: TopicProducer, ends_at: float | None) -> None:
     try:
         await producer.open(ends_at)
     except BrokerError as error:
-        raise with_context(f"producing to {producer.topic}", error) from error
+        raise with_text(error, f"producing to {producer.topic}: {error}") from error
 
 
 class Producing(Opening[Producer]):
@@ -319,7 +319,7 @@ class WirePublisher:
 
     async def _schema_info(self, schema: Schema) -> SchemaInfo | None:
         try:
-            return await self._context.lookup.schema(*schema)
+            return await self._context.schema(*schema)
         except BrokerRefusedError as error:
             if is_transient(error):
                 raise

@@ -17,8 +17,7 @@ from typing import Final
 
 from ...errors import BrokerRefusedError, ClosedError
 from .._connection._context import ClientContext
-from .._connection._requests import broker_error, is_busy, is_transient
-from .._connection._retry import as_text, reconnect, retry_transient
+from .._connection._requests import as_text, broker_error, is_busy, is_transient
 from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
 from ._options import ProducerOptions
@@ -99,7 +98,7 @@ class TopicProducer:
         :raises ClosedError: the producer is closed
         """
         may_wait = self._options.access_mode == "wait_for_exclusive"
-        await retry_transient(self._context, self._open_once, ends_at=ends_at, may_wait=may_wait)
+        await self._context.retry_transient(self._open_once, ends_at=ends_at, may_wait=may_wait)
 
     async def _open_once(self) -> None:
         self.check_open()
@@ -150,7 +149,7 @@ class TopicProducer:
     async def _connect(self) -> None:
         assigned_url, self._assigned_url = self._assigned_url, None
         if assigned_url is None:
-            connection = await self._context.lookup.broker(self.topic, self._cluster_url)
+            connection = await self._context.broker(self.topic, self._cluster_url)
         else:
             connection = await self._context.pool.get(assigned_url)
         session = Session(
@@ -225,8 +224,7 @@ class TopicProducer:
             task.add_done_callback(self._on_reconnected)
 
     async def _reconnect(self) -> None:
-        await reconnect(
-            self._context,
+        await self._context.reconnect(
             self._connect,
             lambda: self._session is not None or self._failure is not None or self._is_closed,
             self._on_failed_attempt,

@@ -27,11 +27,11 @@ from typing import Final, Self
 
 from ..._delays import Delay, delay_ms
 from ..._lifetime import ClosesWhenDropped, Opening, check_loop, running_loop
+from ..._tasks import gather_or_cancel
 from ...consumer import Delivery, ReceivedMessage
 from ...errors import BrokerError, ClosedError
 from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
-from .._connection._retry import gather_or_cancel, retry_transient
 from .._consumer._port import WirePort, ask_all
 from .._consumer._selection import Selection
 from .._consumer._subscribe_options import SubscribeOptions
@@ -88,7 +88,7 @@ class Reader(ClosesWhenDropped):
         """
         starts: Mapping[str, MessageId] = {}
         if isinstance(start, tuple) and not isinstance(start, MessageId):
-            members = await retry_transient(context, lambda: selection.members(context.lookup))
+            members = await context.retry_transient(lambda: selection.members(context))
             starts = starts_of(start, members, selection.label, inclusive=inclusive)
         is_late = start == LATEST or isinstance(start, int)
         options = replace(options, initial_position="latest" if is_late else "earliest")
