@@ -87,7 +87,7 @@ class InspectedStore:
         log = InspectedLog(self.folder, name)
         try:
             log.scan()
-        except LogGoneError:
+        except FileNotFoundError:
             self._is_incomplete = True
             return
         self.logs[name] = log
@@ -130,10 +130,6 @@ def _as_int(value: object) -> int:
 
 
 # --- one log ----------------------------------------------------------------------------------------------------------
-
-
-class LogGoneError(Exception):
-    """The log's owner has deleted it meanwhile."""
 
 
 class InspectedLog:
@@ -181,7 +177,7 @@ class InspectedLog:
     def scan(self) -> None:
         """Read all records, 16 MiB at most in memory at a time, and note the damage.
 
-        :raises LogGoneError: the log was deleted meanwhile
+        :raises FileNotFoundError: the log's owner has deleted it meanwhile
         """
         for number, data in self._read():
             kept = data if len(data) <= _KEPT else b""
@@ -200,7 +196,7 @@ class InspectedLog:
         """
         try:
             yield from InspectedLog(self._store, self.name, past_damage=past_damage)._read()
-        except LogGoneError:
+        except FileNotFoundError:
             self.is_gone = True
 
     def _read(self) -> Iterator[tuple[int, bytes]]:
@@ -217,8 +213,8 @@ class InspectedLog:
     def _firsts(self) -> list[int]:
         try:
             names = self._files.names(self._folder)
-        except FileNotFoundError as error:
-            raise LogGoneError(self.name) from error
+        except FileNotFoundError:
+            raise
         except OSError as error:
             self._note("", None, "unreadable", error.strerror or str(error))
             return []
@@ -249,9 +245,9 @@ class InspectedLog:
             self._note(path.name, 0, "newer", f"version {error.version} of the format")
         except LogCorruptedError as error:
             self._note(path.name, error.offset, "damaged", error.reason)
-        except FileNotFoundError as error:
+        except FileNotFoundError:
             if not self._folder.is_dir():
-                raise LogGoneError(self.name) from error
+                raise
             self._note(path.name, None, "missing", "the file is missing")
         except OSError as error:
             self._note(path.name, None, "unreadable", error.strerror or str(error))

@@ -5,38 +5,27 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from .._check import as_folder
-from ..cursor.format import cursors_in, delayed_cursor_of, subscription_of
+from ..cursor.format import LedgerAcks, cursors_in, delayed_cursor_of, subscription_of
 from ..errors import InvalidArgumentError
 from ..ledger.format import LOG, log_of
-from ._cursors import FoundCursor, find_cursors
 from ._delayed import inspect_delayed
-from ._nacks import inspect_nacks
-from ._report import CursorReport, Damage, FolderReport, StoreReport, SubscriptionReport, TopicLedger, TopicReport
+from ._recovery import find_cursors, inspect_nacks
+from ._report import CursorReport, FolderReport, StoreReport, SubscriptionReport, TopicLedger, TopicReport
 from ._store import MANIFEST, InspectedStore
 
-__all__ = ["MANIFEST", "CursorFolder", "FoundCursor", "inspect_cursor_folder", "inspect_folder", "stores_in"]
+__all__ = ["MANIFEST", "inspect_cursors", "inspect_folder", "stores_in"]
 
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 8
 _PAUSE_S: Final = 0.1
 _DEEPEST: Final = 8
 _LEDGER: Final = re.compile(r"ledger-(\d{20})")
-
-
-class CursorFolder(NamedTuple):
-    """The cursors of one store with their whole state, the local topic that they belong to, and all damage."""
-
-    folder: Path
-    cursors: Sequence[FoundCursor]
-    topic: TopicReport | None
-    damage: Sequence[Damage]
-    notes: Sequence[str]
 
 
 def inspect_folder(path: str | PathLike[str]) -> FolderReport:
@@ -63,12 +52,14 @@ def inspect_folder(path: str | PathLike[str]) -> FolderReport:
     return FolderReport(str(folder), tuple(stores))
 
 
-def inspect_cursor_folder(folder: Path) -> CursorFolder:
-    """Return the cursors of one store with their states. Blocking; changes and locks nothing.
+def inspect_cursors(folder: Path) -> tuple[StoreReport, Mapping[str, Mapping[int, LedgerAcks]]]:
+    """Return a report on the cursors and the topic of one store, and the state of each cursor by its name and ledger.
+
+    Blocking; changes and locks nothing.
 
     :raises OSError: the folder cannot be read
     """
-    return _until_stable(folder, _cursor_folder)
+    return _until_stable(folder, _cursors)
 
 
 def stores_in(folder: Path, depth: int = 0) -> Iterator[Path]:
@@ -101,7 +92,7 @@ def _until_stable(folder: Path, inspect: Callable[[InspectedStore], _T], only: s
 
 def _report(store: InspectedStore) -> StoreReport:
     nacks = inspect_nacks(store)
-    found = [each.report for each in find_cursors(store)]
+    found = [report for report, _ in find_cursors(store)]
     cursors = tuple(each for each in found if delayed_cursor_of(each.name) is None)
     topic = _inspect_topic(store, cursors)
     delayed = inspect_delayed(store, found)
@@ -120,11 +111,15 @@ def _report(store: InspectedStore) -> StoreReport:
     )
 
 
-def _cursor_folder(store: InspectedStore) -> CursorFolder:
+def _cursors(store: InspectedStore) -> tuple[StoreReport, dict[str, Mapping[int, LedgerAcks]]]:
     inspect_nacks(store)
-    cursors = [each for each in find_cursors(store) if delayed_cursor_of(each.report.name) is None]
-    topic = _inspect_topic(store, [each.report for each in cursors])
-    return CursorFolder(store.folder, cursors, topic, store.damage, store.notes)
+    found = [(report, states) for report, states in find_cursors(store) if delayed_cursor_of(report.name) is None]
+    cursors = tuple(report for report, _ in found)
+    topic = _inspect_topic(store, cursors)
+    report = StoreReport(
+        str(store.folder), cursors=cursors, topic=topic, notes=tuple(store.notes), damage=tuple(store.damage)
+    )
+    return report, {report.name: states for report, states in found}
 
 
 def _fingerprint(folder: Path) -> list[tuple[str, int, int]]:

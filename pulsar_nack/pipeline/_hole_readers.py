@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -28,10 +29,11 @@ from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from ..cursor.format import subscription_of
+from ..cursor.format import LedgerAcks, subscription_of
 from ..errors import InvalidArgumentError, PulsarNackError
 from ..ids import Position
-from ..inspection.folders import CursorFolder, FoundCursor, inspect_cursor_folder, stores_in
+from ..inspection import CursorReport, StoreReport
+from ..inspection.folders import inspect_cursors, stores_in
 from ..ledger.format import LOG
 from ._checks import Paths, path_names
 from ._holes import ACKED, BATCH, CURSOR, LEDGER, STATE
@@ -55,23 +57,18 @@ _READ_ARROW: Final = to_arrow_schema(_READ)
 
 
 class HoleRow(NamedTuple):
-    """A row of ``schemas.HOLES``, as the readers make it."""
+    """A row that the readers make: one of ``schemas.HOLES``, or ``path`` and ``reason`` of what could not be read."""
 
-    topic: str
-    subscription: str
-    at_ms: int | None
-    kind: str
-    ledger: int
-    first: int | None
-    last: int | None
+    topic: str | None = None
+    subscription: str | None = None
+    at_ms: int | None = None
+    kind: str | None = None
+    ledger: int | None = None
+    first: int | None = None
+    last: int | None = None
     bytes: int | None = None
-
-
-class RefusedRow(NamedTuple):
-    """A file, or a part of it, that could not be read, and the reason."""
-
-    path: str
-    reason: str
+    path: str | None = None
+    reason: str | None = None
 
 
 class ReadHoles(NamedTuple):
@@ -104,13 +101,13 @@ def read_internal_stats(spark: SparkSession, paths: Paths) -> ReadHoles:
     return _read(spark, files, read_stats_file)
 
 
-def _read(
-    spark: SparkSession, paths: Sequence[str], read: Callable[[str], Sequence[HoleRow | RefusedRow]]
-) -> ReadHoles:
+def _read(spark: SparkSession, paths: Sequence[str], read: Callable[[str], Sequence[HoleRow]]) -> ReadHoles:
     def batches(path: str) -> Iterator[pa.RecordBatch]:
         rows = read(path)
         for at in range(0, len(rows), _BATCH):
-            yield _batch(rows[at : at + _BATCH])
+            columns = zip(zip(*rows[at : at + _BATCH], strict=True), _READ_ARROW.types, strict=True)
+            arrays = [pa.array(values, kind) for values, kind in columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=_READ_ARROW)
 
     found = read_each(spark, paths, batches, _READ, _MAX_TASKS)
     is_refused = sf.col("reason").isNotNull()
@@ -119,57 +116,44 @@ def _read(
     )
 
 
-def _batch(rows: Sequence[HoleRow | RefusedRow]) -> pa.RecordBatch:
-    none = (None,) * len(HOLES)
-    whole = [(*row, None, None) if isinstance(row, HoleRow) else (*none, *row) for row in rows]
-    columns = zip(zip(*whole, strict=True), _READ_ARROW.types, strict=True)
-    return pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], schema=_READ_ARROW)
-
-
 # --- cursor folders -------------------------------------------------------------------------------------------------
 
 
-def read_cursor_folder(path: str) -> list[HoleRow | RefusedRow]:
+def read_cursor_folder(path: str) -> list[HoleRow]:
     """Return the rows of a folder's cursors, and the damage. Blocks; changes and locks nothing."""
     try:
-        return _rows(inspect_cursor_folder(Path(path)))
+        store, states = inspect_cursors(Path(path))
     except OSError as error:
-        return [RefusedRow(path, f"cannot be read: {error.strerror or error}")]
+        return [HoleRow(path=path, reason=f"cannot be read: {error.strerror or error}")]
     except PulsarNackError as error:
-        return [RefusedRow(path, str(error))]
-
-
-def _rows(store: CursorFolder) -> list[HoleRow | RefusedRow]:
-    ledgers = () if store.topic is None else store.topic.ledgers
-    lengths = {each.ledger: (each.entries, each.bytes) for each in ledgers}
-    rows: list[HoleRow | RefusedRow] = []
+        return [HoleRow(path=path, reason=str(error))]
+    rows: list[HoleRow] = []
     for cursor in store.cursors:
-        rows += _cursor_rows(store, cursor, lengths)
+        rows += _cursor_rows(store, cursor, states[cursor.name])
     for each in store.damage:
         if each.kind != "torn":
             where = "" if each.offset is None else f" at byte {each.offset}"
             file = "/".join(filter(None, (f"{each.log}{LOG}", each.file)))
-            rows.append(RefusedRow(f"{store.folder}/{file}", f"{each.kind}{where}: {each.reason}"))
-    rows += [RefusedRow(str(store.folder), note) for note in store.notes]
+            rows.append(HoleRow(path=f"{path}/{file}", reason=f"{each.kind}{where}: {each.reason}"))
+    rows += [HoleRow(path=path, reason=note) for note in store.notes]
     return rows
 
 
-def _cursor_rows(store: CursorFolder, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
-    report = cursor.report
-    subscription = subscription_of(report.name) or report.name
-    topic, at_ms = store.folder.name, _written_ms(store.folder / (report.log + LOG))
-    at = cursor.mark_delete
-    marker = report.size_bytes - sum(each.bytes for each in report.ledgers)
-    yield HoleRow(topic, subscription, at_ms, CURSOR, at.ledger, at.entry, at.entry, marker)
-    for each in report.ledgers:
-        yield HoleRow(topic, subscription, at_ms, STATE, each.ledger, None, None, each.bytes)
-        acks = cursor.states[each.ledger]
+def _cursor_rows(store: StoreReport, cursor: CursorReport, states: Mapping[int, LedgerAcks]) -> Iterator[HoleRow]:
+    folder = Path(store.path)
+    key = folder.name, subscription_of(cursor.name) or cursor.name, _written_ms(folder / (cursor.log + LOG))
+    at_ledger, at_entry = cursor.mark_delete
+    marker = cursor.size_bytes - sum(each.bytes for each in cursor.ledgers)
+    yield HoleRow(*key, CURSOR, at_ledger, at_entry, at_entry, marker)
+    for each in cursor.ledgers:
+        yield HoleRow(*key, STATE, each.ledger, bytes=each.bytes)
+        acks = states[each.ledger]
         for first, last in acks.ranges.ranges():
-            yield HoleRow(topic, subscription, at_ms, ACKED, each.ledger, first, last)
+            yield HoleRow(*key, ACKED, each.ledger, first, last)
         for entry in sorted(acks.batches):
-            yield HoleRow(topic, subscription, at_ms, BATCH, each.ledger, entry, entry)
-    for ledger, (entries, size) in lengths.items():
-        yield HoleRow(topic, subscription, at_ms, LEDGER, ledger, 0, entries - 1, size)
+            yield HoleRow(*key, BATCH, each.ledger, entry, entry)
+    for ledger in () if store.topic is None else store.topic.ledgers:
+        yield HoleRow(*key, LEDGER, ledger.ledger, 0, ledger.entries - 1, ledger.bytes)
 
 
 def _written_ms(log: Path) -> int | None:
@@ -183,23 +167,23 @@ def _written_ms(log: Path) -> int | None:
 # --- internal statistics --------------------------------------------------------------------------------------------
 
 
-def read_stats_file(path: str) -> list[HoleRow | RefusedRow]:
+def read_stats_file(path: str) -> list[HoleRow]:
     """Return the rows of a file of internal statistics, and what cannot be read."""
     file = Path(path)
     try:
         written_ms = file.stat().st_mtime_ns // 1_000_000
         return list(read_stats(path, file.read_text(encoding="utf-8"), written_ms))
     except UnicodeDecodeError as error:
-        return [RefusedRow(path, f"not UTF-8: byte {error.start} is {error.object[error.start]:#x}")]
+        return [HoleRow(path=path, reason=f"not UTF-8: byte {error.start} is {error.object[error.start]:#x}")]
     except OSError as error:
-        return [RefusedRow(path, f"cannot be read: {error.strerror or error}")]
+        return [HoleRow(path=path, reason=f"cannot be read: {error.strerror or error}")]
 
 
 class _InvalidError(Exception):
     """An object is not internal statistics; the message has the reason."""
 
 
-def read_stats(path: str, text: str, written_ms: int) -> Iterator[HoleRow | RefusedRow]:
+def read_stats(path: str, text: str, written_ms: int) -> Iterator[HoleRow]:
     """Yield the rows of a file's objects; an invalid object is refused as a whole.
 
     :param path: the file's path, for its name
@@ -208,36 +192,27 @@ def read_stats(path: str, text: str, written_ms: int) -> Iterator[HoleRow | Refu
     named = _NAME.fullmatch(Path(path).name)
     topic = unquote(named["topic"]) if named else Path(path).name
     at_ms = int(named["time"]) if named and named["time"] else written_ms
-    for place, found in _objects(text):
+    for place, value in _values(text):
         try:
-            if isinstance(found, _InvalidError):
-                raise found
-            yield from list(_rows_of(found, topic, at_ms))
+            yield from list(_rows_of(_parsed(value), topic, at_ms))
         except _InvalidError as error:
-            yield RefusedRow(path, f"{place}{error}")
+            yield HoleRow(path=path, reason=f"{place}{error}")
 
 
-def _objects(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield each value of a file with its place: one value, or one per line."""
+def _values(text: str) -> list[tuple[str, str]]:
+    """Return the JSON text of each value of a file with its place: of one value, or one per line."""
+    lines = [(f"line {number}: ", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    with suppress(_InvalidError):
+        if len(lines) > 1 and isinstance(_parsed(lines[0][1]), dict):
+            return lines
+    return [("", text)]
+
+
+def _parsed(text: str) -> Any:
     try:
-        yield "", json.loads(text)
-    except (ValueError, RecursionError) as whole:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        if len(lines) < 2 or not _is_json(lines[0][1]):
-            yield "", _InvalidError(f"not JSON: {whole}")
-            return
-        for number, line in lines:
-            try:
-                yield f"line {number}: ", json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield f"line {number}: ", _InvalidError(f"not JSON: {error}")
-
-
-def _is_json(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _InvalidError(f"not JSON: {error}") from error
 
 
 def _rows_of(found: Any, topic: str, at_ms: int) -> Iterator[HoleRow]:

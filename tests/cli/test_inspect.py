@@ -11,7 +11,7 @@ import pytest
 
 from pulsar_nack import Cursor
 from pulsar_nack.errors import MissingExtraError
-from pulsar_nack.inspection import _cursors
+from pulsar_nack.inspection import _recovery
 from tests.cli.test_app import call, call_without
 from tests.inspection.folders import everything, segments, write_buckets, write_nacks, write_plain
 
@@ -59,7 +59,7 @@ async def test_not_everything_was_read(
     def lack(*_arguments: object) -> NoReturn:
         raise MissingExtraError("the cursor", "protobuf>=5", "cursor")
 
-    monkeypatch.setattr(_cursors, "kind_of", lack)
+    monkeypatch.setattr(_recovery, "kind_of", lack)
     code, out, _ = run(capsys, str(tmp_path))
     assert (code, "Not everything was read" in out, "pulsar-nack[cursor]" in out) == (2, True, True)
     assert "No damage." not in out

@@ -1,17 +1,32 @@
-"""Cursors of acknowledgements: the marker that the next opening would use, and the records that it names.
+"""The state that the next opening of a cursor or of a consumer would recover from its logs.
 
-The rules are those of the cursor's own recovery, applied to records that were read without opening the log.
+The rules are those of their own recovery, applied to records that were read without opening a log: of a cursor the last
+usable marker and the records that it names, of a consumer the newest base and the logs after it.
 """
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
+from ..consumer.durable import (
+    DEFERRED_FIRST,
+    OWNER_LOG,
+    RECORD_VERSION,
+    DurableState,
+    RangeAcks,
+    Record,
+    UnreadableRecordError,
+    base_name,
+    decode_record,
+    log_name,
+)
 from ..cursor.format import (
     CURSOR_LOG_NAME,
     LedgerAcks,
-    MarkerContents,
+    Marker,
     RecordKind,
     check_version,
     decode_legacy,
@@ -22,37 +37,34 @@ from ..cursor.format import (
     read_marker,
 )
 from ..errors import CursorFormatError, LogCorruptedError, LogVersionError, MissingExtraError
-from ..ids import Position
 from ..ledger import Log
-from ._report import AckedLedger, CursorReport
+from ._report import AckedLedger, CursorReport, NacksReport, WaitingLedger
 from ._store import InspectedLog, InspectedStore
 
 _T = TypeVar("_T")
 _Numbered = Mapping[int, bytes]
 _STATES: Final = {RecordKind.MARKER, RecordKind.LEGACY}
+_NACKS: Final = re.compile(r"nacks-(\d{10})(-base)?")
+_FOR_EVER: Final = 1 << 60
+
+FoundCursor = tuple[CursorReport, Mapping[int, LedgerAcks]]
+"""The report on a cursor, and its state by ledger."""
+
+
+# --- cursors --------------------------------------------------------------------------------------------------------
 
 
 class _Stored(NamedTuple):
-    """The state in a marker, in a record in the legacy format, or in a snapshot."""
+    """A marker with the states that it names, or what a record in the legacy format or a snapshot says in its place."""
 
-    sequence: int
-    contents: MarkerContents
-    states: dict[int, LedgerAcks]
-    numbers: dict[int, tuple[int, ...]]
-    marker: int
+    number: int
     form: str
-
-
-class FoundCursor(NamedTuple):
-    """A cursor as the next opening finds it: its whole state, and its report."""
-
-    mark_delete: Position
+    marker: Marker
     states: dict[int, LedgerAcks]
-    report: CursorReport
 
 
 def find_cursors(store: InspectedStore) -> Iterator[FoundCursor]:
-    """Iterate over the cursors of a store, with their whole state."""
+    """Iterate over the cursors of a store as the next opening finds them."""
     cursors: dict[str, dict[str, InspectedLog]] = {}
     for log in store.unclaimed():
         match = CURSOR_LOG_NAME.fullmatch(log.name)
@@ -94,9 +106,9 @@ def _newest(
         store.note(max(logs), "", "inconsistent", f"no marker of the cursor {name} can be used")
     if not found:
         return None
-    log, stored = max(found, key=lambda each: each[1].sequence)
-    report = _report(name, log, records[log], stored, tuple(sorted(logs.keys() - {log, f"{log}-snapshot"})))
-    return FoundCursor(stored.contents.mark_delete, stored.states, report)
+    log, stored = max(found, key=lambda each: each[1].marker.sequence)
+    ignored = tuple(sorted(logs.keys() - {log, f"{log}-snapshot"}))
+    return _cursor_report(name, log, records[log], stored, ignored), stored.states
 
 
 def _is_main(log: str) -> bool:
@@ -124,29 +136,27 @@ def _use_legacy(number: int, record: bytes) -> _Stored:
     if kind_of(record) is not RecordKind.LEGACY:
         raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the legacy format")
     legacy = decode_legacy(record)
-    return _Stored(legacy.sequence, legacy.contents, dict(legacy.states), {}, number, "single")
+    return _Stored(number, "single", Marker(legacy.sequence, legacy.contents), dict(legacy.states))
 
 
 def _use_marker(name: str, number: int, records: _Numbered) -> _Stored:
     marker = _now(read_marker(cast("Log", _Records(name, records)), number))
-    states, numbers = {}, {}
+    states = {}
     for ledger, named in marker.references.items():
         if not all(each < number and each in records for each in named):
             raise CursorFormatError(
                 "a marker", f"it names a record for ledger {ledger} that is not there before it: {named}"
             )
         states[ledger] = decode_state(ledger, [records[each] for each in named])
-        numbers[ledger] = tuple(named)
-    return _Stored(marker.sequence, marker.contents, states, numbers, number, "ledgers")
+    return _Stored(number, "ledgers", marker, states)
 
 
 def _last_snapshot(records: _Numbered) -> _Stored | None:
     for number in sorted(records, reverse=True):
         try:
-            snapshot = decode_marker([records[number]])
+            return _Stored(number, "snapshot", decode_marker([records[number]]), {})
         except CursorFormatError:
             continue
-        return _Stored(snapshot.sequence, snapshot.contents, {}, {}, number, "snapshot")
     return None
 
 
@@ -180,51 +190,122 @@ def _now(work: Coroutine[Any, Any, _T]) -> _T:
     raise RuntimeError("it waits for something else than records")
 
 
-# --- the report -----------------------------------------------------------------------------------------------------
-
-
-def _report(name: str, log: str, records: _Numbered, stored: _Stored, ignored: tuple[str, ...]) -> CursorReport:
+def _cursor_report(name: str, log: str, records: _Numbered, stored: _Stored, ignored: tuple[str, ...]) -> CursorReport:
     ledgers = tuple(_ledgers(stored, records))
-    in_use = sum(len(numbers) for numbers in stored.numbers.values())
-    position = stored.contents.mark_delete
+    contents, references = stored.marker.contents, stored.marker.references
     return CursorReport(
         name=name,
         log=log,
         form=stored.form,
-        marker=stored.marker,
+        marker=stored.number,
         markers=sum(kind_of(record) is RecordKind.MARKER for record in records.values()),
-        mark_delete=(position.ledger, position.entry),
-        properties=dict(stored.contents.cursor_properties),
-        size_bytes=sum(each.bytes for each in ledgers) + len(records[stored.marker]),
-        records_in_use=in_use + 1,
+        mark_delete=(contents.mark_delete.ledger, contents.mark_delete.entry),
+        properties=dict(contents.cursor_properties),
+        size_bytes=sum(each.bytes for each in ledgers) + len(records[stored.number]),
+        records_in_use=sum(len(references.get(ledger, ())) for ledger in stored.states) + 1,
         ignored=ignored,
         ledgers=ledgers,
     )
 
 
 def _ledgers(stored: _Stored, records: _Numbered) -> Iterator[AckedLedger]:
-    mark_delete = stored.contents.mark_delete
+    mark_delete = stored.marker.contents.mark_delete
     for ledger, acks in sorted(stored.states.items()):
+        begin = 0
         if ledger == mark_delete.ledger:
             acks.trim(mark_delete.entry)
+            begin = mark_delete.entry + 1
         if ledger < mark_delete.ledger or not acks:
             continue
-        numbers = stored.numbers.get(ledger, ())
+        numbers = tuple(stored.marker.references.get(ledger, ()))
+        first = acks.ranges.first
         yield AckedLedger(
             ledger=ledger,
             acked=len(acks.ranges),
             ranges=acks.ranges.range_count,
-            holes=_holes(ledger, acks, mark_delete),
+            holes=0 if first is None else acks.ranges.range_count - (first <= begin),
             batches=len(acks.batches),
             bytes=sum(len(records[number]) for number in numbers),
             records=numbers,
         )
 
 
-def _holes(ledger: int, acks: LedgerAcks, mark_delete: Position) -> int:
-    """Return how many runs of unacknowledged entries lie below the highest acknowledged entry of a ledger."""
-    first = acks.ranges.first
-    if first is None:
-        return 0
-    begin = mark_delete.entry + 1 if ledger == mark_delete.ledger else 0
-    return acks.ranges.range_count - (first <= begin)
+# --- the durable nacks of a consumer --------------------------------------------------------------------------------
+
+
+def inspect_nacks(store: InspectedStore) -> NacksReport | None:
+    """Return what a consumer would remember if it opened this store now; None without such logs."""
+    found = {log.name: log for log in store.unclaimed() if log.name == OWNER_LOG or _NACKS.fullmatch(log.name)}
+    if not found:
+        return None
+    for log in found.values():
+        log.kind = "nacks"
+    chain = [found[name] for name in _chain(store, found)]
+    memory = DurableState(_FOR_EVER, _FOR_EVER)
+    for log in chain:
+        _replay(store, log, memory)
+    used = tuple(log.name for log in chain)
+    ignored = tuple(sorted(found.keys() - {*used, OWNER_LOG}))
+    return _nacks_report(used, ignored, memory)
+
+
+def _chain(store: InspectedStore, found: dict[str, InspectedLog]) -> Iterator[str]:
+    """Return the names of the logs that count: the newest sealed base, and the logs after it."""
+    matches = [match for name in found if (match := _NACKS.fullmatch(name))]
+    sealed = (int(match[1]) for match in matches if match[2] and found[match[0]].is_sealed)
+    base = max(sealed, default=0)
+    logs = sorted(int(match[1]) for match in matches if not match[2] and int(match[1]) > base)
+    if base:
+        yield base_name(base)
+    expected, is_open = base + 1, False
+    for number in logs:
+        log = found[log_name(number)]
+        if number != expected:
+            store.note(log_name(expected), "", "missing", f"the log is missing, and there is {log.name}")
+        if is_open and log.length:
+            reason = f"it has no seal, and yet {log.name} has records"
+            store.note(log_name(number - 1), "", "inconsistent", reason)
+        expected, is_open = number + 1, not log.is_sealed
+        yield log.name
+    if base and not logs:
+        store.note(log_name(expected), "", "missing", f"the log is missing that {base_name(base)} was made beside")
+
+
+def _replay(store: InspectedStore, log: InspectedLog, memory: DurableState) -> None:
+    for number, data in enumerate(log.records()):
+        try:
+            memory.apply(decode_record(data))
+        except (UnreadableRecordError, ValueError) as error:
+            is_newer = isinstance(error, UnreadableRecordError) and error.version > RECORD_VERSION
+            store.note(log.name, f"record {number}", "newer" if is_newer else "inconsistent", str(error))
+            return
+
+
+def _entries_of(acknowledged: Record) -> int:
+    """Return how many entries a record acknowledges: one, or those of its ranges."""
+    if not isinstance(acknowledged, RangeAcks):
+        return 1
+    return sum(last - first + 1 for first, last in acknowledged.ranges)
+
+
+def _nacks_report(used: tuple[str, ...], ignored: tuple[str, ...], memory: DurableState) -> NacksReport:
+    times, counts = array("q"), array("I")
+    ledgers: dict[tuple[int, int, str | None], int] = {}
+    for page in memory.pending.pages():
+        times.extend(page.times)
+        counts.extend(page.counts)
+        key = page.ledger, page.partition, page.topic
+        ledgers[key] = ledgers.get(key, 0) + len(page.keys)
+    return NacksReport(
+        logs=used,
+        ignored=ignored,
+        last_written_at=memory.last_at_ms if memory.last_at_ms >= 0 else None,
+        unsettled=len(memory.pending),
+        first_at=min(times, default=None),
+        last_at=max(times, default=None),
+        most_redeliveries=max((count for count in counts if count != DEFERRED_FIRST), default=0),
+        acknowledged=sum(map(_entries_of, memory.acknowledged())),
+        ledgers=tuple(
+            WaitingLedger(*key, messages) for key, messages in sorted(ledgers.items(), key=lambda each: each[0][:2])
+        ),
+    )
