@@ -39,8 +39,17 @@ from ..errors import InvalidArgumentError, LogLockedError, LogStorageError
 from ..inspection.folders import MANIFEST
 from ..ledger.files import PRIVATE_FOLDER, OsFiles, storage_errors, write_all
 from ..ledger.format import GONE, LOCK, LOG, NEW, log_of
-from ._build_buckets import Rows, Unit, buckets_of
-from ._build_encoding import CURSOR, SEGMENT_FILE, cursor_log, encode_bucket, snapshot_folder, snapshot_log
+from ._build_buckets import (
+    CURSOR,
+    SEGMENT_FILE,
+    Rows,
+    Unit,
+    buckets_of,
+    cursor_log,
+    encode_bucket,
+    snapshot_folder,
+    snapshot_log,
+)
 
 FORMAT: Final = 1
 INDEX: Final = "index"
@@ -200,15 +209,15 @@ def write_snapshots(
 ) -> Iterator[WrittenSnapshot]:
     """Write the snapshots of rows of these units, in order of position: cut, encode and write a bucket at a time.
 
-    :raises DuplicatePositionError: two rows have the same position
+    :raises InvalidArgumentError: two rows have the same position
     :raises OSError: a log could not be written
     """
     for number, parts in groupby(_by_unit(batches, units), itemgetter(0)):
         unit = units[number]
         buckets = _with_keys(buckets_of(map(itemgetter(1), parts), config), unit)
         for snapshot_id, (key, rows) in enumerate(buckets, unit.first_id):
-            snapshot = encode_bucket(rows, config)
-            data = snapshot_log(key, snapshot_id, snapshot)
+            metadata, segments = encode_bucket(rows, config)
+            data = snapshot_log(key, snapshot_id, metadata, segments)
             write_log(staging, snapshot_folder(snapshot_id), data)
             yield WrittenSnapshot(
                 snapshot_id,
@@ -216,9 +225,9 @@ def write_snapshots(
                 start=int(rows.ledgers[0]),
                 end=int(rows.ledgers[-1]),
                 rows=rows.length,
-                segments=len(snapshot.segments),
-                first_at=snapshot.first_at,
-                last_at=snapshot.last_at,
+                segments=len(segments),
+                first_at=int(rows.times.min()),
+                last_at=int(rows.times.max()),
                 bytes=len(data),
             )
 

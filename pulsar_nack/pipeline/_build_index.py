@@ -29,17 +29,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from .._check import as_folder
 from ..config import BucketConfig
-from ..errors import LogStorageError, PulsarNackError
+from ..errors import InvalidArgumentError, LogStorageError, PulsarNackError
 from ._build_buckets import (
     BLOCK_BITS,
     BOUNDS,
     UNIT_ROWS,
     Block,
-    DuplicatePositionError,
     Longs,
     Rows,
     Unit,
-    duplicate,
     make_units,
     refused,
     split_evenly,
@@ -128,7 +126,7 @@ def _blocks(rows: DataFrame) -> Iterator[Block]:
         if bad:
             first = rows.where(is_bad).orderBy(*BOUNDS).first()
             raise refused(*(first or (ledger, None, None)))
-        yield Block(ledger, number, count)
+        yield ledger, number, count
 
 
 # -- partitioning --------------------------------------------------------------------------------------------------
@@ -215,8 +213,8 @@ def _worker(
         try:
             for written in write_snapshots(map(decode, batches), units, Path(staging), config):
                 yield _record(*written, None)
-        except DuplicatePositionError as error:
-            yield _problem(duplicate=[error.ledger, error.entry])
+        except InvalidArgumentError as error:
+            yield _problem(field=error.field, value=error.value, expected=error.expected)
         except OSError as error:
             if error.errno not in _PERMANENT:
                 raise
@@ -236,8 +234,7 @@ def _record(*values: object) -> pa.RecordBatch:
     )
 
 
-def _error(problem: dict[str, object], staging: Path) -> PulsarNackError:
-    match problem:
-        case {"duplicate": [int(ledger), int(entry)]}:
-            return duplicate(ledger, entry)
-    return LogStorageError(str(staging), "write to it", str(problem.get("storage")))
+def _error(problem: dict[str, str], staging: Path) -> PulsarNackError:
+    if "storage" in problem:
+        return LogStorageError(str(staging), "write to it", problem["storage"])
+    return InvalidArgumentError(**problem)

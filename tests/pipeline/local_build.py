@@ -14,9 +14,7 @@ from pulsar_nack.pipeline._build_buckets import (
     BLOCK_BITS,
     UNIT_ROWS,
     Block,
-    DuplicatePositionError,
     Rows,
-    duplicate,
     make_units,
 )
 from pulsar_nack.pipeline._build_folder import BuiltIndex, building, check_target, finish_build, write_snapshots
@@ -52,11 +50,8 @@ def build_local(
     rows = Rows(*(column[order] for column in rows))
     units = make_units(_blocks(rows), config, unit_rows)
     with building(target) as staging:
-        try:
-            with storage_errors(str(target), "write the index"):
-                built = list(write_snapshots([rows] if units else [], units, staging, config))
-        except DuplicatePositionError as error:
-            raise duplicate(error.ledger, error.entry) from None
+        with storage_errors(str(target), "write the index"):
+            built = list(write_snapshots([rows] if units else [], units, staging, config))
         return finish_build(staging, target, units, built, config, overwrite=overwrite)
 
 
@@ -68,4 +63,4 @@ def _blocks(rows: Rows) -> list[Block]:
     firsts = np.flatnonzero(is_first)
     counts = np.diff(np.append(firsts, rows.length))
     columns = (rows.ledgers[firsts].tolist(), numbers[firsts].tolist(), counts.tolist())
-    return [Block(*each) for each in zip(*columns, strict=True)]
+    return list(zip(*columns, strict=True))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pulsar_nack import BucketConfig, InvalidArgumentError, pipeline
 from pulsar_nack.errors import LogStorageError
 from pulsar_nack.pipeline import _build_folder
-from pulsar_nack.pipeline._build_buckets import Block, make_units
+from pulsar_nack.pipeline._build_buckets import make_units
 from tests.small_disk import small_disk
 
 from .delivering import Row, contents, deliveries, moments
@@ -218,7 +218,7 @@ def test_full_disk_on_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     from pulsar_nack.pipeline import _build_index
 
     monkeypatch.setattr(_build_folder, "_files", FailingFiles(1))
-    units = make_units([Block(1, 0, 3)], SMALL)
+    units = make_units([(1, 0, 3)], SMALL)
     batch = pa.RecordBatch.from_pydict({"ledger_id": [1, 1, 1], "entry_id": [1, 2, 3], "deliver_at": [5, 5, 5]})
     with _build_folder.building(tmp_path / "index") as staging:
         work = _build_index._worker(units, str(staging), SMALL, _build_index._decode_columns)
