@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
 
 from ..errors import InvalidArgumentError
@@ -17,7 +17,7 @@ from ._accuracy import accuracy
 from ._checks import require_columns
 from ._holes import DEFAULT_LIMIT
 from ._messages import DEAD_LETTER
-from ._report_page import Section, SummaryRow, Table, bars, lines, moment, number, render, size, span
+from ._report_page import Section, bars, figure, lines, moment, number, render, size, span, table
 from ._retries import retries
 from .schemas import HOLES_SHOWN, IDENTITY, TRACE
 
@@ -60,16 +60,16 @@ def report(
     require_columns(traces, TRACE)
     extent = _extent_of(traces)
     sections = [_overview(traces, extent)]
-    summary, plots = _lateness(traces, extent)
+    figures, plots = _lateness(traces, extent)
     text = "How far from its deadline each message came back; negative: early."
-    sections.append(Section("accuracy", "Accuracy", text, summary, plots, list(_tables(accuracy(traces)))))
+    sections.append(Section("accuracy", "Accuracy", text, figures, [*plots, *_tables(accuracy(traces))]))
     text = "How often messages were nacked, which never succeed, and when there were more nacks than usual."
-    sections.append(Section("retries", "Retries", text, (), _attempts(traces), list(_tables(retries(traces)))))
+    sections.append(Section("retries", "Retries", text, parts=[_attempts(traces), *_tables(retries(traces))]))
     if holes is not None:
         sections.append(_holes(holes, limit))
     if plan is not None:
         text = "Memory for pending nacks by the width of buckets."
-        sections.append(Section("plan", "Plan", text, tables=list(_tables(plan))))
+        sections.append(Section("plan", "Plan", text, parts=list(_tables(plan))))
     return render(title, "Times are UTC.", sections)
 
 
@@ -91,12 +91,12 @@ def write_report(html: str, path: str | PathLike[str], *, overwrite: bool = Fals
         raise InvalidArgumentError("out", str(target), f"a file that can be written ({error.strerror})") from error
 
 
-def _tables(result: Any) -> Iterator[Table]:
+def _tables(result: Any) -> Iterator[str]:
     """Yield a table for each DataFrame of a job's result."""
     for name, frame in _frames(result):
         rows = frame.limit(_MAX_ROWS + 1).collect()
         more = frame.count() - _MAX_ROWS if len(rows) > _MAX_ROWS else 0
-        yield Table(name, frame.columns, [tuple(row) for row in rows[:_MAX_ROWS]], more)
+        yield table(name, frame.columns, rows[:_MAX_ROWS], more)
 
 
 def _frames(result: Any) -> Iterator[tuple[str, DataFrame]]:
@@ -112,68 +112,48 @@ def _frames(result: Any) -> Iterator[tuple[str, DataFrame]]:
 # --- traces -----------------------------------------------------------------------------------------------------------
 
 
-class _Extent(NamedTuple):
-    """Counts of events, messages and topics, and the first and last time."""
-
-    events: int
-    nacks: int
-    redeliveries: int
-    arrivals: int
-    errors: int
-    dead_letters: int
-    messages: int
-    topics: int
-    first_ms: int | None
-    last_ms: int | None
-
-    @property
-    def step_ms(self) -> int:
-        """Return the width of a time step, such that there are about a hundred steps."""
-        length = (self.last_ms or 0) - (self.first_ms or 0)
-        return next((each for each in _NICE_MS if each * _STEPS >= length), _NICE_MS[-1])
-
-
-def _extent_of(traces: DataFrame) -> _Extent:
-    """Return the extent of traces."""
+def _extent_of(traces: DataFrame) -> Row:
+    """Return counts of events, messages and topics, the first and last time, and the width of about a hundred steps."""
     is_dead = (sf.col("event") == "ack") & (sf.col("reason") == DEAD_LETTER)
     (row,) = traces.agg(
-        sf.count("*"),
-        *(_events(name) for name in ("nack", "redeliver", "arrive", "error")),
-        sf.count_if(is_dead),
-        sf.approx_count_distinct(sf.struct(*IDENTITY)),
-        sf.approx_count_distinct("topic"),
-        sf.min("time_ms"),
-        sf.max("time_ms"),
+        sf.count("*").alias("events"),
+        *(_events(event).alias(name) for event, name in _LINES.items()),
+        sf.count_if(is_dead).alias("dead_letters"),
+        sf.approx_count_distinct(sf.struct(*IDENTITY)).alias("messages"),
+        sf.approx_count_distinct("topic").alias("topics"),
+        sf.min("time_ms").alias("first_ms"),
+        sf.max("time_ms").alias("last_ms"),
     ).collect()
-    return _Extent(*row)
+    length = (row.last_ms or 0) - (row.first_ms or 0)
+    step_ms = next((each for each in _NICE_MS if each * _STEPS >= length), _NICE_MS[-1])
+    return Row(**row.asDict(), step_ms=step_ms)
 
 
-def _overview(traces: DataFrame, extent: _Extent) -> Section:
+def _overview(traces: DataFrame, extent: Row) -> Section:
     """Return the section of events over time, and of the reasons of nacks."""
-    step = sf.floor(sf.col("time_ms") / extent.step_ms) * extent.step_ms
-    counted = traces.groupBy(step.alias("at")).agg(*(_events(name).alias(name) for name in _LINES))
+    counted = traces.groupBy(_step(extent)).agg(*(_events(event).alias(name) for event, name in _LINES.items()))
     rows = counted.orderBy("at").collect()
-    series = {title: [(row.at, row[name]) for row in rows] for name, title in _LINES.items()}
-    summary = [
-        SummaryRow("events", number(extent.events)),
-        SummaryRow("messages, about", number(extent.messages)),
-        SummaryRow("topics, about", number(extent.topics)),
-        SummaryRow("nacks", number(extent.nacks)),
-        SummaryRow("redeliveries", number(extent.redeliveries)),
-        SummaryRow("arrivals", number(extent.arrivals)),
-        SummaryRow("errors", number(extent.errors), is_bad=extent.errors > 0),
-        SummaryRow("dead letters", number(extent.dead_letters), is_bad=extent.dead_letters > 0),
+    series = {name: [(row.at, row[name]) for row in rows] for name in _LINES.values()}
+    figures = [
+        figure("events", number(extent.events)),
+        figure("messages, about", number(extent.messages)),
+        figure("topics, about", number(extent.topics)),
+        figure("nacks", number(extent.nacks)),
+        figure("redeliveries", number(extent.redeliveries)),
+        figure("arrivals", number(extent.arrivals)),
+        figure("errors", number(extent.errors), is_bad=extent.errors > 0),
+        figure("dead letters", number(extent.dead_letters), is_bad=extent.dead_letters > 0),
     ]
-    plots = [lines(f"Events in each {span(extent.step_ms)}", {name: each for name, each in series.items() if each})]
+    plots = [lines(f"Events in each {span(extent.step_ms)}", series)]
     reasons = traces.where("event = 'nack'").groupBy("reason").count().orderBy(sf.desc("count"), "reason")
     top = [(row.reason or "(no reason given)", row["count"]) for row in reasons.limit(_MAX_REASONS).collect()]
     plots.append(bars("Reasons of nacks", top))
     when = "No events" if extent.first_ms is None else f"{moment(extent.first_ms)} to {moment(extent.last_ms or 0)} UTC"
-    return Section("overview", "Overview", f"{when}.", summary, plots)
+    return Section("overview", "Overview", f"{when}.", figures, plots)
 
 
-def _lateness(traces: DataFrame, extent: _Extent) -> tuple[Sequence[SummaryRow], Sequence[str]]:
-    """Return summary and plots of the lateness of arrivals, or of redelivery requests if no arrival is traced."""
+def _lateness(traces: DataFrame, extent: Row) -> tuple[Sequence[str], Sequence[str]]:
+    """Return figures and plots of the lateness of arrivals, or of redelivery requests if no arrival is traced."""
     event = "arrive" if extent.arrivals else "redeliver"
     timed = traces.where(
         (sf.col("event") == event) & sf.col("deadline_ms").isNotNull() & sf.col("actual_ms").isNotNull()
@@ -182,30 +162,35 @@ def _lateness(traces: DataFrame, extent: _Extent) -> tuple[Sequence[SummaryRow],
     shares = sf.percentile("late_ms", list(_SHARES))
     (whole,) = timed.agg(shares.alias("p"), sf.count("*").alias("n"), sf.min("late_ms").alias("low")).collect()
     if not whole.n:
-        return [SummaryRow("messages that came back", "0")], []
-    summary = [
-        SummaryRow("median lateness", span(whole.p[0])),
-        SummaryRow("99 of 100 within", span(whole.p[1]), is_bad=whole.p[1] > _BAD_LATE_MS),
-        SummaryRow("latest", span(whole.p[2]), is_bad=whole.p[2] > _BAD_LATE_MS),
-        SummaryRow("earliest", span(whole.low), is_bad=whole.low < -_BAD_LATE_MS),
+        return [figure("messages that came back", "0")], []
+    figures = [
+        figure("median lateness", span(whole.p[0])),
+        figure("99 of 100 within", span(whole.p[1]), is_bad=whole.p[1] > _BAD_LATE_MS),
+        figure("latest", span(whole.p[2]), is_bad=whole.p[2] > _BAD_LATE_MS),
+        figure("earliest", span(whole.low), is_bad=whole.low < -_BAD_LATE_MS),
     ]
-    step = sf.floor(sf.col("time_ms") / extent.step_ms) * extent.step_ms
-    over_time = timed.groupBy(step.alias("at")).agg(shares.alias("p")).orderBy("at").collect()
+    over_time = timed.groupBy(_step(extent)).agg(shares.alias("p")).orderBy("at").collect()
     names = ("median", "99 of 100", "latest")
     series = {name: [(row.at, row.p[index]) for row in over_time] for index, name in enumerate(names)}
     counted = {row.bin: row["count"] for row in timed.groupBy(_bin().alias("bin")).count().collect()}
     histogram = [(_bin_name(index), counted.get(index, 0)) for index in range(min(counted), max(counted) + 1)]
     word = "Lateness of arrivals" if event == "arrive" else "Lateness of requests for redelivery"
-    return summary, [lines(f"{word} in each {span(extent.step_ms)}", series, y=span), bars(word, histogram)]
+    return figures, [lines(f"{word} in each {span(extent.step_ms)}", series, y=span), bars(word, histogram)]
 
 
-def _attempts(traces: DataFrame) -> Sequence[str]:
+def _attempts(traces: DataFrame) -> str:
     """Return a plot of how often messages were nacked."""
     per_message = traces.where("event = 'nack'").groupBy(*IDENTITY).count()
     shown = sf.least("count", sf.lit(_MAX_ATTEMPTS))
     rows = per_message.groupBy(shown.alias("nacks")).count().orderBy("nacks").collect()
     named = [(_times(row.nacks), row["count"]) for row in rows]
-    return [bars("Messages by how often they were nacked", named)]
+    return bars("Messages by how often they were nacked", named)
+
+
+def _step(extent: Row) -> Column:
+    """Return the begin of the time step of an event."""
+    step_ms: int = extent.step_ms
+    return (sf.floor(sf.col("time_ms") / step_ms) * step_ms).alias("at")
 
 
 def _events(name: str) -> Column:
@@ -241,9 +226,9 @@ def _holes(holes: DataFrame, limit: int) -> Section:
         rows = latest.select(*HOLES_SHOWN).limit(_MAX_ROWS).collect()
     finally:
         latest.unpersist()
-    summary = [
-        SummaryRow("subscriptions", f"{count:,}"),
-        SummaryRow("near the gate, or beyond", f"{risky:,}", is_bad=risky > 0),
+    figures = [
+        figure("subscriptions", f"{count:,}"),
+        figure("near the gate, or beyond", f"{risky:,}", is_bad=risky > 0),
     ]
     named = [(f"{row.subscription} of {row.topic}", row.bytes) for row in rows[:20]]
     plots = [bars("Persisted size of the acknowledgement state", named, value=size)]
@@ -257,6 +242,6 @@ def _holes(holes: DataFrame, limit: int) -> Section:
         top = max(value for points in series.values() for _, value in points)
         mark = limit if limit > 0 and top > limit / 4 else None
         plots.append(lines("Bytes over time", series, y=size, mark=mark))
-    table = Table("Subscriptions, largest first", HOLES_SHOWN, [tuple(row) for row in rows], count - len(rows))
+    plots.append(table("Subscriptions, largest first", HOLES_SHOWN, rows, count - len(rows)))
     text = "Unacknowledged ranges between acknowledged ones. The gate holds new messages back at 7/8 of the limit."
-    return Section("holes", "Holes", text, summary, plots, [table])
+    return Section("holes", "Holes", text, figures, plots)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from itertools import count, takewhile
@@ -29,7 +28,8 @@ _LABEL: Final = 300
 _CHARACTERS: Final = 44
 _TICKS: Final = 5
 _MARKED: Final = 60
-_UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000}
+_UNITS: Final = (("d", 86_400_000, 2), ("h", 3_600_000, 2), ("min", 60_000, 2), ("s", 1_000, 1))
+"""The units of a span of time in ms, and the least number of each that is written."""
 _EPOCH_FROM: Final = 315_532_800_000
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2430; --paper: #ffffff; --quiet: #667085; --rule: #d9dee6; --bad: #b42318;
@@ -67,35 +67,18 @@ Points = Sequence[tuple[float, float]]
 Format = Callable[[float], str]
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryRow:
-    """A figure at the head of a section; it stands out if it ``is_bad``."""
+class Section(NamedTuple):
+    """A part of the report.
 
-    name: str
-    value: str
-    is_bad: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows with the names of their columns; ``more`` rows were left out."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    more: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the report. ``plots`` are the HTML of :func:`lines` and :func:`bars`; everything else is text."""
+    :param figures: of :func:`figure`, at the head of the section
+    :param parts: plots and tables, of :func:`lines`, :func:`bars` and :func:`table`
+    """
 
     key: str
     title: str
     text: str
-    summary: Sequence[SummaryRow] = ()
-    plots: Sequence[str] = ()
-    tables: Sequence[Table] = ()
+    figures: Sequence[str] = ()
+    parts: Sequence[str] = ()
 
 
 def render(title: str, text: str, sections: Sequence[Section]) -> str:
@@ -113,25 +96,27 @@ def render(title: str, text: str, sections: Sequence[Section]) -> str:
 
 
 def _section(section: Section) -> str:
-    parts = [f'<section id="{escape(section.key)}">', f"<h2>{escape(section.title)}</h2>"]
-    parts.append(f'<p class="quiet">{escape(section.text)}</p>')
-    if section.summary:
-        parts.append(f'<ul class="facts">{"".join(map(_summary_row, section.summary))}</ul>')
-    return "\n".join([*parts, *section.plots, *map(_table, section.tables), "</section>"])
+    head = [f'<section id="{escape(section.key)}">', f"<h2>{escape(section.title)}</h2>"]
+    head.append(f'<p class="quiet">{escape(section.text)}</p>')
+    if section.figures:
+        head.append(f'<ul class="facts">{"".join(section.figures)}</ul>')
+    return "\n".join([*head, *section.parts, "</section>"])
 
 
-def _summary_row(row: SummaryRow) -> str:
-    style = ' class="bad"' if row.is_bad else ""
-    return f"<li{style}><b>{escape(row.value)}</b><span>{escape(row.name)}</span></li>"
+def figure(name: str, value: str, *, is_bad: bool = False) -> str:
+    """Return a figure for the head of a section; it stands out if it ``is_bad``."""
+    style = ' class="bad"' if is_bad else ""
+    return f"<li{style}><b>{escape(value)}</b><span>{escape(name)}</span></li>"
 
 
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(each.replace('_', ' '))}</th>" for each in table.columns)
-    body = "".join(f"<tr>{_cells(table.columns, row)}</tr>" for row in table.rows)
-    if not table.rows:
-        body = f'<tr><td class="none" colspan="{len(table.columns)}">none</td></tr>'
-    more = f'<p class="quiet">and {table.more:,} more</p>' if table.more else ""
-    caption = f"<caption>{escape(table.title)}</caption>"
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], left_out: int = 0) -> str:
+    """Return a table of rows, of which this many more were left out."""
+    head = "".join(f"<th>{escape(each.replace('_', ' '))}</th>" for each in columns)
+    body = "".join(f"<tr>{_cells(columns, row)}</tr>" for row in rows)
+    if not rows:
+        body = f'<tr><td class="none" colspan="{len(columns)}">none</td></tr>'
+    more = f'<p class="quiet">and {left_out:,} more</p>' if left_out else ""
+    caption = f"<caption>{escape(title)}</caption>"
     return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}'
 
 
@@ -181,10 +166,9 @@ def number(value: float) -> str:
 
 def span(milliseconds: float) -> str:
     """Return a span of time in a fitting unit."""
-    size = abs(milliseconds)
-    for unit, least in (("d", 172_800_000), ("h", 7_200_000), ("min", 120_000), ("s", 1_000)):
-        if size >= least:
-            return f"{milliseconds / _UNITS[unit]:.3g} {unit}"
+    for unit, length, least in _UNITS:
+        if abs(milliseconds) >= least * length:
+            return f"{milliseconds / length:.3g} {unit}"
     return f"{number(milliseconds)} ms"
 
 
@@ -259,13 +243,11 @@ def _grid(across: Scale, up: Scale, y: Format) -> Iterable[str]:
     for each in ticks(up.low, up.high):
         yield _line("grid", across.start, up(each), across.end, up(each))
         yield _text("tick", _LEFT - 8, up(each) + 4, y(each), "end")
-    for anchor, each in zip(
-        ("start", "middle", "end"), (across.low, (across.low + across.high) / 2, across.high), strict=True
-    ):
-        if each != across.low or anchor == "start":
-            yield _text(
-                "tick", across(each) if across.high > across.low else across.start, up.start + 20, moment(each), anchor
-            )
+    yield _text("tick", across.start, up.start + 20, moment(across.low), "start")
+    if across.high > across.low:
+        middle = (across.low + across.high) / 2
+        yield _text("tick", across(middle), up.start + 20, moment(middle), "middle")
+        yield _text("tick", across.end, up.start + 20, moment(across.high), "end")
 
 
 def _series(style: str, points: Sequence[tuple[float, float, str]]) -> Iterable[str]:
