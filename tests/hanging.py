@@ -11,9 +11,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
 from pulsar_nack.ledger._directory import LogDirectory
-from pulsar_nack.ledger._object_directory import ObjectDirectory
 from pulsar_nack.ledger._object_requests import RetryingClient
-from pulsar_nack.ledger._object_writer import MergeLimits
+from pulsar_nack.ledger._object_store import ObjectDirectory
 from pulsar_nack.ledger.memory import InPlaceExecutor, MemoryFiles
 from pulsar_nack.testing import VirtualClockEventLoop
 from tests.takeovers import MemoryObjects
@@ -88,7 +87,7 @@ class Storage:
 
     def owners(self) -> dict[str, str]:
         """Return who owns what."""
-        home = ObjectDirectory(RetryingClient(self._objects, attempts=1), MergeLimits(2048, 4), None)
+        home = ObjectDirectory(RetryingClient(self._objects, attempts=1), 2048, 4, None)
         return dict(home._catalog._load().owners)
 
     def store(self) -> tuple[LogStore, Threads]:
@@ -98,6 +97,6 @@ class Storage:
             home = LogDirectory(self._files, _FOLDER, 1 << 26)
             home.open()
             return LocalLogStore(home, threads), threads
-        objects = ObjectDirectory(RetryingClient(self._objects, attempts=1), MergeLimits(2048, 4), None)
+        objects = ObjectDirectory(RetryingClient(self._objects, attempts=1), 2048, 4, None)
         objects.open()
         return ObjectLogStore(objects, threads, InPlaceExecutor(1)), threads

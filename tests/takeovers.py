@@ -24,9 +24,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, TypeVarTu
 from pulsar_nack.backoff import Fixed
 from pulsar_nack.errors import LogFencedError, LogStorageError
 from pulsar_nack.ledger import ObjectLogStore
-from pulsar_nack.ledger._object_directory import ObjectDirectory
 from pulsar_nack.ledger._object_requests import RetryingClient
-from pulsar_nack.ledger._object_writer import MergeLimits
+from pulsar_nack.ledger._object_store import ObjectDirectory
 from pulsar_nack.ledger.memory import InPlaceExecutor
 
 Fate = Literal["", "failed", "lost"]
@@ -88,7 +87,7 @@ def _never() -> bool:
 def store_of(objects: MemoryObjects) -> ObjectLogStore:
     """Return a store with small parts whose requests are made in the thread of its loop; it is not opened yet."""
     requests = RetryingClient(objects, attempts=1, backoff=Fixed(0), sleep=lambda _: None)
-    return ObjectLogStore(ObjectDirectory(requests, MergeLimits(2048, 4), None), InPlaceExecutor(1), InPlaceExecutor(1))
+    return ObjectLogStore(ObjectDirectory(requests, 2048, 4, None), InPlaceExecutor(1), InPlaceExecutor(1))
 
 
 @dataclass

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
 from ..errors import LogCorruptedError
+from ._object_catalog import CatalogEntry
 from ._object_format import (
     DATA,
     EMPTY_MANIFEST,
@@ -60,9 +61,14 @@ class LogContents(NamedTuple):
     names: dict[str, int]
 
     @property
+    def objects(self) -> Sequence[ObjectRef]:
+        """Return the objects that hold the records."""
+        return self.manifest.objects
+
+    @property
     def state(self) -> LogState:
         """Return the size of the log, in records and in the bytes of the objects that count."""
-        size = sum(ref.size for ref in self.manifest.objects)
+        size = sum(ref.size for ref in self.objects)
         return LogState(self.manifest.length, size, self.manifest.is_sealed)
 
 
@@ -72,13 +78,15 @@ EMPTY_CONTENTS: Final = LogContents(EMPTY_MANIFEST, -1, -1, {})
 class LogObjects:
     """The objects of one log.
 
+    :param entry: what the catalog said about the log when it was opened; without a writer for reading only
     :param executor: for parallel requests; None: one after the other
     """
 
-    def __init__(self, client: RetryingClient, log: str, instance: str, executor: Executor | None) -> None:
+    def __init__(self, client: RetryingClient, log: str, entry: CatalogEntry, executor: Executor | None) -> None:
         self.client = client
         self.log = log
-        self._path = f"{LOGS}/{folder_name(log, instance)}"
+        self.entry = entry
+        self._path = f"{LOGS}/{folder_name(log, entry.instance)}"
         self._executor = executor
         self._heads: OrderedDict[str, Head] = OrderedDict()
         self._lock = Lock()
@@ -165,14 +173,20 @@ class LogObjects:
         """Call ``work`` for each item, in parallel if there are threads for it."""
         return list(map(work, items) if self._executor is None else self._executor.map(work, items))
 
-    def delete_all(self) -> None:
-        """Delete the objects of a log that the catalog no longer names, the slots in order.
+    def delete(self, slots: Iterable[str], others: Iterable[str]) -> None:
+        """Delete objects: slots that may hold a guard or a fence in order, then others.
 
         :raises OSError: some objects may be left
         """
-        names = self.names()
-        self.client.delete_in_order([self.key(name) for name in sorted(names) if slot_number(name) is not None])
-        self.client.delete([self.key(name) for name in names if slot_number(name) is None])
+        self.client.delete_in_order([self.key(name) for name in sorted(slots)])
+        self.client.delete([self.key(name) for name in sorted(others)])
+
+    def delete_all(self) -> None:
+        """Delete the objects of a log that the catalog no longer names.
+
+        :raises OSError: some objects may be left
+        """
+        self.delete(*slots_and_others(self.names()))
 
     def _load_from(self, names: dict[str, int], tail: int) -> LogContents:
         last = self._slot_head(tail)
@@ -228,6 +242,13 @@ class LogObjects:
 def last_slot(names: Iterable[str]) -> int:
     """Return the number of the last slot, or -1."""
     return max((number for name in names if (number := slot_number(name)) is not None), default=-1)
+
+
+def slots_and_others(names: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return which of these objects of a log are slots, and which are not."""
+    others = set(names)
+    slots = {name for name in others if slot_number(name) is not None}
+    return slots, others - slots
 
 
 def is_log_object(name: str) -> bool:

@@ -112,7 +112,7 @@ class Race:
 
 def instance_of(log: Log) -> str:
     """Return which of the logs of this name this is."""
-    return str(log._opened.entry.instance)  # type: ignore[attr-defined]
+    return str(log._log_objects.entry.instance)  # type: ignore[attr-defined]
 
 
 @for_each("seed", sample(range(10)))
