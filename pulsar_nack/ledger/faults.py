@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
 from threading import RLock
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from .._check import check_one_of
 from ._object_requests import ObjectStoreClient, as_client
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 __all__ = ["FaultyFiles", "FaultyObjects", "SimulatedCrash", "Watcher"]
+
+_T = TypeVar("_T")
 
 _OPERATIONS: Final = (
     *("create", "open", "read", "write", "truncate", "sync", "sync_folder", "rename", "remove"),
@@ -48,7 +50,7 @@ class _Failure(NamedTuple):
 
 
 class _Faulty:
-    """Which operations fail, which one is the last, and a history of those that began."""
+    """Which operations fail, which one is the last, and a history of those that began; for any thread."""
 
     def __init__(self) -> None:
         self.history: list[str] = []
@@ -56,11 +58,37 @@ class _Faulty:
         self._failures: list[_Failure] = []
         self._crash_at: int | None = None
         self._crash_after = False
+        self._hooks: dict[int, Callable[[], object]] = {}
         self._watcher: Watcher | None = None
+        self._lock = RLock()
+
+    def fail(self, number: int, *operations: str, skip: int = 0, times: float = 1, is_done: bool = False) -> None:
+        """Let operations fail with a system error.
+
+        :param number: an errno
+        :param operations: which ones; without any, all
+        :param skip: how many of them succeed first, counted from now
+        :param times: how many fail after that; ``math.inf``: all from then on
+        :param is_done: they are carried out, and only their answers are lost
+        :raises InvalidArgumentError: no operation has this name
+        """
+        for name in operations:
+            check_one_of("operation", name, _OPERATIONS)
+        chosen = frozenset(operations)
+        begin = skip + self._count(chosen)
+        self._failures.append(_Failure(chosen, number, begin, begin + times, is_done))
 
     def heal(self) -> None:
         """Forget all failures that were ordered."""
         self._failures.clear()
+
+    def crash(self, at: int, *, after: bool = False) -> None:
+        """Crash at the operation with this number: before it is carried out, or after."""
+        self._crash_at, self._crash_after = at, after
+
+    def call(self, at: int, hook: Callable[[], object]) -> None:
+        """Call ``hook`` before the operation with this number is carried out, to let others act meanwhile."""
+        self._hooks[at] = hook
 
     def watch(self, watcher: Watcher) -> None:
         """Call ``watcher`` before each operation, and after each one that succeeded.
@@ -69,14 +97,26 @@ class _Faulty:
         """
         self._watcher = watcher
 
-    def _add_failure(
-        self, error_number: int, operations: tuple[str, ...], skip: int, times: float, *, is_carried_out: bool = False
-    ) -> None:
-        for name in operations:
-            check_one_of("operation", name, _OPERATIONS)
-        chosen = frozenset(operations)
-        begin = skip + self._count(chosen)
-        self._failures.append(_Failure(chosen, error_number, begin, begin + times, is_carried_out))
+    def _step(self, operation: str, work: Callable[[], _T]) -> _T:
+        """Carry out an operation, unless it is to fail or the crash comes first; return its result."""
+        with self._lock:
+            at = len(self.history)
+            self._crash_if(operation, is_due=at == self._crash_at and not self._crash_after)
+            self._notify("before", operation)
+            failure = self._failure_of(operation)
+            self.history.append(operation)
+        if hook := self._hooks.pop(at, None):
+            hook()
+        if failure is not None:
+            if failure.is_carried_out:
+                with suppress(OSError):
+                    work()
+            raise failure.error
+        result = work()
+        self._notify("after", operation)
+        if at == self._crash_at:
+            self._crash_if(operation, is_due=True)
+        return result
 
     def _count(self, operations: frozenset[str]) -> int:
         return sum(not operations or name in operations for name in self.history)
@@ -117,22 +157,6 @@ class FaultyFiles(_Faulty):
         self._most_per_write = most_per_write
         self._descriptors: set[int] = set()
 
-    def fail(self, number: int, *operations: str, skip: int = 0, times: float = 1) -> None:
-        """Let operations fail with a system error.
-
-        :param number: an errno
-        :param operations: which ones; without any, all
-        :param skip: how many of them succeed first, counted from now
-        :param times: how many fail after that; ``math.inf``: all from then on
-        :raises InvalidArgumentError: no operation has this name
-        """
-        self._add_failure(number, operations, skip, times)
-
-    def crash(self, at: int, *, after: bool = False) -> None:
-        """Crash at the operation with this number: before it is done, or after."""
-        self._crash_at = at
-        self._crash_after = after
-
     def release(self) -> None:
         """Close all descriptors, as the end of a process does; for real files after a crash."""
         for descriptor in list(self._descriptors):
@@ -140,13 +164,11 @@ class FaultyFiles(_Faulty):
 
     def create(self, path: Path) -> int:
         """Make a file, or empty it."""
-        with self._step("create"):
-            return self._opened(self.inner.create(path))
+        return self._step("create", lambda: self._opened(self.inner.create(path)))
 
     def open(self, path: Path, *, writable: bool = False) -> int:
         """Open a file."""
-        with self._step("open"):
-            return self._opened(self.inner.open(path, writable=writable))
+        return self._step("open", lambda: self._opened(self.inner.open(path, writable=writable)))
 
     def close(self, descriptor: int) -> None:
         """Close a file; never fails."""
@@ -161,24 +183,20 @@ class FaultyFiles(_Faulty):
 
     def read(self, descriptor: int, size: int, offset: int) -> bytes:
         """Read bytes."""
-        with self._step("read"):
-            return self.inner.read(descriptor, size, offset)
+        return self._step("read", lambda: self.inner.read(descriptor, size, offset))
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
         """Write at most ``most_per_write`` bytes."""
-        with self._step("write"):
-            return self.inner.write(descriptor, data[: self._most_per_write], offset)
+        return self._step("write", lambda: self.inner.write(descriptor, data[: self._most_per_write], offset))
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut a file."""
-        with self._step("truncate"):
-            self.inner.truncate(descriptor, size)
+        self._step("truncate", lambda: self.inner.truncate(descriptor, size))
 
     def sync(self, descriptor: int) -> None:
         """Make a file's content durable."""
         try:
-            with self._step("sync"):
-                self.inner.sync(descriptor)
+            self._step("sync", lambda: self.inner.sync(descriptor))
         except OSError:
             if isinstance(self.inner, MemoryFiles):
                 self.inner.fail_sync(descriptor)
@@ -186,33 +204,27 @@ class FaultyFiles(_Faulty):
 
     def sync_folder(self, path: Path) -> None:
         """Make a folder's names durable."""
-        with self._step("sync_folder"):
-            self.inner.sync_folder(path)
+        self._step("sync_folder", lambda: self.inner.sync_folder(path))
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename a file or a folder."""
-        with self._step("rename"):
-            self.inner.rename(old, new)
+        self._step("rename", lambda: self.inner.rename(old, new))
 
     def remove(self, path: Path) -> None:
         """Remove a file."""
-        with self._step("remove"):
-            self.inner.remove(path)
+        self._step("remove", lambda: self.inner.remove(path))
 
     def make_folder(self, path: Path) -> None:
         """Make a folder."""
-        with self._step("make_folder"):
-            self.inner.make_folder(path)
+        self._step("make_folder", lambda: self.inner.make_folder(path))
 
     def remove_folder(self, path: Path) -> None:
         """Remove a folder."""
-        with self._step("remove_folder"):
-            self.inner.remove_folder(path)
+        self._step("remove_folder", lambda: self.inner.remove_folder(path))
 
     def names(self, path: Path) -> list[str]:
         """List a folder."""
-        with self._step("names"):
-            return self.inner.names(path)
+        return self._step("names", lambda: self.inner.names(path))
 
     def is_folder(self, path: Path) -> bool:
         """Return whether a folder exists; never fails."""
@@ -224,26 +236,11 @@ class FaultyFiles(_Faulty):
 
     def lock(self, path: Path) -> int:
         """Lock a file or a folder."""
-        with self._step("lock"):
-            return self._opened(self.inner.lock(path))
+        return self._step("lock", lambda: self._opened(self.inner.lock(path)))
 
     def _opened(self, descriptor: int) -> int:
         self._descriptors.add(descriptor)
         return descriptor
-
-    @contextmanager
-    def _step(self, operation: str) -> Iterator[None]:
-        at = len(self.history)
-        self._crash_if(operation, is_due=at == self._crash_at and not self._crash_after)
-        self._notify("before", operation)
-        failure = self._failure_of(operation)
-        self.history.append(operation)
-        if failure is not None:
-            raise failure.error
-        yield
-        self._notify("after", operation)
-        if at == self._crash_at:
-            self._crash_if(operation, is_due=True)
 
 
 class FaultyObjects(_Faulty):
@@ -261,37 +258,20 @@ class FaultyObjects(_Faulty):
         self.inner = as_client(inner)
         self.late: list[tuple[str, bytes]] = []
         self._random = random or Random(0)  # noqa: S311
-        self._hooks: dict[int, Callable[[], object]] = {}
         self._crash_late = False
-        self._lock = RLock()
 
     @property
     def url(self) -> str:
         """Return the URL of the store below."""
         return self.inner.url
 
-    def fail(self, number: int, *requests: str, skip: int = 0, times: float = 1, is_done: bool = False) -> None:
-        """Let requests fail with a system error.
-
-        :param number: an errno
-        :param requests: which ones; without any, all
-        :param skip: how many of them succeed first, counted from now
-        :param times: how many fail after that; ``math.inf``: all from then on
-        :param is_done: they are carried out, and only their answers are lost
-        :raises InvalidArgumentError: no request has this name
-        """
-        self._add_failure(number, requests, skip, times, is_carried_out=is_done)
-
     def crash(self, at: int, *, after: bool = False, late: bool = False) -> None:
         """Crash at the request with this number: before it is carried out, or after.
 
         :param late: a create that the crash preceded is still on its way; :meth:`land` carries it out
         """
-        self._crash_at, self._crash_after, self._crash_late = at, after, late
-
-    def call(self, at: int, hook: Callable[[], object]) -> None:
-        """Call ``hook`` before the request with this number is carried out, to let others act meanwhile."""
-        self._hooks[at] = hook
+        super().crash(at, after=after)
+        self._crash_late = late and not after
 
     def land(self) -> None:
         """Carry out the creates that are still on their way."""
@@ -303,19 +283,17 @@ class FaultyObjects(_Faulty):
 
     def create(self, key: str, data: bytes) -> None:
         """Write an object that must not exist."""
-        self._step("create", lambda: self.inner.create(key, data), (key, data))
+        if self._crash_late and not self.is_crashed and len(self.history) == self._crash_at:
+            self.late.append((key, data))
+        self._step("create", lambda: self.inner.create(key, data))
 
     def get(self, key: str, start: int, length: int) -> bytes:
         """Read a part of an object."""
-        found: list[bytes] = []
-        self._step("get", lambda: found.append(self.inner.get(key, start, length)))
-        return found[0]
+        return self._step("get", lambda: self.inner.get(key, start, length))
 
     def list(self, folder: str) -> dict[str, int]:
         """List the objects below a folder."""
-        found: list[dict[str, int]] = []
-        self._step("list", lambda: found.append(self.inner.list(folder)))
-        return found[0]
+        return self._step("list", lambda: self.inner.list(folder))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, one after the other."""
@@ -323,26 +301,3 @@ class FaultyObjects(_Faulty):
             order = self._random.sample(keys, len(keys))
         for key in order:
             self._step("delete", partial(self.inner.delete, [key]))
-
-    def _step(self, request: str, work: Callable[[], object], create: tuple[str, bytes] | None = None) -> None:
-        with self._lock:
-            at = len(self.history)
-            is_last = not self.is_crashed and at == self._crash_at
-            if is_last and not self._crash_after and self._crash_late and create is not None:
-                self.late.append(create)
-            self._crash_if(request, is_due=is_last and not self._crash_after)
-            self._notify("before", request)
-            failure = self._failure_of(request)
-            self.history.append(request)
-        if hook := self._hooks.pop(at, None):
-            hook()
-        if failure is None:
-            work()
-        else:
-            if failure.is_carried_out:
-                with suppress(OSError):
-                    work()
-            raise failure.error
-        self._notify("after", request)
-        if at == self._crash_at:
-            self._crash_if(request, is_due=True)

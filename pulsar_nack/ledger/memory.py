@@ -24,27 +24,31 @@ _P = ParamSpec("_P")
 _BLOCK: Final = 16
 
 
-class _Write(NamedTuple):
-    """Bytes written at an offset."""
+class _Change(NamedTuple):
+    """Bytes written at an offset; without bytes the file gets this size."""
 
     offset: int
-    data: bytes
+    data: bytes | None
 
     def apply(self, content: bytearray) -> None:
         """Apply the change to ``content``."""
         content.extend(bytes(max(self.offset - len(content), 0)))
-        content[self.offset : self.offset + len(self.data)] = self.data
+        if self.data is None:
+            del content[self.offset :]
+        else:
+            content[self.offset : self.offset + len(self.data)] = self.data
 
+    def torn(self, random: Random) -> _Change:
+        """Return the first part of a write, of random length."""
+        return self if self.data is None else _Change(self.offset, self.data[: random.randint(0, len(self.data))])
 
-class _Cut(NamedTuple):
-    """A new size."""
-
-    size: int
-
-    def apply(self, content: bytearray) -> None:
-        """Apply the change to ``content``."""
-        del content[self.size :]
-        content.extend(bytes(self.size - len(content)))
+    def blocks(self, random: Random) -> list[_Change]:
+        """Return random blocks of a write, or all or nothing of a cut."""
+        changes = [self]
+        if self.data is not None:
+            starts = range(0, len(self.data), _BLOCK)
+            changes = [_Change(self.offset + start, self.data[start : start + _BLOCK]) for start in starts]
+        return [change for change in changes if random.random() < 0.5]
 
 
 @dataclass(slots=True)
@@ -53,9 +57,9 @@ class _File:
 
     live: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
-    unsynced: list[_Write | _Cut] = field(default_factory=list)
+    unsynced: list[_Change] = field(default_factory=list)
 
-    def change(self, change: _Write | _Cut) -> None:
+    def change(self, change: _Change) -> None:
         """Change the live content."""
         change.apply(self.live)
         self.unsynced.append(change)
@@ -80,10 +84,10 @@ class _File:
             return self.synced
         stop = random.randint(0, len(self.unsynced)) if way == "torn" else len(self.unsynced)
         for change in self.unsynced[:stop]:
-            for part in _blocks(change, random) if way == "blocks" else [change]:
+            for part in change.blocks(random) if way == "blocks" else [change]:
                 part.apply(content)
         if stop < len(self.unsynced):
-            _torn(self.unsynced[stop], random).apply(content)
+            self.unsynced[stop].torn(random).apply(content)
         if way == "blocks" and random.random() < 0.5:
             content.extend(bytes(max(len(self.live) - len(content), 0)))
         return bytes(content)
@@ -144,20 +148,6 @@ def _apply(change: dict[str, _File | _Folder | None], names: dict[str, _File | _
             names.pop(name, None)
         else:
             names[name] = node
-
-
-def _torn(change: _Write | _Cut, random: Random) -> _Write | _Cut:
-    if isinstance(change, _Cut):
-        return change
-    return _Write(change.offset, change.data[: random.randint(0, len(change.data))])
-
-
-def _blocks(change: _Write | _Cut, random: Random) -> list[_Write | _Cut]:
-    if isinstance(change, _Cut):
-        return [change] if random.random() < 0.5 else []
-    starts = range(0, len(change.data), _BLOCK)
-    blocks = [_Write(change.offset + start, change.data[start : start + _BLOCK]) for start in starts]
-    return [block for block in blocks if random.random() < 0.5]
 
 
 class InPlaceExecutor(ThreadPoolExecutor):
@@ -241,7 +231,7 @@ class MemoryFiles:
             file = _File()
             folder.change({path.name: file})
         elif file.live:
-            file.change(_Cut(0))
+            file.change(_Change(0, None))
         return self._add(file)
 
     def open(self, path: Path, *, writable: bool = False) -> int:  # noqa: ARG002
@@ -265,12 +255,12 @@ class MemoryFiles:
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
         """Write all of the data."""
-        self._file(descriptor).change(_Write(offset, bytes(data)))
+        self._file(descriptor).change(_Change(offset, bytes(data)))
         return len(data)
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut a file."""
-        self._file(descriptor).change(_Cut(size))
+        self._file(descriptor).change(_Change(size, None))
 
     def sync(self, descriptor: int) -> None:
         """Make a file's content durable, but not its name."""

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
 from random import Random
+from typing import TypeVar
 
 import pytest
 from obstore.store import MemoryStore
@@ -22,6 +23,7 @@ from tests.tiers import sample
 from .homes import content, open_objects
 
 pytestmark = pytest.mark.slow
+_T = TypeVar("_T")
 
 
 class Slow(FaultyObjects):
@@ -31,10 +33,11 @@ class Slow(FaultyObjects):
         super().__init__(inner, random=random)
         self._times = random
 
-    def _step(self, request: str, work: Callable[[], object], create: tuple[str, bytes] | None = None) -> None:
+    def _step(self, operation: str, work: Callable[[], _T]) -> _T:
         time.sleep(self._times.choice((0, 0, 0, 0.001, 0.001, 0.01)) * self._times.random())
-        super()._step(request, work, create)
+        result = super()._step(operation, work)
         time.sleep(self._times.choice((0, 0, 0, 0.003)) * self._times.random())
+        return result
 
 
 class Race:
