@@ -15,8 +15,9 @@ from .._tasks import gather_settled
 from ..consumer import Consumer, ReceivedMessage, Subscribing
 from ..consumer.transport import AnyType, check_settings, native_settings, subscription_type
 from ..errors import ClosedError, InvalidArgumentError
+from ._connection._address import parse_service_url
 from ._connection._context import ClientContext
-from ._connection._options import ClientOptions, SchemaInfo, parse_service_url
+from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics, Pool
 from ._consumer._port import WirePort, queue_required, traits_of
 from ._consumer._selection import selection_of, with_retry_topic

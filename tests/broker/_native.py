@@ -9,8 +9,8 @@ from typing import Any
 
 from pulsar_nack import Consumer
 from pulsar_nack.wire import Client, ClientOptions
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection, Dial
-from pulsar_nack.wire._connection._options import Address
 from tests.broker._proxy import TcpProxy
 from tests.consumer.official import EXACT
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 from pulsar_nack import Message
 from pulsar_nack.errors import AlreadySettledError
 from pulsar_nack.wire import Client, ClientOptions
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
-from pulsar_nack.wire._connection._options import Address
 from tests.soak._judge import name_of
 
 LEASE_S: Final = 1.0

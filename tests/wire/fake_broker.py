@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
-from pulsar_nack.wire._connection._options import Address
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder
 from tests.wire.fake_link import FakeLink

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsar_nack.errors import InvalidArgumentError
-from pulsar_nack.wire._connection._options import Address, parse_service_url
+from pulsar_nack.wire._connection._address import Address, parse_service_url
 from pulsar_nack.wire._protocol._topics import (
     TopicName,
     normalize,

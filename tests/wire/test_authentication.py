@@ -14,6 +14,7 @@ from pulsar_nack.config import TraceConfig
 from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostError, InvalidArgumentError
 from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._authentication import (
     Authentication,
     BasicAuthentication,
@@ -23,7 +24,7 @@ from pulsar_nack.wire._connection._authentication import (
 )
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._oauth2 import OAuth2Authentication
-from pulsar_nack.wire._connection._options import Address, ClientOptions, TlsOptions
+from pulsar_nack.wire._connection._options import ClientOptions, TlsOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import Call, FakeBroker, as_usual, refuse
 

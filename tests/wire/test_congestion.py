@@ -11,8 +11,8 @@ import pytest
 
 from pulsar_nack import MessageId
 from pulsar_nack.wire import Client, ClientOptions, Producer
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
-from pulsar_nack.wire._connection._options import Address
 from tests.patience import patience
 from tests.wire.conftest import Run
 from tests.wire.fake_broker import Call, as_usual

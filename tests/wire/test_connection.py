@@ -10,8 +10,9 @@ import pytest
 
 from pulsar_nack.errors import BrokerRefusedError, ConnectionLostError, ProtocolError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
-from pulsar_nack.wire._connection._options import Address, ClientOptions
+from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import URL, FakeBroker, cut, half, later, raw, refuse, silence
 from tests.wire.frames import command, frame

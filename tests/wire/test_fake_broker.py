@@ -9,9 +9,10 @@ import pytest
 
 from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._handlers import Handler
-from pulsar_nack.wire._connection._options import Address, ClientOptions
+from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import MessageCommand, encode_command
 from tests.wire.fake_broker import FakeBroker

@@ -10,9 +10,10 @@ import pytest
 
 from pulsar_nack.errors import ConnectionLostError, ProtocolError
 from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._handlers import Handler
-from pulsar_nack.wire._connection._options import Address, ClientOptions
+from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._requests import set_response
 from pulsar_nack.wire._connection._session import Session
 from pulsar_nack.wire._consumer import _commands as commands

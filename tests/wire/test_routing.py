@@ -8,7 +8,8 @@ import pytest
 
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.wire import Client, ProducerOptions
-from pulsar_nack.wire._producer._options import PartitionRouter, ProducerSettings, java_string_hash, murmur3_hash
+from pulsar_nack.wire._producer._options import ProducerSettings
+from pulsar_nack.wire._producer._routing import PartitionRouter, java_string_hash, murmur3_hash
 
 
 @pytest.mark.parametrize(

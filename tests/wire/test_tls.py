@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from pulsar_nack.errors import BrokerError, ConnectionLostError, InvalidArgumentError
+from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._authentication import TlsAuthentication
 from pulsar_nack.wire._connection._connection import Connection
-from pulsar_nack.wire._connection._options import Address, ClientOptions, TlsOptions
+from pulsar_nack.wire._connection._options import ClientOptions, TlsOptions
 from pulsar_nack.wire._connection._requests import is_transient
 from tests.patience import patience
 from tests.wire.conftest import Files

@@ -23,9 +23,10 @@ from ..._foreign import shown
 from ...errors import BrokerError, ConnectionLostError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import PING, PONG, Frame, FrameDecoder, MessageFrame, encode_command
+from ._address import Address
 from ._handlers import HandlerRegistry
 from ._handshake import Handshake, dial_error, dial_network
-from ._options import Address, ClientOptions
+from ._options import ClientOptions
 from ._requests import PendingRequests, error_in, set_response, with_text
 
 _CLOSE_TIMEOUT: Final = 5.0

@@ -14,8 +14,9 @@ from ..._version import __version__
 from ...errors import BrokerError, ConnectionLostError, InvalidArgumentError, ProtocolError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
+from ._address import Address
 from ._authentication import Authentication, TlsAuthentication
-from ._options import Address, ClientOptions, TlsOptions
+from ._options import ClientOptions, TlsOptions
 
 PROTOCOL_VERSION: Final = 21
 CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"

@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 from ..._tasks import retrieve_error
 from ...errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError, ProtocolError
+from ._address import Address, parse_service_url
 from ._connection import Connection, Dial
-from ._options import Address, ClientOptions, parse_service_url
+from ._options import ClientOptions
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _MAX_LOST: Final = 1_000

@@ -18,8 +18,9 @@ from .._connection._options import SchemaInfo
 from .._connection._requests import as_text, is_transient, with_text
 from .._protocol._compression import require_compression
 from .._protocol._topics import normalize, partition_name
-from ._options import PartitionRouter, ProducerOptions
+from ._options import ProducerOptions
 from ._outgoing import OutgoingMessage, PendingLimiter
+from ._routing import PartitionRouter
 from ._topic_producer import TopicProducer
 
 _DISCOVERY_S: Final = 60.0
