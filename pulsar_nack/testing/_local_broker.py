@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from .._check import check_clock, check_config, check_integer, check_kind
 from .._lifetime import ClosesOnExit
 from ..clock import Clock, LoopClock
 from ..config import DelayedDeliveryConfig, TopicConfig
-from ..consumer import Consumer, ConsumerPort, Subscribing
+from ..consumer import Consumer, Subscribing
 from ..consumer.transport import AnyType
 from ..errors import ClosedError, LogStorageError
 from ..ledger import LocalLog, LocalLogStore
@@ -73,7 +74,10 @@ class LocalBroker(ClosesOnExit):
         self._clock = LoopClock() if clock is None else clock
         self.files = FaultyFiles(MemoryFiles(Random(seed)))  # noqa: S311
         """The disk, with faults on demand, see :class:`FaultyFiles`; another object after a restart."""
-        self.entries = EntryFaults()
+        self.entries_read = 0
+        """How many entries were read from storage."""
+        self._read_delay = 0.0
+        self._failing = {"read": 0, "append": 0}
         self._stores: list[_FaultyStore] = []
         self._topics: dict[str, LocalTopic] = {}
         self._changing = asyncio.Lock()
@@ -91,7 +95,7 @@ class LocalBroker(ClosesOnExit):
     async def _open(self, name: str, first_ledger: int = 1) -> LocalTopic:
         folder = f"/{name.encode().hex()}"
         store = await _FaultyStore.open(folder, files=self.files, threads=2)
-        store.faults = self.entries
+        store.broker = self
         self._stores.append(store)
         about: dict[str, Any] = {"delayed": self._delayed, "clock": self._clock, "first_ledger": first_ledger}
         opened = await LocalTopic.open(store, self._config, name=name, **about)
@@ -110,13 +114,7 @@ class LocalBroker(ClosesOnExit):
 
         :param options: those of :meth:`~pulsar_nack.LocalTopic.subscribe`
         """
-
-        async def connect() -> LocalPort:
-            opened = await self.topic(topic)
-            return await opened.subscribe(
-                subscription, subscription_type, **{"initial_position": "earliest", **options}
-            )
-
+        connect = partial(self._connect, topic, subscription, subscription_type, options, {})
         return FaultyPort(await connect(), connect)
 
     def consumer(
@@ -132,21 +130,8 @@ class LocalBroker(ClosesOnExit):
         :param options: those of :meth:`~pulsar_nack.LocalTopic.subscribe`, and those of the consumer
         """
         for_port = {name: options.pop(name) for name in _PORT_OPTIONS if name in options}
-
         settings = {"wall_clock": self._clock, **options} if "retry_topic" in options else options
-
-        async def connect() -> ConsumerPort:
-            opened = await self.topic(topic)
-            port = await opened.subscribe(
-                subscription, subscription_type, **{"initial_position": "earliest", **for_port}
-            )
-            try:
-                if settings.get("retry_topic") is not None:
-                    settings["retry_topic"] = await opened.retry_topics.join(port, settings["retry_topic"])
-            except BaseException:
-                await port.close()
-                raise
-            return port
+        connect = partial(self._connect, topic, subscription, subscription_type, for_port, settings)
 
         async def make() -> Consumer:
             port = FaultyPort(await connect(), connect)
@@ -158,24 +143,50 @@ class LocalBroker(ClosesOnExit):
 
         return Subscribing(make)
 
+    async def _connect(
+        self, topic: str, subscription: str, kind: AnyType, options: dict[str, Any], settings: dict[str, Any]
+    ) -> LocalPort:
+        """Subscribe to a topic, and to the retry topic of a consumer with these settings."""
+        opened = await self.topic(topic)
+        port = await opened.subscribe(subscription, kind, **{"initial_position": "earliest", **options})
+        try:
+            if settings.get("retry_topic") is not None:
+                settings["retry_topic"] = await opened.retry_topics.join(port, settings["retry_topic"])
+        except BaseException:
+            await port.close()
+            raise
+        return port
+
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def fail_reads(self, times: int = 1) -> None:
         """Let the next reads of entries from storage fail; newly published entries are in memory and need none."""
-        self.entries.fail("read", times)
+        self._failing["read"] += check_integer("times", times, 1)
 
     def delay_reads(self, delay: float) -> None:
         """Delay each read of entries from storage by ``delay`` seconds from now on."""
-        self.entries.delay(delay)
+        self._read_delay = seconds("delay", delay)
 
     def fail_publishing(self, times: int = 1) -> None:
         """Let the next writes of entries fail, with all messages that each of them contains."""
-        self.entries.fail("append", times)
+        self._failing["append"] += check_integer("times", times, 1)
 
     def heal(self) -> None:
         """Remove all faults."""
-        self.entries.heal()
+        self._read_delay = 0.0
+        self._failing = dict.fromkeys(self._failing, 0)
         self.files.heal()
+
+    async def _before_read(self, log: str, entries: int) -> None:
+        self.entries_read += entries
+        if self._read_delay:
+            await asyncio.sleep(self._read_delay)
+        self._fail_if_ordered(log, "read")
+
+    def _fail_if_ordered(self, log: str, operation: str) -> None:
+        if self._failing[operation]:
+            self._failing[operation] -= 1
+            raise LogStorageError(log, operation, "the test asked for it")
 
     async def restart(self, *, kill: bool = False, power_cut: bool = False) -> None:
         """Restart the broker: ports are closed, counts are forgotten, and topics have to be fetched again.
@@ -208,67 +219,26 @@ class LocalBroker(ClosesOnExit):
 # --- storage whose entries fail -------------------------------------------------------------------------------------
 
 
-class EntryFaults:
-    """Faults of the next reads and appends of a topic's entries; everything else works."""
-
-    def __init__(self) -> None:
-        self.reads = 0
-        """How often entries were read."""
-        self.entries_read = 0
-        self._delay = 0.0
-        self._failures = {"read": 0, "append": 0}
-
-    def fail(self, call: str, times: int) -> None:
-        """Let the next calls of one kind fail."""
-        self._failures[call] += check_integer("times", times, 1)
-
-    def delay(self, delay: float) -> None:
-        """Delay each read by ``delay`` seconds from now on."""
-        self._delay = seconds("delay", delay)
-
-    def heal(self) -> None:
-        """Remove all faults and delays."""
-        self._delay = 0.0
-        self._failures = dict.fromkeys(self._failures, 0)
-
-    async def before_read(self, log: str, entries: int) -> None:
-        """Delay a read, or raise, as ordered."""
-        self.reads += 1
-        self.entries_read += entries
-        if self._delay:
-            await asyncio.sleep(self._delay)
-        self._check("read", log)
-
-    def before_append(self, log: str) -> None:
-        """Raise for an append, as ordered."""
-        self._check("append", log)
-
-    def _check(self, call: str, log: str) -> None:
-        if self._failures[call]:
-            self._failures[call] -= 1
-            raise LogStorageError(log, call, "the test asked for it")
-
-
 class _FaultyStore(LocalLogStore):
-    """A store in a folder whose ledgers have faults."""
+    """A store in a folder whose ledgers have the faults that are ordered from a broker."""
 
-    faults: EntryFaults
+    broker: LocalBroker
 
     def _make_log(self, opened: Any) -> LocalLog:
         if not opened.name.startswith(_LEDGER):
             return super()._make_log(opened)
         log = _FaultyLog(self._directory, opened, self._executor)
-        log.faults = self.faults
+        log.broker = self.broker
         return log
 
 
 class _FaultyLog(LocalLog):
-    faults: EntryFaults
+    broker: LocalBroker
 
     async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
-        self.faults.before_append(self.name)
+        self.broker._fail_if_ordered(self.name, "append")
         return await super().append_many(records)
 
     async def read(self, first: int, last: int) -> list[bytes]:
-        await self.faults.before_read(self.name, last - first + 1)
+        await self.broker._before_read(self.name, last - first + 1)
         return await super().read(first, last)

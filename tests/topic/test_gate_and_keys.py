@@ -110,7 +110,7 @@ class KeyedLife:
         """Let reads fail now and then."""
         while True:
             await asyncio.sleep(self.random.random() * 5)
-            self.broker.entries.fail("read", self.random.randint(1, 3))
+            self.broker.fail_reads(self.random.randint(1, 3))
 
     async def drain(self) -> None:
         """Have everything come, one consumer alone."""

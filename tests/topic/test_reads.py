@@ -48,10 +48,10 @@ async def test_a_shared_index_is_not_read_again() -> None:
             assert payloads(await until_quiet(port)) == [b"now"] * 20
             await port.acknowledge(ids[at:])
         await broker.restart()
-        before = broker.entries.entries_read
+        before = broker.entries_read
         ports = [await broker.subscribe(name) for name in ("a", "b")]
         assert [payloads(await until_quiet(port)) for port in ports] == [[], [b"now"]]
-        assert broker.entries.entries_read - before <= 1 + 2 * UNSEALED
+        assert broker.entries_read - before <= 1 + 2 * UNSEALED
         for got in await asyncio.gather(*(arrivals(port, 400) for port in ports)):
             assert {data for data, _ in got} == {b"later"}
         topic = await broker.topic()
@@ -90,10 +90,10 @@ async def test_from_the_last_bucket_on_nothing_is_read_twice() -> None:
         assert payloads(await until_quiet(port)) == []
         for _ in range(2):
             await port.close()
-            before = broker.entries.entries_read
+            before = broker.entries_read
             port = await broker.subscribe("s", delayed=IN_BUCKETS)
             assert payloads(await until_quiet(port)) == []
-            assert broker.entries.entries_read - before <= UNSEALED
+            assert broker.entries_read - before <= UNSEALED
         await port.close()
         port = await broker.subscribe("s", delayed=IN_MEMORY)
         assert payloads(await until_quiet(port)) == []
