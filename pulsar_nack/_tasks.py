@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from copy import copy
 from typing import Any, Final, TypeVar
 
-import anyio
-
 from ._wake_up import WakeUp, interval_clock
 from .backoff import Exponential
 from .clock import Clock, WallClock
@@ -19,7 +17,6 @@ from .errors import PulsarNackError
 
 _T = TypeVar("_T")
 _BACKOFF: Final = Exponential(0.1, 30)
-_GRACE: Final = 1.0
 MAX_AT_ONCE: Final = 32
 
 
@@ -103,30 +100,6 @@ class TaskOwner:
         self._busy -= 1
         if not self._busy:
             self._is_idle.set()
-
-
-async def wait_or_cancel(task: asyncio.Task[None], timeout: float) -> None:
-    """Wait until a task ends, a second longer than ``timeout`` at most, and raise the error that ended it.
-
-    Shielded: if cancelled, it cancels the task, waits a second for it at most, and then raises.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    timeout += _GRACE
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                done, _ = await asyncio.wait({task}, timeout=timeout)
-            except asyncio.CancelledError as error:
-                cancelled = error
-                task.cancel()
-                timeout = _GRACE
-            else:
-                if not done:
-                    break
-    if cancelled is not None:
-        raise cancelled
-    if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
-        raise failure
 
 
 async def gather_or_cancel(calls: Iterable[Awaitable[_T]], most: int = MAX_AT_ONCE) -> list[_T]:

@@ -6,9 +6,12 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+import anyio
 
 _T = TypeVar("_T")
+_GRACE: Final = 1.0
 
 
 class WaitingCalls(OrderedDict["asyncio.Future[_T]", int], Generic[_T]):
@@ -63,3 +66,27 @@ async def wait_at_most(event: asyncio.Event, seconds: float | None) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
+
+
+async def wait_or_cancel(task: asyncio.Task[None], timeout: float) -> None:
+    """Wait until a task ends, a second longer than ``timeout`` at most, and raise the error that ended it.
+
+    Shielded: if cancelled, it cancels the task, waits a second for it at most, and then raises.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    timeout += _GRACE
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                done, _ = await asyncio.wait({task}, timeout=timeout)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                task.cancel()
+                timeout = _GRACE
+            else:
+                if not done:
+                    break
+    if cancelled is not None:
+        raise cancelled
+    if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
+        raise failure

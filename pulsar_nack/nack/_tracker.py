@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from .._check import check_callable, check_clock, check_flag, check_integer, config_of
 from .._delays import Delay, backoff_ms, delay_ms
 from .._lifetime import NO_THREAD, ClosesOnExit, check_loop, loop_thread_of
-from .._tasks import wait_or_cancel
+from .._waiting import wait_or_cancel
 from .._wake_up import NS_PER_MS, check_lead_time, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock

@@ -129,7 +129,7 @@ class LocalBroker(ClosesOnExit):
 
         :param options: those of :meth:`~pulsar_nack.LocalTopic.subscribe`, and those of the consumer
         """
-        for_port = {name: options.pop(name) for name in _PORT_OPTIONS if name in options}
+        for_port: dict[str, Any] = {name: options.pop(name) for name in _PORT_OPTIONS if name in options}
         settings = {"wall_clock": self._clock, **options} if "retry_topic" in options else options
         connect = partial(self._connect, topic, subscription, subscription_type, for_port, settings)
 
