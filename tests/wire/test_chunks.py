@@ -13,16 +13,27 @@ from hypothesis import strategies as st
 from pulsar_nack.ids import Position
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._chunks import AbandonedMessage, AssembledMessage, Chunk, ChunkAssembler
+from pulsar_nack.wire._protocol._chunks import AbandonedMessage, ChunkAssembler, ChunkedMessage
 from pulsar_nack.wire._protocol._compression import compress
 from tests.wire.consuming import Consuming, Ended, consuming
 from tests.wire.fake_topics import FakeEntry, metadata_of
 from tests.wire.frames import message_rest
 
+Part = tuple[pb.MessageMetadata, Position, bytes]
 
-def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", count: int = 3, total: int = 3) -> Chunk:
+
+def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", count: int = 3, total: int = 3) -> Part:
     """Return a part."""
-    return Chunk(uuid, index, count, total, Position(1, entry), payload)
+    metadata = pb.MessageMetadata(
+        uuid=uuid, chunk_id=index, num_chunks_from_msg=count, total_chunk_msg_size=total, sequence_id=0
+    )
+    return metadata, Position(1, entry), payload
+
+
+def content(message: ChunkedMessage | None) -> tuple[tuple[Position, ...], bytes | None]:
+    """Return the positions and the payload of a message that is complete."""
+    assert message is not None
+    return tuple(message.positions()), message.payload()
 
 
 def chunks(most: int = 10, max_bytes: int = 1_000, timeout_ms: int = 1_000) -> ChunkAssembler:
@@ -40,35 +51,37 @@ def test_any_order_and_copies(order: list[int], copies: list[int]) -> None:
     """Whatever order parts come in, and however often, the message is whole with the last one that was missing."""
     there = chunks()
     arriving = [*order[:3], *(each for each in copies if each in order[:3]), order[3]]
-    wholes = [there.add(part(index, index, b"%d" % index, count=4, total=4), 0) for index in arriving]
+    wholes = [there.add(*part(index, index, b"%d" % index, count=4, total=4), 0) for index in arriving]
     assert wholes[:-1] == [None] * (len(wholes) - 1)
-    assert wholes[-1] == AssembledMessage(tuple(Position(1, index) for index in range(4)), b"0123")
+    assert content(wholes[-1]) == (tuple(Position(1, index) for index in range(4)), b"0123")
     assert (len(there), there.bytes, there.next_at()) == (0, 0, None)
 
 
 def test_messages_mixed() -> None:
     """Parts of several messages may come mixed."""
     there = chunks()
-    assert there.add(part(0, 0, b"a", uuid="a", count=2, total=2), 0) is None
-    assert there.add(part(0, 1, b"b", uuid="b", count=2, total=2), 0) is None
-    assert there.add(part(1, 2, b"A", uuid="a", count=2, total=2), 0) == AssembledMessage(
-        (Position(1, 0), Position(1, 2)), b"aA"
+    assert there.add(*part(0, 0, b"a", uuid="a", count=2, total=2), 0) is None
+    assert there.add(*part(0, 1, b"b", uuid="b", count=2, total=2), 0) is None
+    assert content(there.add(*part(1, 2, b"A", uuid="a", count=2, total=2), 0)) == (
+        (Position(1, 0), Position(1, 2)),
+        b"aA",
     )
-    assert there.add(part(1, 3, b"B", uuid="b", count=2, total=2), 0) == AssembledMessage(
-        (Position(1, 1), Position(1, 3)), b"bB"
+    assert content(there.add(*part(1, 3, b"B", uuid="b", count=2, total=2), 0)) == (
+        (Position(1, 1), Position(1, 3)),
+        b"bB",
     )
 
 
 def test_a_message_that_was_sent_twice() -> None:
     """Parts that were sent again count instead of the first ones, whose entries belong to the message too."""
     there = chunks()
-    there.add(part(0, 0, b"a"), 0)
-    there.add(part(1, 1, b"b"), 0)
-    there.add(part(0, 5, b"A"), 0)
-    there.add(part(0, 0, b"a"), 0)
-    there.add(part(1, 6, b"B"), 0)
-    whole = there.add(part(2, 7, b"C"), 0)
-    assert whole == AssembledMessage(tuple(Position(1, entry) for entry in (0, 1, 5, 6, 7)), b"ABC")
+    there.add(*part(0, 0, b"a"), 0)
+    there.add(*part(1, 1, b"b"), 0)
+    there.add(*part(0, 5, b"A"), 0)
+    there.add(*part(0, 0, b"a"), 0)
+    there.add(*part(1, 6, b"B"), 0)
+    whole = there.add(*part(2, 7, b"C"), 0)
+    assert content(whole) == (tuple(Position(1, entry) for entry in (0, 1, 5, 6, 7)), b"ABC")
     assert there.bytes == 0
 
 
@@ -76,7 +89,7 @@ def test_too_many_messages() -> None:
     """The oldest message is given up for a new one, its parts go back, those of the others stay."""
     there = chunks(most=2)
     for entry, uuid in enumerate("abc"):
-        there.add(part(0, entry, uuid=uuid), 0)
+        there.add(*part(0, entry, uuid=uuid), 0)
     assert (len(there), there.bytes, there.next_at()) == (2, 2, 1_000)
     assert back(there, 999) == []
     assert back(there, 1_000) == [Position(1, entry) for entry in (0, 1, 2)]  # the others expire then
@@ -85,30 +98,28 @@ def test_too_many_messages() -> None:
 def test_too_many_bytes() -> None:
     """When parts take more room than there is the oldest messages are given up."""
     there = chunks(max_bytes=100)
-    there.add(part(0, 0, bytes(60), uuid="a", count=2, total=100), 0)
-    there.add(part(0, 1, bytes(60), uuid="b", count=2, total=100), 0)
+    there.add(*part(0, 0, bytes(60), uuid="a", count=2, total=100), 0)
+    there.add(*part(0, 1, bytes(60), uuid="b", count=2, total=100), 0)
     assert back(there, 999) == []
     assert there.bytes == 60
-    there.add(part(0, 2, bytes(101), uuid="c", count=2, total=100), 0)  # a liar
+    there.add(*part(0, 2, bytes(101), uuid="c", count=2, total=100), 0)  # a liar
     assert there.bytes <= 100
 
 
 def test_too_large_for_all_the_room() -> None:
     """The chunks of a message larger than the limit are counted, not kept: it can be reported and acknowledged."""
     there = chunks(max_bytes=100)
-    assert there.add(part(0, 0, bytes(60), count=2, total=120), 0) is None
+    assert there.add(*part(0, 0, bytes(60), count=2, total=120), 0) is None
     assert there.bytes == 0
-    assert there.add(part(1, 1, bytes(60), count=2, total=120), 0) == AssembledMessage(
-        (Position(1, 0), Position(1, 1)), None
-    )
+    assert content(there.add(*part(1, 1, bytes(60), count=2, total=120), 0)) == ((Position(1, 0), Position(1, 1)), None)
 
 
 def test_parts_that_take_too_long() -> None:
     """A message whose parts do not all come in time is given up at that time, and not before."""
     there = chunks(timeout_ms=1_000)
-    there.add(part(0, 0, uuid="a"), 0)
-    there.add(part(1, 1, uuid="a"), 900)
-    there.add(part(0, 2, uuid="b"), 500)
+    there.add(*part(0, 0, uuid="a"), 0)
+    there.add(*part(1, 1, uuid="a"), 900)
+    there.add(*part(0, 2, uuid="b"), 500)
     assert there.next_at() == 1_000
     assert there.take_abandoned(999) == []
     assert there.take_abandoned(1_000) == [AbandonedMessage("a", [Position(1, 0), Position(1, 1)], 2, 3, 1)]
@@ -120,9 +131,9 @@ def test_parts_that_take_too_long() -> None:
 def test_the_same_name_for_another_message() -> None:
     """Chunks with another size or count belong to another message: the first message is abandoned."""
     there = chunks()
-    there.add(part(0, 0, b"a"), 0)
-    assert there.add(part(0, 1, b"b", count=2, total=2), 0) is None
-    assert there.add(part(1, 2, b"c", count=2, total=2), 0) == AssembledMessage((Position(1, 1), Position(1, 2)), b"bc")
+    there.add(*part(0, 0, b"a"), 0)
+    assert there.add(*part(0, 1, b"b", count=2, total=2), 0) is None
+    assert content(there.add(*part(1, 2, b"c", count=2, total=2), 0)) == ((Position(1, 1), Position(1, 2)), b"bc")
     assert back(there, 1_000) == [Position(1, 0)]
 
 
@@ -130,17 +141,17 @@ def test_each_time_it_is_given_up_a_message_gets_more_time() -> None:
     """The timeout doubles, up to 64 times, and is reset by completion; the number of remembered messages is bounded."""
     there, now_ms = chunks(timeout_ms=1_000), 0
     for doublings in [0, 1, 2, 3, 4, 5, 6, 6]:
-        there.add(part(0, 0), now_ms)
-        there.add(part(0, 1, uuid="other", count=1, total=1), now_ms)
+        there.add(*part(0, 0), now_ms)
+        there.add(*part(0, 1, uuid="other", count=1, total=1), now_ms)
         assert there.next_at() == now_ms + (1_000 << doublings)
         now_ms += 1_000 << doublings
         assert back(there, now_ms) == [Position(1, 0)]
     for index in range(3):
-        there.add(part(index, index), now_ms)
-    there.add(part(0, 5), now_ms)
+        there.add(*part(index, index), now_ms)
+    there.add(*part(0, 5), now_ms)
     assert there.next_at() == now_ms + 1_000
     for number in range(3_000):
-        there.add(part(0, number, uuid=f"{number}"), now_ms)
+        there.add(*part(0, number, uuid=f"{number}"), now_ms)
     assert len(there._times_abandoned) == 1_000
 
 
@@ -149,11 +160,11 @@ def test_what_there_is_no_room_for_goes_back_later_and_later() -> None:
     there, now_ms = chunks(most=1, timeout_ms=5_000), 0
     for pause_ms in (1_000, 2_000, 4_000, 5_000, 5_000, 1_000):
         if now_ms > 15_000:
-            there.add(part(0, 9, uuid="whole", count=1, total=1), now_ms)
-        there.add(part(0, 0, uuid="a"), now_ms)
-        there.add(part(0, 1, uuid=f"{now_ms}"), now_ms)
+            there.add(*part(0, 9, uuid="whole", count=1, total=1), now_ms)
+        there.add(*part(0, 0, uuid="a"), now_ms)
+        there.add(*part(0, 1, uuid=f"{now_ms}"), now_ms)
         assert there.next_at() == now_ms + pause_ms
-        there.add(part(0, 2, uuid=f"{now_ms}-2"), now_ms + 10)
+        there.add(*part(0, 2, uuid=f"{now_ms}-2"), now_ms + 10)
         assert there.next_at() == now_ms + pause_ms
         assert set(there.positions()) == {Position(1, entry) for entry in (0, 1, 2)}
         now_ms += pause_ms

@@ -13,7 +13,8 @@ import pytest
 from pulsar_nack import BrokerError, Position
 from pulsar_nack.errors import ConnectionLostError, UndecodableMessageError
 from pulsar_nack.testing import run, virtual_time
-from pulsar_nack.wire._protocol._chunks import Chunk, ChunkAssembler, short_uuid
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._chunks import ChunkAssembler, short_uuid
 from tests.for_each import for_each
 from tests.wire import hostile
 from tests.wire.fake_broker import FakeBroker
@@ -256,15 +257,20 @@ async def test_topics_without_end(caplog: pytest.LogCaptureFixture) -> None:
     assert warning.startswith(f"2 topics of namespace public/default, such as {TOPIC}\\x1b[31m, have names")
 
 
+def chunk_of_two(uuid: str, index: int) -> pb.MessageMetadata:
+    """Return the metadata of one of two chunks."""
+    return pb.MessageMetadata(uuid=uuid, chunk_id=index, num_chunks_from_msg=2, total_chunk_msg_size=4, sequence_id=0)
+
+
 def test_messages_that_are_complete_leave_nothing_behind_one_that_is_not() -> None:
     """O33: while a message waits for its last chunk, 2 000 others come and go in bounded memory."""
     there = ChunkAssembler(10, 1 << 20, 60_000)
-    there.add(Chunk("waits", 0, 2, 4, Position(1, 0), b"xx"), 0)
+    there.add(chunk_of_two("waits", 0), Position(1, 0), b"xx", 0)
     tracemalloc.start()
     try:
         for number in range(2_000):
             for index in range(2):
-                whole = there.add(Chunk(f"{number}", index, 2, 4, Position(2, 2 * number + index), b"xx"), 0)
+                whole = there.add(chunk_of_two(f"{number}", index), Position(2, 2 * number + index), b"xx", 0)
             assert whole is not None
         left = tracemalloc.get_traced_memory()[0]
     finally:
@@ -279,7 +285,7 @@ def test_uuids_without_end() -> None:
     there, back = ChunkAssembler(10, 1 << 20, 60_000), 0
     for entry in range(12_000):
         for uuid, ledger in ((f"{entry % 50:08}" + "u" * 1_000, 1), ("sent again", 2)):
-            there.add(Chunk(short_uuid(uuid), 0, 2, 4, Position(ledger, entry), b"xx"), 0)
+            there.add(chunk_of_two(uuid, 0), Position(ledger, entry), b"xx", 0)
         back += sum(len(each.positions) for each in there.take_abandoned(0))
         if entry % 1_000 == 0:
             assert len(there.positions()) <= 16_000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...consumer import Delivery
 from ...errors import InvalidArgumentError, MissingExtraError, ProtocolError, UndecodableMessageError
 from ...ids import MessageId, Position, _delivered_id
-from .._protocol._chunks import AssembledMessage, Chunk, ChunkAssembler, short_uuid
+from .._protocol._chunks import ChunkAssembler
 from .._protocol._compression import require_compression
 from .._protocol._entries import (
     Entry,
@@ -15,7 +15,6 @@ from .._protocol._entries import (
     plain_parts,
     readable_metadata,
     split_entry,
-    text_of,
     unpack,
 )
 from .._protocol._frames import MessageCommand
@@ -143,25 +142,17 @@ class EntryReader:
             return self.factory.unreadable(
                 command, entry.payload, UndecodableMessageError(impossible), metadata=metadata
             )
-        part = Chunk(
-            uuid=short_uuid(text_of(metadata.uuid)),
-            index=metadata.chunk_id,
-            count=metadata.num_chunks_from_msg,
-            total_bytes=metadata.total_chunk_msg_size,
-            position=Position(command.ledger, command.entry),
-            payload=entry.payload,
-            sequence_id=metadata.sequence_id,
-        )
-        whole = self._chunks.add(part, self._now_ms())
+        position = Position(command.ledger, command.entry)
+        whole = self._chunks.add(metadata, position, entry.payload, self._now_ms())
         if whole is None:
             return None
-        metadata.sequence_id = whole.sequence_id
+        metadata.sequence_id, payload = whole.sequence_id, whole.payload()
         try:
-            message_id = self._whole_id(whole)
+            message_id = self._whole_id(whole.positions())
         except InvalidArgumentError as error:
             wrong = UndecodableMessageError(f"payload: its chunks are not in the right place: {error}")
-            return self.factory.unreadable(command, whole.payload or b"", wrong, metadata=metadata)
-        total, payload, problem = metadata.total_chunk_msg_size, whole.payload, ""
+            return self.factory.unreadable(command, payload or b"", wrong, metadata=metadata)
+        total, problem = metadata.total_chunk_msg_size, ""
         if payload is None:
             problem = f"payload: {total} bytes in chunks, more than max_chunked_bytes"
         elif len(payload) != total:
@@ -171,9 +162,11 @@ class EntryReader:
             return self.factory.unreadable(command, payload or b"", incomplete, message_id, metadata=metadata)
         return self._single(command, entry._replace(payload=payload or b""), payload or b"", message_id, overhead)
 
-    def _whole_id(self, whole: AssembledMessage) -> MessageId:
-        """Return the id of a chunked message; its chunks may have been stored in another order than the message's."""
-        positions = sorted(whole.positions)
+    def _whole_id(self, positions: Sequence[Position]) -> MessageId:
+        """Return the id of a chunked message; its chunks may have been stored in another order than the message's.
+
+        :param positions: of all its chunks, sorted
+        """
         return MessageId(
             *positions[-1],
             self.factory.partition,

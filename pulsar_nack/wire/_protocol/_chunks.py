@@ -22,6 +22,8 @@ from typing import Final, NamedTuple
 
 from ..._foreign import MAX_SHOWN
 from ...ids import Position
+from . import _pulsar_pb2 as pb
+from ._entries import text_of
 
 _PAUSE_MS: Final = 1_000
 """How long the chunks of a message without space wait at least before they are redelivered."""
@@ -48,51 +50,35 @@ def short_uuid(uuid: str) -> str:
     return f"{uuid[:100]}...{blake2b(uuid.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One entry that holds a chunk.
-
-    :param uuid: names the message
-    :param index: of the chunk, from 0; ``count`` is how many there are
-    :param total_bytes: of the whole message, before it was cut into chunks
-    :param sequence_id: that of the message in its last chunk; our producers set the previous message's in the others
-    """
-
-    uuid: str
-    index: int
-    count: int
-    total_bytes: int
-    position: Position
-    payload: bytes
-    sequence_id: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AssembledMessage:
-    """A message with all its chunks.
-
-    :param positions: of all its chunks in order, after those of superseded chunks
-    :param payload: of all chunks together, None: too large to be kept
-    """
-
-    positions: tuple[Position, ...]
-    payload: bytes | None
-    sequence_id: int = 0
-
-
 @dataclass(slots=True)
-class _PartialMessage:
+class ChunkedMessage:
+    """A message of which chunks have arrived.
+
+    :param count: how many chunks there are
+    :param total_bytes: of the whole message, before it was cut into chunks
+    :param is_kept: whether the payloads of its chunks are kept; otherwise they are only counted
+    :param chunks: the position and payload of each chunk that is here, by index
+    :param superseded: the positions of chunks that were sent again
+    :param kept_bytes: size of the payloads that are kept
+    :param sequence_id: that in its last chunk; our producers set the previous message's in the others
+    """
+
     count: int
     total_bytes: int
     expiry: _Expiry
     is_kept: bool
     chunks: dict[int, tuple[Position, bytes]] = field(default_factory=dict)
     superseded: set[Position] = field(default_factory=set)
-    bytes: int = 0
+    kept_bytes: int = 0
     sequence_id: int = 0
 
-    def positions(self) -> set[Position]:
-        return {position for position, _ in self.chunks.values()} | self.superseded
+    def positions(self) -> list[Position]:
+        """Return the positions of all its chunks, also of superseded ones, sorted."""
+        return sorted({position for position, _ in self.chunks.values()} | self.superseded)
+
+    def payload(self) -> bytes | None:
+        """Return the payload of all chunks together, None: too large to be kept."""
+        return b"".join(self.chunks[index][1] for index in range(self.count)) if self.is_kept else None
 
 
 class AbandonedMessage(NamedTuple):
@@ -120,7 +106,7 @@ class ChunkAssembler:
         self._chunk_count = 0
         self._max_chunks = max(max_bytes // _OVERHEAD_BYTES, _MIN_CHUNKS)
         self._timeout_ms = timeout_ms
-        self._partial: dict[str, _PartialMessage] = {}
+        self._partial: dict[str, ChunkedMessage] = {}
         self._expiries: list[_Expiry] = []
         self._started = 0
         self._abandoned: list[AbandonedMessage] = []
@@ -132,17 +118,23 @@ class ChunkAssembler:
     def __len__(self) -> int:
         return len(self._partial)
 
-    def add(self, chunk: Chunk, now_ms: int) -> AssembledMessage | None:
-        """Add a chunk; return the message if that completes it."""
-        message = self._partial.get(chunk.uuid)
-        if message is not None and (message.count, message.total_bytes) != (chunk.count, chunk.total_bytes):
-            self._abandon(chunk.uuid, now_ms + _PAUSE_MS)
+    def add(
+        self, metadata: pb.MessageMetadata, position: Position, payload: bytes, now_ms: int
+    ) -> ChunkedMessage | None:
+        """Add an entry that holds a chunk; return the message if that completes it."""
+        uuid, count = short_uuid(text_of(metadata.uuid)), metadata.num_chunks_from_msg
+        message = self._partial.get(uuid)
+        if message is not None and (message.count, message.total_bytes) != (count, metadata.total_chunk_msg_size):
+            self._abandon(uuid, now_ms + _PAUSE_MS)
             message = None
         if message is None:
-            message = self._begin(chunk, now_ms)
-        self._put(message, chunk)
-        if len(message.chunks) == message.count:
-            return self._finish(chunk.uuid, message)
+            message = self._begin(uuid, count, metadata.total_chunk_msg_size, now_ms)
+        self._put(message, metadata, position, payload)
+        if len(message.chunks) == count:
+            self._drop(uuid)
+            self._times_abandoned.pop(uuid, None)
+            self._full_rounds = 0
+            return message
         while self.bytes > self._max_bytes or self._chunk_count > self._max_chunks:
             self._abandon_oldest(now_ms)
         return None
@@ -190,50 +182,42 @@ class ChunkAssembler:
         self._abandoned_chunks = 0
         self.bytes = self._chunk_count = 0
 
-    def _begin(self, chunk: Chunk, now_ms: int) -> _PartialMessage:
+    def _begin(self, uuid: str, count: int, total_bytes: int, now_ms: int) -> ChunkedMessage:
         if len(self._partial) >= self._most:
             self._abandon_oldest(now_ms)
-        is_kept = chunk.total_bytes <= self._max_bytes
-        timeout_ms = self._timeout_ms << min(self._times_abandoned.get(chunk.uuid, 0), _MAX_DOUBLINGS)
+        timeout_ms = self._timeout_ms << min(self._times_abandoned.get(uuid, 0), _MAX_DOUBLINGS)
         self._started += 1
-        expiry = (now_ms + timeout_ms, self._started, chunk.uuid)
-        self._partial[chunk.uuid] = message = _PartialMessage(chunk.count, chunk.total_bytes, expiry, is_kept)
+        expiry = (now_ms + timeout_ms, self._started, uuid)
+        self._partial[uuid] = message = ChunkedMessage(count, total_bytes, expiry, total_bytes <= self._max_bytes)
         heappush(self._expiries, expiry)
         if len(self._expiries) > 2 * len(self._partial) + _SPARE:
             self._expiries = list(filter(self._is_pending, self._expiries))
             heapify(self._expiries)
         return message
 
-    def _put(self, message: _PartialMessage, chunk: Chunk) -> None:
-        known = message.chunks.get(chunk.index)
-        if known is not None and known[0] == chunk.position:
+    def _put(self, message: ChunkedMessage, metadata: pb.MessageMetadata, position: Position, payload: bytes) -> None:
+        index = metadata.chunk_id
+        known = message.chunks.get(index)
+        if known is not None and known[0] == position:
             return
-        if known is not None and chunk.position < known[0]:
-            self._supersede(message, chunk.position)
+        if known is not None and position < known[0]:
+            self._supersede(message, position)
             return
-        payload = chunk.payload if message.is_kept else b""
+        if not message.is_kept:
+            payload = b""
         if known is not None:
             self._supersede(message, known[0])
             self._count(message, -len(known[1]))
         else:
             self._chunk_count += 1
-        message.chunks[chunk.index] = (chunk.position, payload)
-        if chunk.index == message.count - 1:
-            message.sequence_id = chunk.sequence_id
+        message.chunks[index] = (position, payload)
+        if index == message.count - 1:
+            message.sequence_id = metadata.sequence_id
         self._count(message, len(payload))
 
-    def _supersede(self, message: _PartialMessage, position: Position) -> None:
+    def _supersede(self, message: ChunkedMessage, position: Position) -> None:
         self._chunk_count += position not in message.superseded
         message.superseded.add(position)
-
-    def _finish(self, uuid: str, message: _PartialMessage) -> AssembledMessage:
-        self._drop(uuid)
-        self._times_abandoned.pop(uuid, None)
-        self._full_rounds = 0
-        chunks = [message.chunks[index] for index in range(message.count)]
-        superseded = sorted(message.superseded - {position for position, _ in chunks})
-        payload = b"".join(payload for _, payload in chunks) if message.is_kept else None
-        return AssembledMessage((*superseded, *(position for position, _ in chunks)), payload, message.sequence_id)
 
     def _abandon_oldest(self, now_ms: int) -> None:
         """Make space. The chunks are redelivered together, after pauses that grow until a message is completed."""
@@ -247,18 +231,18 @@ class ChunkAssembler:
         if len(self._times_abandoned) > _MAX_REMEMBERED:
             del self._times_abandoned[next(iter(self._times_abandoned))]
         self._return_at_ms = min(self._return_at_ms, due_at_ms) if self._abandoned else due_at_ms
-        abandoned = AbandonedMessage(uuid, sorted(message.positions()), len(message.chunks), message.count, times)
+        abandoned = AbandonedMessage(uuid, message.positions(), len(message.chunks), message.count, times)
         self._abandoned.append(abandoned)
         self._abandoned_chunks += len(abandoned.positions)
         if self._abandoned_chunks > _MAX_ABANDONED:
             self._return_at_ms = 0  # now
 
-    def _drop(self, uuid: str) -> _PartialMessage:
+    def _drop(self, uuid: str) -> ChunkedMessage:
         message = self._partial.pop(uuid)
-        self.bytes -= message.bytes
+        self.bytes -= message.kept_bytes
         self._chunk_count -= len(message.chunks) + len(message.superseded)
         return message
 
-    def _count(self, message: _PartialMessage, change: int) -> None:
-        message.bytes += change
+    def _count(self, message: ChunkedMessage, change: int) -> None:
+        message.kept_bytes += change
         self.bytes += change
