@@ -17,8 +17,9 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from math import inf
 from os import PathLike
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..._check import check_callable, path_of
 from ..._delays import Delay, delay_seconds
@@ -49,16 +50,11 @@ _OURS: Final = frozenset({ConnectionError, ConnectionResetError})
 """Errors that are raised here, with a text that is safe to quote."""
 
 
-class _Token(NamedTuple):
-    text: str
-    renew_at: float  # monotonic seconds
-
-
 @dataclass(slots=True)
 class _TokenRequest:
     """A pending request for a token, and the number of callers that wait for it."""
 
-    task: asyncio.Task[_Token]
+    task: asyncio.Task[str]
     waiting: int = 0
 
 
@@ -104,7 +100,9 @@ class OAuth2Authentication:
             raise InvalidArgumentError("timeout", timeout, "more than 0 seconds")
         check_callable("monotonic", monotonic, "a callable that gives seconds")
         self._monotonic = monotonic
-        self._token: _Token | None = None
+        self._token = ""
+        self._renew_at = -inf
+        """When the token is to be renewed, in seconds of the clock."""
         self._request: _TokenRequest | None = None
 
     @classmethod
@@ -136,12 +134,10 @@ class OAuth2Authentication:
 
         :raises BrokerError: the issuer could not be reached, refused, or sent an invalid response
         """
-        token = self._token
-        if token is None or challenge is not None or self._monotonic() >= token.renew_at:
-            token = await self._renewed()
-        return token.text.encode()
+        is_due = challenge is not None or self._monotonic() >= self._renew_at
+        return (await self._renewed() if is_due else self._token).encode()
 
-    async def _renewed(self) -> _Token:
+    async def _renewed(self) -> str:
         """Request a token, or share a pending request; if that one fails, request once more."""
         request = self._request
         if request is not None and request.task.get_loop() is asyncio.get_running_loop():
@@ -154,7 +150,7 @@ class OAuth2Authentication:
             request.task.add_done_callback(self._forget)
         return await self._wait_for(request)
 
-    async def _wait_for(self, request: _TokenRequest) -> _Token:
+    async def _wait_for(self, request: _TokenRequest) -> str:
         """Wait for a shared request; it is cancelled only when its last caller gives up."""
         request.waiting += 1
         try:
@@ -165,13 +161,13 @@ class OAuth2Authentication:
                 self._forget(request.task)
                 request.task.cancel()
 
-    def _forget(self, task: asyncio.Task[_Token]) -> None:
+    def _forget(self, task: asyncio.Task[str]) -> None:
         if self._request is not None and self._request.task is task:
             self._request = None
         if task.done() and not task.cancelled():
             task.exception()  # callers have got it, unless all were cancelled
 
-    async def _renew(self) -> _Token:
+    async def _renew(self) -> str:
         asked_at = self._monotonic()
         description = await self._fetch(f"{self._issuer_url}{_WELL_KNOWN}", None)
         try:
@@ -182,8 +178,9 @@ class OAuth2Authentication:
         text = answer.get("access_token")
         if not isinstance(text, str) or not text or not text.isascii() or not text.isprintable():
             raise self._fault("its answer has no access_token")
-        self._token = _Token(text, asked_at + _lifetime(answer.get("expires_in")) * _NEW_FROM)
-        return self._token
+        self._token = text
+        self._renew_at = asked_at + _lifetime(answer.get("expires_in")) * _NEW_FROM
+        return text
 
     async def _fetch(self, url: str, form: bytes | None) -> Mapping[str, Any]:
         try:

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..._tasks import retrieve_error
 from ...errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError, ProtocolError
@@ -20,16 +20,8 @@ _MAX_LOST: Final = 1_000
 _MAX_CLUSTERS: Final = 100
 """Most clusters of which the address in use is remembered: a broker may name any number."""
 
-
-class _Endpoint(NamedTuple):
-    """A broker's address, and the address to dial: the same, or that of a proxy."""
-
-    logical: Address
-    physical: Address
-
-    @property
-    def proxy_to(self) -> str | None:
-        return None if self.logical == self.physical else self.logical.host_and_port
+_Endpoint = tuple[Address, Address]
+"""The address of a broker, and the one to dial: the same, or that of a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +94,7 @@ class Pool:
         """
         (broker,) = self.parsed(logical, is_service=False)
         (dialled,) = (broker,) if physical is None else self.parsed(physical, is_service=False)
-        return await self._connection_to(_Endpoint(broker, dialled))
+        return await self._connection_to((broker, dialled))
 
     def parsed(self, url: str, *, is_service: bool = True) -> tuple[Address, ...]:
         """Parse a URL from a broker; refuse it if it differs from the service URL in TLS.
@@ -136,7 +128,7 @@ class Pool:
             turn = self._turns.setdefault(url, 0)
             address = addresses[turn]
             try:
-                return await self._connection_to(_Endpoint(address, address))
+                return await self._connection_to((address, address))
             except BrokerError as error:
                 last = error
                 if self._turns.get(url) == turn:  # no concurrent call has moved on
@@ -157,14 +149,13 @@ class Pool:
     async def _connection_to(self, endpoint: _Endpoint) -> Connection:
         if self.is_closed:
             raise ClosedError("the client")
+        _, dialled = endpoint
         connection = self._open.get(endpoint)
         if connection is not None and connection.is_open:
             return connection
         task = self._opening.get(endpoint)
         if task is None:
-            task = asyncio.create_task(
-                self._connect(endpoint), name=f"pulsar_nack.wire connecting to {endpoint.physical}"
-            )
+            task = asyncio.create_task(self._connect(endpoint), name=f"pulsar_nack.wire connecting to {dialled}")
             self._opening[endpoint] = task
             task.add_done_callback(retrieve_error)
         try:
@@ -175,9 +166,7 @@ class Pool:
                 raise
             if self.is_closed:
                 raise ClosedError("the client") from None
-            raise ConnectionLostError(
-                f"{endpoint.physical}: connecting was cancelled"
-            ) from None  # by an authentication
+            raise ConnectionLostError(f"{dialled}: connecting was cancelled") from None  # by an authentication
 
     async def _connect(self, endpoint: _Endpoint) -> Connection:
         def on_closed(closed: Connection) -> None:
@@ -186,9 +175,11 @@ class Pool:
             if closed.loss_error is not None:
                 self._note_lost(endpoint, closed.loss_error)
 
+        broker, dialled = endpoint
+        proxy_to = None if broker == dialled else broker.host_and_port
         try:
             connection = await Connection.open(
-                endpoint.physical, self.options, proxy_to=endpoint.proxy_to, dial=self._dial, on_closed=on_closed
+                dialled, self.options, proxy_to=proxy_to, dial=self._dial, on_closed=on_closed
             )
         except Exception as error:
             self._counts["failed_connects"] += 1
@@ -214,9 +205,8 @@ class Pool:
         if error is not None:
             self._counts["reconnects"] += 1
             seconds = asyncio.get_running_loop().time() - lost_at
-            _LOG.warning(
-                "%s: connected again, %.3g s after the connection was lost: %s", endpoint.physical, seconds, error
-            )
+            _, dialled = endpoint
+            _LOG.warning("%s: connected again, %.3g s after the connection was lost: %s", dialled, seconds, error)
 
     def statistics(self) -> ClientStatistics:
         """Return the counts of connections."""

@@ -9,11 +9,11 @@ from typing import Final
 
 from ..._check import check_flag, is_text
 from ..._tasks import gather_or_cancel
-from ..._topic_pattern import TopicPattern
+from ..._topic_pattern import TopicPattern, full_name
 from ...consumer import RetryTopicPolicy
 from ...errors import InvalidArgumentError, TopicNotFoundError
 from .._connection._context import ClientContext
-from .._protocol._topics import TopicName, normalize, partition_name, split_partition
+from .._protocol._topics import normalize, partition_name, split_partition, split_topic
 
 _SYSTEM_PREFIX: Final = "__"
 _DEFAULT_NAMESPACE: Final = "public/default"
@@ -104,11 +104,12 @@ class PatternSelection:
     def matches(self, name: str) -> bool:
         """Return whether a topic matches, by its full name or that of one of its partitions; invalid names do not."""
         try:
-            topic = TopicName.parse(split_partition(name)[0])
+            domain, namespace, local = split_topic(split_partition(name)[0])
         except ValueError:  # somebody has named a topic like that, which must not stop those who watch the namespace
             return False
-        is_system_topic = topic.local.startswith(_SYSTEM_PREFIX)
-        return not is_system_topic and self._pattern.fullmatch(self._parts.subject(*topic)) is not None
+        is_system_topic = local.startswith(_SYSTEM_PREFIX)
+        subject = self._parts.subject(domain, namespace, local)
+        return not is_system_topic and self._pattern.fullmatch(subject) is not None
 
     def may_grow(self, members: Iterable[str]) -> bool:  # noqa: ARG002
         """Return True: a matching topic may be created."""
@@ -162,14 +163,15 @@ def with_retry_topic(
 def _persistent(topic: str) -> str:
     """Return the full name of a persistent topic; refuse others, whose messages have no unique ids."""
     name = normalize(topic)
-    if TopicName.parse(name).domain != "persistent":
+    if not name.startswith("persistent://"):
         raise InvalidArgumentError("topic", topic, "a persistent topic: messages of other topics have no unique ids")
     return name
 
 
 def name_of(topic: str, partition: int) -> str:
     """Return the full name of a topic, or of its partition if the name is not that of the partition already."""
-    name = str(TopicName.parse(topic))
+    split_topic(topic)
+    name = full_name(topic)
     return partition_name(name, partition) if partition >= 0 and split_partition(name)[1] < 0 else name
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, Self
+from typing import Final
 
 from ..._topic_pattern import full_name
 from ...errors import InvalidArgumentError
@@ -13,27 +13,18 @@ _PARTITION: Final = re.compile(r"(.+)-partition-(0|[1-9][0-9]*)", re.DOTALL)
 _EXPECTED: Final = "a topic as 'name', 'tenant/namespace/name' or 'persistent://tenant/namespace/name'"
 
 
-class TopicName(NamedTuple):
-    """The parts of a name; ``namespace`` is ``tenant/namespace``, or ``tenant/cluster/namespace`` in old names."""
+def split_topic(name: str) -> tuple[str, str, str]:
+    """Return the domain, the namespace and the last part of a name; a short one is in ``public/default``.
 
-    domain: str
-    namespace: str
-    local: str
+    The namespace is ``tenant/namespace``, or ``tenant/cluster/namespace`` in old names.
 
-    @classmethod
-    def parse(cls, name: str) -> Self:
-        """Parse a name; a short one is in ``public/default``.
-
-        :raises InvalidArgumentError: not a name of a topic
-        """
-        domain, _, path = full_name(_text("topic", name, _EXPECTED)).partition("://")
-        parts = path.split("/")
-        if domain not in _DOMAINS or len(parts) not in {3, 4} or not all(parts):
-            raise InvalidArgumentError("topic", name, _EXPECTED)
-        return cls(domain, "/".join(parts[:-1]), parts[-1])
-
-    def __str__(self) -> str:
-        return f"{self.domain}://{self.namespace}/{self.local}"
+    :raises InvalidArgumentError: not a name of a topic
+    """
+    domain, _, path = full_name(_text("topic", name, _EXPECTED)).partition("://")
+    parts = path.split("/")
+    if domain not in _DOMAINS or len(parts) not in {3, 4} or not all(parts):
+        raise InvalidArgumentError("topic", name, _EXPECTED)
+    return domain, "/".join(parts[:-1]), parts[-1]
 
 
 def normalize(name: str) -> str:
@@ -41,7 +32,8 @@ def normalize(name: str) -> str:
 
     :raises InvalidArgumentError: not a name of a topic, or one with spaces or invisible characters
     """
-    whole = str(TopicName.parse(name))
+    split_topic(name)
+    whole = full_name(name)
     if any(letter.isspace() or not letter.isprintable() for letter in whole):
         raise InvalidArgumentError("topic", name, f"no spaces or control characters: {_EXPECTED}")
     return whole
