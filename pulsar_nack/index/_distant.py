@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedDict
 
 GROUP_MS: Final = 1 << 14
 _LARGE: Final = 8_192
@@ -63,11 +63,10 @@ class BucketGroup:
 class DistantBuckets:
     """All groups of one index; ``count`` is how many numbers they hold."""
 
-    __slots__ = ("_bases", "by_base", "count")
+    __slots__ = ("by_base", "count")
 
     def __init__(self) -> None:
-        self._bases: SortedList[int] = SortedList()
-        self.by_base: dict[int, BucketGroup] = {}
+        self.by_base: SortedDict[int, BucketGroup] = SortedDict()
         self.count = 0
 
     def __len__(self) -> int:
@@ -75,7 +74,6 @@ class DistantBuckets:
 
     def clear(self) -> None:
         """Remove all groups."""
-        self._bases.clear()
         self.by_base.clear()
         self.count = 0
 
@@ -90,27 +88,25 @@ class DistantBuckets:
 
     def first_base(self) -> int | None:
         """Return the base of the earliest group, None without one."""
-        return self._bases[0] if self._bases else None
+        return self.by_base.keys()[0] if self.by_base else None
 
     def next_base(self, after: int) -> int | None:
         """Return the base of the earliest group that ends later than ``after``."""
-        row = self._bases.bisect_right(after - GROUP_MS)
-        return self._bases[row] if row < len(self._bases) else None
+        row = self.by_base.bisect_right(after - GROUP_MS)
+        return self.by_base.keys()[row] if row < len(self.by_base) else None
 
     def add(self, number: int, start: int, typecode: str) -> BucketGroup:
         """Add a number to the group of its start, made with ``typecode`` if it is missing; return the group."""
         base = start & ~_OFFSET
-        group = self.by_base.get(base)
+        group: BucketGroup | None = self.by_base.get(base)
         if group is None:
             group = self.by_base[base] = BucketGroup(base, typecode)
-            self._bases.add(base)
         group.add(number, start)
         self.count += 1
         return group
 
     def take(self, base: int) -> BucketGroup:
         """Remove a group and return it."""
-        group = self.by_base.pop(base)
-        self._bases.remove(base)
+        group: BucketGroup = self.by_base.pop(base)
         self.count -= len(group)
         return group

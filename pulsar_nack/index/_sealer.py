@@ -187,7 +187,7 @@ class Sweeper:
             self._steps = self._all_steps()
         for _ in islice(self._steps, steps):
             pass
-        if self._stale.sweep is None:
+        if not self._stale.is_sweeping:
             self._steps = None
             self._pending.release_unused(list(self._pending.blocks.values()), self._stale.numbers)
             self._earliest.on_swept()

@@ -10,8 +10,8 @@ earliest may fire, and which one that is need not be known. Three sets decide in
 
 So a copy in bucket ``start`` is live if its number is pending and is not in ``numbers``, or is in it and ``deadlines``
 names ``start``. When the extra copies outnumber the live ones they are swept out (see ``_sealer``). What is marked
-meanwhile is noted in :class:`SweepMarks`: at the end of a sweep only numbers that were marked during it, or whose
-copies it could not reach, are still stale or doubled.
+meanwhile is noted: at the end of a sweep only numbers that were marked during it, or whose copies it could not reach,
+are still stale or doubled.
 """
 
 from __future__ import annotations
@@ -24,9 +24,27 @@ from ._pending import widened
 
 
 class StaleCopies:
-    """The three sets; ``extra`` copies were made since the last sweep."""
+    """The three sets; ``extra`` copies were made since the last sweep.
 
-    __slots__ = ("deadlines", "doubled", "extra", "numbers", "sweep")
+    While ``is_sweeping``, three more: what stays in ``numbers`` and in ``doubled`` at the end of the sweep, and the
+    numbers whose live copy it has seen.
+    """
+
+    __slots__ = (
+        "_extra_before",
+        "_seen",
+        "_still_doubled",
+        "_still_stale",
+        "deadlines",
+        "doubled",
+        "extra",
+        "is_sweeping",
+        "numbers",
+    )
+
+    _still_stale: Any
+    _still_doubled: Any
+    _seen: Any
 
     def __init__(self) -> None:
         self.clear()
@@ -36,14 +54,14 @@ class StaleCopies:
         self.numbers: Any = BitMap()
         self.doubled: Any = BitMap()
         self.deadlines: dict[int, int] = {}
-        self.extra = 0
-        self.sweep: SweepMarks | None = None
+        self.extra = self._extra_before = 0
+        self._forget_sweep()
 
     def widen(self) -> None:
         """Change to numbers of 64 bits."""
         self.numbers, self.doubled = widened(self.numbers), widened(self.doubled)
-        if self.sweep is not None:
-            self.sweep.widen()
+        self._still_stale, self._still_doubled = widened(self._still_stale), widened(self._still_doubled)
+        self._seen = widened(self._seen)
 
     def __bool__(self) -> bool:
         return self.extra > 0
@@ -57,9 +75,9 @@ class StaleCopies:
 
     def _mark(self, number: int) -> None:
         self.numbers.add(number)
-        if self.sweep is not None:
-            self.sweep.stale.add(number)
-            self.sweep.seen.discard(number)
+        if self.is_sweeping:
+            self._still_stale.add(number)
+            self._seen.discard(number)
 
     def on_added(self, number: int, start: int) -> None:
         """Note in which bucket a number became pending, if it may have stale copies elsewhere."""
@@ -71,8 +89,8 @@ class StaleCopies:
         known = self.deadlines.get(number)
         if known is None:
             self.doubled.add(number)
-            if self.sweep is not None:
-                self.sweep.doubled.add(number)
+            if self.is_sweeping:
+                self._still_doubled.add(number)
         elif start < known:
             self.deadlines[number] = start
             self._mark(number)
@@ -89,10 +107,10 @@ class StaleCopies:
         if doubled:
             self.doubled -= doubled
             self.numbers |= doubled
-            if self.sweep is not None:
-                self.sweep.stale |= doubled
-        if self.sweep is not None:
-            self.sweep.seen -= numbers
+            if self.is_sweeping:
+                self._still_stale |= doubled
+        if self.is_sweeping:
+            self._seen -= numbers
         if self.deadlines:
             for number in numbers & self.numbers:
                 self.deadlines.pop(number, None)
@@ -117,49 +135,36 @@ class StaleCopies:
 
     def begin_sweep(self) -> None:
         """Start to note what is marked; the sweep visits every bucket in order of time, each part once."""
-        self.sweep = SweepMarks(type(self.numbers), self.extra)
+        self.is_sweeping = True
+        self._extra_before = self.extra
 
     def sweep_part(self, numbers: Any, pending: Any, start: int, covered: Any) -> Any:
         """Return the ``numbers`` of a part that stay in bucket ``start``: one live copy of each."""
-        sweep = self.sweep
-        assert sweep is not None
         kept = self.live_copies(numbers, pending, start)
         in_ranges = kept & covered
         if in_ranges:
-            sweep.doubled |= in_ranges
+            self._still_doubled |= in_ranges
         several = kept & (self.doubled | self.numbers)
         several -= in_ranges
-        kept = kept - (several & sweep.seen)
-        sweep.seen |= several
+        kept = kept - (several & self._seen)
+        self._seen |= several
         return kept
 
     def keep_marks(self, numbers: Any) -> None:
         """Keep the marks of numbers whose copies a running sweep cannot reach, or that moved to where it has been."""
-        if self.sweep is not None:
-            self.sweep.stale |= numbers & self.numbers
-            self.sweep.doubled |= numbers & self.doubled
+        if self.is_sweeping:
+            self._still_stale |= numbers & self.numbers
+            self._still_doubled |= numbers & self.doubled
 
     def end_sweep(self) -> None:
         """Remove the marks of all numbers whose extra copies the sweep has removed."""
-        sweep, self.sweep = self.sweep, None
-        assert sweep is not None
-        self.numbers &= sweep.stale
-        self.doubled &= sweep.doubled
+        self.numbers &= self._still_stale
+        self.doubled &= self._still_doubled
         self.deadlines = {number: start for number, start in self.deadlines.items() if number in self.numbers}
-        self.extra = max(self.extra - sweep.extra_before, 1 if self.numbers or self.doubled else 0)
+        self.extra = max(self.extra - self._extra_before, 1 if self.numbers or self.doubled else 0)
+        self._forget_sweep()
 
-
-class SweepMarks:
-    """The numbers marked since a sweep began, and the numbers whose live copy the sweep has seen."""
-
-    __slots__ = ("doubled", "extra_before", "seen", "stale")
-
-    def __init__(self, bitmap_type: type[Any], extra_before: int) -> None:
-        self.stale: Any = bitmap_type()
-        self.doubled: Any = bitmap_type()
-        self.seen: Any = bitmap_type()
-        self.extra_before = extra_before
-
-    def widen(self) -> None:
-        """Change to numbers of 64 bits."""
-        self.stale, self.doubled, self.seen = widened(self.stale), widened(self.doubled), widened(self.seen)
+    def _forget_sweep(self) -> None:
+        self.is_sweeping = False
+        bitmap_type = type(self.numbers)
+        self._still_stale, self._still_doubled, self._seen = bitmap_type(), bitmap_type(), bitmap_type()

@@ -143,7 +143,7 @@ class BucketStore:
         """Add a sealed chunk to a bucket; during a sweep, which goes by the places of chunks, none are joined."""
         self.enlist(start)
         self.chunks.add(start, chunk)
-        if self.stale.sweep is None:
+        if not self.stale.is_sweeping:
             self.chunks.join_overlapping(start, self._pending.bitmap_type)
 
     # -- distant buckets ---------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class BucketStore:
 
     def _drain_parts(self, start: int, parts: list[Any], *, is_merged: bool) -> DrainingBucket:
         remainder = DrainingBucket(self._pending.bitmap_type, parts, is_merged=is_merged)
-        if self.stale.sweep is not None:  # which cannot reach the parts
+        if self.stale.is_sweeping:  # which cannot reach the parts
             for numbers in remainder:
                 self.stale.keep_marks(numbers)
         self.enlist(start)
