@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from .._waiting import WaitingCalls
 from ..consumer import Delivery, SessionEvent
@@ -13,6 +13,8 @@ from ..ids import MessageId, Position
 FIRST_RETRY_LEDGER: Final = 1 << 32
 """The first ledger of a retry topic: a port of a topic and its retry topic distinguishes their messages by it."""
 _MIN_SWEEP: Final = 256
+Members = dict[Position, set[int]]
+"""Entries, and indexes of messages in their batches."""
 
 
 class LocalInbox:
@@ -102,13 +104,6 @@ class LocalInbox:
         self._waiters.wake_all(None)
 
 
-class Noted(NamedTuple):
-    """The acknowledgements of a call: whole entries, and the members of batches that it is the first to name."""
-
-    completed: list[MessageId]
-    taken: dict[Position, set[int]]
-
-
 class BatchMembers:
     """Acknowledged members of batches, for a client that acknowledges an entry once all its members are.
 
@@ -118,7 +113,7 @@ class BatchMembers:
     """
 
     def __init__(self, is_passed: Callable[[Position], bool] = lambda _: False) -> None:
-        self._open: dict[Position, set[int]] = {}
+        self._open: Members = {}
         self._is_passed = is_passed
         self._sweep_at = _MIN_SWEEP
 
@@ -130,10 +125,10 @@ class BatchMembers:
                 self._open = {each: rest for each, rest in self._open.items() if not self._is_passed(each)}
                 self._sweep_at = max(_MIN_SWEEP, 2 * len(self._open))
 
-    def note(self, ids: Sequence[MessageId]) -> Noted:
-        """Note acknowledged messages; return the entries that are complete now."""
+    def note(self, ids: Sequence[MessageId]) -> tuple[list[MessageId], Members]:
+        """Note acknowledged messages; return the entries that are complete now, and what :meth:`undo` needs."""
         completed: list[MessageId] = []
-        taken: dict[Position, set[int]] = {}
+        taken: Members = {}
         for message_id in ids:
             position, index = Position(*message_id[:2]), message_id.batch_index
             rest = self._open.get(position)
@@ -148,18 +143,18 @@ class BatchMembers:
                 del self._open[position]
                 if index >= 0:
                     completed.append(MessageId(*position))
-        return Noted(completed, taken)
+        return completed, taken
 
-    def note_through(self, message_id: MessageId) -> Noted:
-        """Note that everything up to a message of its topic is acknowledged; ``completed`` has its entry, or none."""
+    def note_through(self, message_id: MessageId) -> tuple[list[MessageId], Members]:
+        """Note that everything up to a message of its topic is acknowledged; of whole entries return its own only."""
         ledger, entry, _, index = message_id
         first = FIRST_RETRY_LEDGER if ledger >= FIRST_RETRY_LEDGER else 0
         passed = {each: self._open.pop(each) for each in list(self._open) if (first, 0) <= each < (ledger, entry)}
         members = [MessageId(ledger, entry, batch_index=at) for at in range(index + 1)]
         completed, taken = self.note(members or [message_id])
-        return Noted(completed, {**passed, **taken})
+        return completed, {**passed, **taken}
 
-    def undo(self, noted: Noted) -> None:
-        """Undo :meth:`note` or :meth:`note_through`: the acknowledgement failed."""
-        for position, indexes in noted.taken.items():
+    def undo(self, taken: Members) -> None:
+        """Undo :meth:`note` or :meth:`note_through`, which returned this: the acknowledgement failed."""
+        for position, indexes in taken.items():
             self._open.setdefault(position, set()).update(indexes)

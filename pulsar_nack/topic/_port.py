@@ -211,11 +211,11 @@ class LocalPort:
         if self._members is None:
             await self._acknowledge(ids)
             return
-        noted = self._members.note(ids)
+        completed, taken = self._members.note(ids)
         try:
-            await self._acknowledge(noted.completed)
+            await self._acknowledge(completed)
         except Exception:
-            self._members.undo(noted)
+            self._members.undo(taken)
             raise
 
     async def _acknowledge(self, ids: Sequence[MessageId]) -> None:
@@ -240,14 +240,14 @@ class LocalPort:
             await moves.acknowledge_cumulative(message_id)
             return
         await moves.check_member(message_id)
-        noted = self._members.note_through(message_id)
+        completed, taken = self._members.note_through(message_id)
         try:
-            if noted.completed:
-                await moves.acknowledge_cumulative(noted.completed[0])
+            if completed:
+                await moves.acknowledge_cumulative(completed[0])
             else:  # its batch is acknowledged when all of it is
                 await moves.acknowledge_before(message_id)
         except Exception:
-            self._members.undo(noted)
+            self._members.undo(taken)
             raise
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:

@@ -153,14 +153,14 @@ def test_members_that_are_acknowledged_at_once() -> None:
     members = BatchMembers()
     ids = [MessageId(1, 0, batch_index=at, batch_size=3) for at in range(3)]
     members.arrived(ids)
-    first = members.note(ids[:2])
-    second = members.note(ids[2:])
-    assert (first.completed, second.completed) == ([], [MessageId(1, 0)])
-    members.undo(second)
-    members.undo(first)
-    assert members.note(ids[1:]).completed == []
-    assert members.note([ids[0]]).completed == [MessageId(1, 0)]
-    assert members.note([MessageId(1, 0)]).completed == [MessageId(1, 0)]
+    first, taken_first = members.note(ids[:2])
+    second, taken_second = members.note(ids[2:])
+    assert (first, second) == ([], [MessageId(1, 0)])
+    members.undo(taken_second)
+    members.undo(taken_first)
+    assert members.note(ids[1:])[0] == []
+    assert members.note([ids[0]])[0] == [MessageId(1, 0)]
+    assert members.note([MessageId(1, 0)])[0] == [MessageId(1, 0)]
 
 
 @virtual_time
