@@ -49,6 +49,9 @@ class SubscriptionType(Enum):
 _MAX_QUEUED: Final = 2_000
 _POINTS: Final = 100
 """How many points on the ring of keys each consumer has."""
+KeyRing = list[tuple[int, int]]
+"""Points in order, each with its consumer. As in Pulsar, a key belongs to the consumer whose point follows its hash, so
+a consumer that comes or goes moves few keys of the others."""
 
 
 class Dispatcher:
@@ -67,7 +70,7 @@ class Dispatcher:
         self._consumers: dict[int, AttachedConsumer] = {}
         self._order: list[int] = []
         self._turn = 0
-        self._ring = KeyRing()
+        self._ring: KeyRing = []
         self._by_key: dict[int, dict[int, int]] = {}
         self._counts: dict[Position, int] = {}
 
@@ -104,7 +107,7 @@ class Dispatcher:
     def _rearrange(self) -> None:
         self._order = list(self._consumers)
         if self.kind is SubscriptionType.KEY_SHARED:
-            self._ring.use((number, consumer.name) for number, consumer in self._consumers.items())
+            self._ring = key_ring((number, consumer.name) for number, consumer in self._consumers.items())
 
     @property
     def active(self) -> int | None:
@@ -183,7 +186,7 @@ class Dispatcher:
     def _peek(self, key_hash: int) -> int | None:
         if self.kind is SubscriptionType.KEY_SHARED:
             holders = self._by_key.get(key_hash)
-            number = next(iter(holders)) if holders else self._ring.owner(max(key_hash, 0))
+            number = next(iter(holders)) if holders else owner_on(self._ring, max(key_hash, 0))
         else:
             number = self.active
         return number if number is not None and self._consumers[number].has_room else None
@@ -352,28 +355,15 @@ class AttachedConsumer:
         self.unacked -= messages
 
 
-class KeyRing:
-    """Assigns each key hash to a consumer, as Pulsar does: to the one whose point follows the hash on a ring.
+def key_ring(consumers: Iterable[tuple[int, str]]) -> KeyRing:
+    """Return the ring of some consumers, each with a number and a name."""
+    points: dict[int, int] = {}
+    for number, name in sorted(consumers, key=lambda each: (each[1], each[0])):
+        for point in range(_POINTS):
+            points.setdefault(hash_of(f"{name}-{number}-{point}"), number)
+    return sorted(points.items())
 
-    So a consumer that comes or goes moves few keys of the others.
-    """
 
-    def __init__(self) -> None:
-        self._points: list[int] = []
-        self._owners: list[int] = []
-
-    def use(self, consumers: Iterable[tuple[int, str]]) -> None:
-        """Build the ring of these consumers, each with a number and a name."""
-        taken: dict[int, int] = {}
-        for number, name in sorted(consumers, key=lambda each: (each[1], each[0])):
-            for point in range(_POINTS):
-                taken.setdefault(hash_of(f"{name}-{number}-{point}"), number)
-        self._points = sorted(taken)
-        self._owners = [taken[point] for point in self._points]
-
-    def owner(self, key_hash: int) -> int | None:
-        """Return the consumer of a hash, None if there is no consumer."""
-        if not self._points:
-            return None
-        at = bisect_left(self._points, key_hash)
-        return self._owners[at % len(self._owners)]
+def owner_on(ring: KeyRing, key_hash: int) -> int | None:
+    """Return the consumer of a hash, None if there is no consumer."""
+    return ring[bisect_left(ring, (key_hash,)) % len(ring)][1] if ring else None

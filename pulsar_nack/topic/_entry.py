@@ -1,15 +1,23 @@
-"""An entry of a local topic: one message, or a batch of them, and its bytes in a ledger. Needs the extra ``topic``."""
+"""The entries of a local topic: what is published, its bytes in a ledger, and the last ones in memory.
+
+An entry is one message, or a batch of them. Its bytes need the extra ``topic``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from .._check import INT64_MAX, check_text
+from .._delays import delay_ms
+from ..config import BucketConfig
 from ..consumer import Delivery
-from ..errors import MissingExtraError, TopicFormatError
+from ..errors import InvalidArgumentError, MissingExtraError, TopicFormatError
 from ..ids import MessageId, Position
 
 NO_KEY: Final = -1
@@ -54,6 +62,89 @@ class Entry:
 def hash_of(key: str) -> int:
     """Return the hash of a key, 0 to 65 535: the same in every process."""
     return int.from_bytes(blake2b(key.encode(), digest_size=2).digest(), "big")
+
+
+def entries_of(
+    payload: object,
+    now_ms: int,
+    delayed: BucketConfig,
+    *,
+    key: object,
+    properties: object,
+    deliver_at: object,
+    deliver_after: object,
+    event_time_ms: object,
+    batch: bool,
+) -> list[Entry]:
+    """Return the entries that :meth:`LocalTopic.publish` adds now for its arguments.
+
+    :param delayed: bounds the longest delay
+    :raises InvalidArgumentError: an argument is invalid
+    """
+    if batch and is_one_payload(payload):
+        raise InvalidArgumentError("batch", batch, "False for a single payload")
+    at = _deliver_at_ms(deliver_at, deliver_after, now_ms)
+    if at is not None and delayed.exceeds_max_delay(at, now_ms):
+        longest = delayed.delayed_delivery_max_delay_in_millis
+        given = ("deliver_at", deliver_at) if deliver_after is None else ("deliver_after", deliver_after)
+        raise InvalidArgumentError(*given, f"at most {longest:,} ms from now (delayed_delivery_max_delay_in_millis)")
+    made = [_message_of(each, key, properties, event_time_ms) for each in _payloads_of(payload)]
+    if batch:
+        return [Entry(now_ms, tuple(made), at, is_batch=True)]
+    return [Entry(now_ms, (message,), at) for message in made]
+
+
+def is_one_payload(payload: object) -> bool:
+    """Return whether this is a message's payload, and not a sequence of them."""
+    return payload is None or isinstance(payload, bytes | bytearray | memoryview)
+
+
+def _deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
+    """Return when to deliver a message (epoch ms), None: at once.
+
+    :param at: epoch ms, a datetime with a time zone, or a timedelta from now
+    :param after: seconds or a timedelta from now
+    """
+    if after is not None:
+        if at is not None:
+            raise InvalidArgumentError("deliver_after", after, "nothing beside deliver_at")
+        return now_ms + delay_ms(after, "deliver_after")
+    if at is None:
+        return None
+    if isinstance(at, timedelta):
+        return now_ms + delay_ms(at, "deliver_at")
+    if isinstance(at, datetime) and at.tzinfo is not None:
+        return max(round(at.timestamp() * 1000), 0)
+    if type(at) is not int or not 0 <= at <= INT64_MAX:
+        raise InvalidArgumentError("deliver_at", at, "epoch ms, a datetime with a time zone, or a timedelta")
+    return at
+
+
+def _payloads_of(payload: object) -> Sequence[object]:
+    """Return the payloads to publish, one or several."""
+    if is_one_payload(payload):
+        return [payload]
+    if isinstance(payload, str) or not isinstance(payload, Sequence) or not payload:
+        raise InvalidArgumentError("payload", payload, "bytes or None, or a sequence of them with at least one")
+    return payload
+
+
+def _message_of(payload: object, key: object, properties: object, event_ms: object) -> EntryMessage:
+    """Return a message with this payload, key, properties and event time."""
+    if payload is not None and not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidArgumentError("payload", payload, "bytes, or None for a message without a value")
+    if key is not None:
+        check_text("key", key)
+    if type(event_ms) is not int or not 0 <= event_ms <= INT64_MAX:
+        raise InvalidArgumentError("event_time_ms", event_ms, "epoch ms")
+    given = {} if properties is None else properties
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError("properties", properties, "a mapping of strings to strings")
+    for name, value in given.items():
+        check_text("properties", name)
+        check_text("properties", value)
+    value = None if payload is None else bytes(payload)
+    return EntryMessage(value, cast("str | None", key), dict(given), event_ms)
 
 
 @cache
@@ -136,3 +227,39 @@ def deliveries_of(topic: str, position: Position, entry: Entry, indexes: Iterabl
             )
         )
     return made
+
+
+class EntryCache:
+    """The last entries, so that consumers that keep up need no reading; the oldest are dropped first.
+
+    :param limit: most bytes to keep, counted as on storage; 0: keep no entry
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[Position, tuple[Entry, int]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, position: Position, entry: Entry, size: int) -> None:
+        """Keep an entry that takes this many bytes on storage."""
+        if size > self._limit:
+            return
+        self._entries[position] = entry, size
+        self.bytes += size
+        while self.bytes > self._limit:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self.bytes -= dropped
+
+    def get(self, position: Position) -> Entry | None:
+        """Return an entry, if it is kept."""
+        found = self._entries.get(position)
+        return None if found is None else found[0]
+
+    def drop_below(self, ledger: int) -> None:
+        """Drop the entries of ledgers below this one, which are the oldest."""
+        while self._entries and next(iter(self._entries)).ledger < ledger:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self.bytes -= dropped

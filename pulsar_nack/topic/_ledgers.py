@@ -4,6 +4,10 @@ A ledger is a log called ``ledger-<number>``; numbers rise. The last one grows u
 sealed, and only after that the next one is created. So nothing is ever added after the end of an earlier ledger, and
 readers and cursors may skip that end for good.
 
+One task writes entries, in the order of the calls; calls that arrive during a write share the next one. Cancelling a
+call withdraws an entry that is not being written yet; one that is being written is added. A group is written as a whole
+or not at all; an error is raised in all of its callers, and the next group is tried again.
+
 A last ledger that has lost its tail gets no more entries: cursors, trackers of delayed messages and consumers may know
 the positions of the lost entries, and would take new entries for them.
 
@@ -12,13 +16,15 @@ Cursors use it as their ``Ledgers``: only durable entries count.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
+from .._tasks import set_error
 from ..clock import Clock
 from ..config import TopicConfig
 from ..cursor.format import cursors_in, delayed_cursor_of
@@ -33,8 +39,7 @@ from ..errors import (
 )
 from ..ids import Position
 from ..ledger import Log, LogStore
-from ._entry import Entry, decode_entry, encode_entry
-from ._writer import EntryWriter, QueuedEntry, WritePlace
+from ._entry import Entry, EntryCache, decode_entry, encode_entry
 
 STATE: Final = "topic"
 """The part of its store that a topic takes."""
@@ -43,11 +48,21 @@ _FIRST: Final = 1
 _IN_USE: Final = "this topic is open already, here or in another process; one process at a time has it open"
 _DURABLE: Final = re.compile(r"nacks-(owner|\d{10}(-base)?)")
 _SHOWN: Final = 3
+_GROUP: Final = 1 << 22
+_HEAD: Final = 4
 _log = logging.getLogger("pulsar_nack.topic")
 
 
 def _name(ledger: int) -> str:
     return f"ledger-{ledger:020}"
+
+
+class QueuedEntry(NamedTuple):
+    """An entry to be written, and its bytes on storage."""
+
+    data: bytes
+    entry: Entry
+    done: asyncio.Future[Position]
 
 
 class TopicLedgers:
@@ -59,7 +74,9 @@ class TopicLedgers:
         self._clock = clock
         self._logs = logs
         self._ids = sorted(logs)
-        self._writer = EntryWriter(self._find_place, self._note)
+        self._queue: deque[QueuedEntry] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._published_at = 0
         self._begin(logs[self._ids[-1]])
         self.on_growth: Callable[[], None] = lambda: None
         """Called after entries were added."""
@@ -91,7 +108,9 @@ class TopicLedgers:
                 logs[following] = await store.create(_name(following))
         except LogLockedError as error:
             raise error.because(_IN_USE) from error
-        return cls(store, logs, config, clock)
+        self = cls(store, logs, config, clock)
+        self._published_at = await self._last_publish_time()
+        return self
 
     def _begin(self, log: Log) -> None:
         self._current = log
@@ -138,34 +157,79 @@ class TopicLedgers:
 
     # -- appending and reading -----------------------------------------------------------------------------------------
 
-    def encoded(self, entry: Entry) -> bytes:
-        """Return the bytes of an entry.
+    def publish_time(self) -> int:
+        """Return the publish time of the next entry (epoch ms): that of an entry is never below those before it."""
+        return max(self._clock.now_ms(), self._published_at)
 
-        :raises InvalidArgumentError: the entry is too large
+    async def append(self, entries: Sequence[Entry]) -> list[Position]:
+        """Add entries durably, after those of earlier calls; return their positions.
+
+        :raises InvalidArgumentError: one of them is too large; none was added
+        :raises LedgerError: one could not be written; none, or not all of them, was added
         """
+        encoded = [self._encoded(entry) for entry in entries]
+        self._published_at = entries[-1].publish_time_ms
+        return await asyncio.gather(*map(self._append, entries, encoded))
+
+    def _encoded(self, entry: Entry) -> bytes:
         data = encode_entry(entry)
         if len(data) > self._config.max_entry_bytes:
             limit = f"at most {self._config.max_entry_bytes:,} bytes (max_entry_bytes)"
             raise InvalidArgumentError("payload", f"{len(data):,} bytes as an entry", limit)
         return data
 
-    async def append(self, entry: Entry, data: bytes) -> Position:
-        """Add an entry durably, after those of earlier calls.
+    async def _append(self, entry: Entry, data: bytes) -> Position:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Position] = loop.create_future()
+        self._queue.append(QueuedEntry(data, entry, done))
+        if self._writing is None:
+            self._writing = loop.create_task(self._write_all(), name="pulsar_nack.LocalTopic write")
+        return await done
 
-        :param data: what :meth:`encoded` returned for the entry
-        :raises LedgerError: the entry could not be written; nothing was added
-        """
-        return await self._writer.append(entry, data)
+    async def _write_all(self) -> None:
+        try:
+            await asyncio.sleep(0)  # calls in this turn of the loop share the write
+            while self._queue:
+                await self._write_some()
+        finally:
+            self._writing = None
+            for waiting in self._queue:
+                waiting.done.cancel()
 
-    async def _find_place(self) -> WritePlace:
-        if self._is_full():
-            await self._roll()
-        return WritePlace(self._ids[-1], self._current, self._config.max_entries_per_ledger - self._current.length)
-
-    def _note(self, written: Sequence[QueuedEntry], positions: Sequence[Position]) -> None:
-        for position, each in zip(positions, written, strict=True):
-            self.cache.put(position, each.entry, len(each.data))
+    async def _write_some(self) -> None:
+        """Write as many queued entries as fit into the ledger, and not too many at a time."""
+        group: list[QueuedEntry] = []
+        try:
+            if self._is_full():
+                await self._roll()
+            ledger, log = self._ids[-1], self._current
+            group = self._take(self._config.max_entries_per_ledger - log.length)
+            first = await log.append_many([waiting.data for waiting in group]) if group else 0
+        except BaseException as error:
+            for waiting in group or self._take(len(self._queue)):
+                set_error(waiting.done, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for number, waiting in enumerate(group, first):
+            self.cache.put(Position(ledger, number), waiting.entry, len(waiting.data))
         self.on_growth()
+        for number, waiting in enumerate(group, first):
+            if not waiting.done.done():
+                waiting.done.set_result(Position(ledger, number))
+
+    def _take(self, limit: int) -> list[QueuedEntry]:
+        """Take entries from the queue, without those that were withdrawn."""
+        group: list[QueuedEntry] = []
+        size = 0
+        while self._queue and len(group) < limit:
+            size += len(self._queue[0].data) + _HEAD
+            if group and size > _GROUP:
+                break
+            waiting = self._queue.popleft()
+            if not waiting.done.done():
+                group.append(waiting)
+        return group
 
     def _is_full(self) -> bool:
         config, log = self._config, self._current
@@ -252,7 +316,7 @@ class TopicLedgers:
         self.reads += len(records)
         return records
 
-    async def last_publish_time(self) -> int:
+    async def _last_publish_time(self) -> int:
         """Return when the last entry of the last ledger was published (epoch ms), 0 if it cannot be read."""
         ledger, entry = self.last_position
         if entry < 0:
@@ -305,7 +369,8 @@ class TopicLedgers:
 
     async def aclose(self) -> None:
         """Write the entries that wait, and close all logs."""
-        await self._writer.wait_until_idle()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
         for log in self._logs.values():
             await log.aclose()
 
@@ -319,39 +384,3 @@ def _other_logs(names: Sequence[str]) -> tuple[list[str], str]:
     else:
         whose = "there are other logs"
     return list(names[:_SHOWN]), f"a folder or a store of this topic alone; {whose}"
-
-
-class EntryCache:
-    """The last entries, so that consumers that keep up need no reading; the oldest are dropped first.
-
-    :param limit: most bytes to keep, counted as on storage; 0: keep no entry
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[Position, tuple[Entry, int]] = OrderedDict()
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def put(self, position: Position, entry: Entry, size: int) -> None:
-        """Keep an entry that takes this many bytes on storage."""
-        if size > self._limit:
-            return
-        self._entries[position] = entry, size
-        self.bytes += size
-        while self.bytes > self._limit:
-            _, (_, dropped) = self._entries.popitem(last=False)
-            self.bytes -= dropped
-
-    def get(self, position: Position) -> Entry | None:
-        """Return an entry, if it is kept."""
-        found = self._entries.get(position)
-        return None if found is None else found[0]
-
-    def drop_below(self, ledger: int) -> None:
-        """Drop the entries of ledgers below this one, which are the oldest."""
-        while self._entries and next(iter(self._entries)).ledger < ledger:
-            _, (_, dropped) = self._entries.popitem(last=False)
-            self.bytes -= dropped

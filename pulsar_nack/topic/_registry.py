@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -59,7 +59,8 @@ class SubscriptionRegistry:
         self._ledgers = ledgers
         self._settings = settings
         self._trackers = Trackers(topic, store, settings.clock)
-        self._trimmer = LedgerTrimmer(ledgers, self.cursors)
+        self._trimming: asyncio.Task[None] | None = None
+        self._is_closing = False
         self._changing = asyncio.Lock()
         self._check_open = check_open
         self._tasks = TaskOwner()
@@ -89,9 +90,10 @@ class SubscriptionRegistry:
         reached = (max(each.highest_acked, each.mark_delete_position).ledger for each in cursors)
         return max([*lost, *(ledger for ledger in reached if ledger > last)], default=None)
 
-    def trim(self) -> None:
-        """Delete the ledgers that no subscription needs."""
-        self._trimmer.wake()
+    def wake(self) -> None:
+        """Look for entries to deliver to each subscription."""
+        for subscription in self.used.values():
+            subscription.wake()
 
     def cursor(self, name: str) -> Cursor:
         """Return the cursor of a subscription.
@@ -204,7 +206,9 @@ class SubscriptionRegistry:
         async with self._changing:
             for port in list(self._ports):
                 await port.close()
-        await self._trimmer.end()
+        self._is_closing = True
+        if self._trimming is not None:
+            await asyncio.wait([self._trimming])
         closers: list[Callable[[], Awaitable[None]]] = [each.aclose for each in self.used.values()]
         closers += [each.aclose for name, each in self.cursors.items() if name not in self.used]
         errors: list[Exception] = []
@@ -265,34 +269,26 @@ class SubscriptionRegistry:
         config = self._settings.config.cursor
         return await Cursor.open(self._store, self._ledgers, config, name=subscription_cursor(name), start=start)
 
+    # -- deleting ledgers ----------------------------------------------------------------------------------------------
 
-class LedgerTrimmer:
-    """Deletes the ledgers that every subscription has acknowledged durably; without a subscription, none."""
-
-    def __init__(self, ledgers: TopicLedgers, cursors: Mapping[str, Cursor]) -> None:
-        self._ledgers = ledgers
-        self._cursors = cursors
-        self._is_ended = False
-        self._task: asyncio.Task[None] | None = None
-
-    def wake(self) -> None:
-        """Look for ledgers to delete: a subscription needs fewer than before."""
-        if self._task is None and not self._is_ended and self._is_useful():
-            self._task = asyncio.get_running_loop().create_task(self._trim(), name="pulsar_nack.LocalTopic trim")
+    def trim(self) -> None:
+        """Delete the ledgers that every subscription has acknowledged durably; without a subscription, none."""
+        if self._trimming is None and not self._is_closing and self._can_trim():
+            self._trimming = asyncio.get_running_loop().create_task(self._trim(), name="pulsar_nack.LocalTopic trim")
 
     def _first_needed(self) -> int | None:
         """Return the lowest ledger that has to stay, None if all have to. The last one always stays."""
-        nexts = [cursor.next_position for cursor in self._cursors.values()]
+        nexts = [cursor.next_position for cursor in self.cursors.values()]
         return min((self._ledgers.ids[-1] if each is None else each.ledger for each in nexts), default=None)
 
-    def _is_useful(self) -> bool:
+    def _can_trim(self) -> bool:
         first = self._first_needed()
         return first is not None and self._ledgers.ids[0] < first
 
     async def _trim(self) -> None:
         try:
-            while self._is_useful() and not self._is_ended:
-                for cursor in list(self._cursors.values()):
+            while self._can_trim() and not self._is_closing:
+                for cursor in list(self.cursors.values()):
                     if not cursor.is_closed:
                         await cursor.flush()
                 first = self._first_needed()
@@ -301,13 +297,7 @@ class LedgerTrimmer:
         except (LedgerError, ClosedError) as error:
             _log.warning("ledgers that are not needed could not be deleted and stay for now: %s", error)
         finally:
-            self._task = None
-
-    async def end(self) -> None:
-        """Begin no more deletions, and wait for the present one."""
-        self._is_ended = True
-        if self._task is not None:
-            await asyncio.wait([self._task])
+            self._trimming = None
 
 
 class Trackers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from ..clock import Clock
 from ..consumer import Consumer, PortTraits, RetryTopicPolicy
 from ..consumer.transport import check_settings
 from ..errors import InvalidArgumentError
+from ..ids import MessageId
 from ._inbox import FIRST_RETRY_LEDGER
 
 if TYPE_CHECKING:
@@ -93,3 +95,34 @@ class RetryTopics:
             opened, self._opened = self._opened, {}
         for topic in opened.values():
             await topic.aclose()
+
+
+class LocalPublisher:
+    """A :class:`~pulsar_nack.consumer.Publisher` into one topic, whatever the name; from ``topic.publisher()``.
+
+    A local topic has no ordering keys, and no keys of bytes: those become base64.
+
+    :param publish: publishes a message into the topic
+    """
+
+    def __init__(self, publish: Callable[..., Awaitable[Any]]) -> None:
+        self._publish = publish
+
+    async def publish(
+        self,
+        topic: str,
+        data: bytes | None,
+        *,
+        properties: Mapping[str, str],
+        key: str | bytes | None,
+        ordering_key: str | None,
+        event_time_ms: int,
+        deliver_at_ms: int | None = None,
+    ) -> MessageId:
+        """Publish a message into the one topic, for any ``topic``; durable when it returns."""
+        del topic, ordering_key
+        text = base64.b64encode(key).decode("ascii") if isinstance(key, bytes) else key
+        published: MessageId = await self._publish(
+            data, key=text, properties=properties, event_time_ms=event_time_ms, deliver_at=deliver_at_ms
+        )
+        return published

@@ -24,13 +24,12 @@ from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
 from ._arguments import TopicSettings, check_options, check_subscribe, check_subscription_name, check_topic
-from ._entry import entry_class
+from ._entry import entries_of, entry_class, is_one_payload
 from ._ledgers import STATE, TopicLedgers
 from ._port import LocalPort
-from ._publisher import EntryPublisher, LocalPublisher
 from ._registry import SubscriptionRegistry
-from ._retry_topics import RetryTopics
-from ._statistics import TopicStatistics
+from ._retry_topics import LocalPublisher, RetryTopics
+from ._subscription import TopicStatistics
 
 
 class LocalTopic(ClosesOnExit, LoopBound):
@@ -54,13 +53,12 @@ class LocalTopic(ClosesOnExit, LoopBound):
         self.name = name
         self._ledgers = ledgers
         self._settings = settings
-        self._publisher = EntryPublisher(name, ledgers, settings.delayed, settings.clock)
         self._subscriptions = SubscriptionRegistry(name, store, ledgers, settings, self._ensure_open)
         self.retry_topics = RetryTopics()
         """The retry topics of its subscriptions."""
         self._is_closed = True  # until it is open
         self._closing: asyncio.Task[None] | None = None
-        ledgers.on_growth = self._wake
+        ledgers.on_growth = self._subscriptions.wake
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
@@ -100,7 +98,6 @@ class LocalTopic(ClosesOnExit, LoopBound):
             ledgers = await TopicLedgers.open(part, settings.config, settings.clock, first_ledger)
             self = cls(name, part, ledgers, settings)
             await self._subscriptions.open()
-            self._publisher.published_at = await ledgers.last_publish_time()
         if owned is not None:
             opening = partial(cls.open, config=config, delayed=delayed, clock=clock)
             self.retry_topics.open_in_folders(home, opening)
@@ -235,8 +232,10 @@ class LocalTopic(ClosesOnExit, LoopBound):
         :raises LedgerError: it could not be written; nothing, or not all of several entries, was added
         """
         self._ensure_open()
-        return await self._publisher.publish(
+        entries = entries_of(
             payload,
+            self._ledgers.publish_time(),
+            self._settings.delayed,
             key=key,
             properties=properties,
             deliver_at=deliver_at,
@@ -244,10 +243,12 @@ class LocalTopic(ClosesOnExit, LoopBound):
             event_time_ms=event_time_ms,
             batch=batch,
         )
-
-    def _wake(self) -> None:
-        for subscription in self._subscriptions.used.values():
-            subscription.wake()
+        positions = await self._ledgers.append(entries)
+        if batch:
+            (position,), size = positions, entries[0].batch_size
+            return [MessageId(*position, batch_index=at, batch_size=size, topic=self.name) for at in range(size)]
+        ids = [MessageId(*position, topic=self.name) for position in positions]
+        return ids[0] if is_one_payload(payload) else ids
 
     def publisher(self) -> LocalPublisher:
         """Return a publisher of dead letters into this topic: ``DeadLetterPolicy(publisher=...)``."""

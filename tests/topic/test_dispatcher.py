@@ -7,9 +7,8 @@ import pytest
 from pulsar_nack import BrokerError
 from pulsar_nack.ids import Position
 from pulsar_nack.topic._dispatch_queue import EntryInfo
-from pulsar_nack.topic._dispatcher import Dispatcher, KeyRing, SubscriptionType
-from pulsar_nack.topic._entry import Entry, EntryMessage
-from pulsar_nack.topic._ledgers import EntryCache
+from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType, key_ring, owner_on
+from pulsar_nack.topic._entry import Entry, EntryCache, EntryMessage
 
 A, B, C, D = (Position(1, entry) for entry in range(4))
 KEY = EntryInfo(7, 0)
@@ -97,14 +96,12 @@ def test_who_is_refused() -> None:
 
 def test_keys_are_spread_and_few_move() -> None:
     """Each consumer has a fair part of the keys; one that comes takes from the others and moves nothing among them."""
-    ring, larger = KeyRing(), KeyRing()
-    assert ring.owner(5) is None
-    ring.use((number, "s") for number in range(4))
-    larger.use((number, "s") for number in range(5))
-    owners = [ring.owner(each) for each in range(65_536)]
+    assert owner_on([], 5) is None
+    ring, larger = (key_ring((number, "s") for number in range(count)) for count in (4, 5))
+    owners = [owner_on(ring, each) for each in range(65_536)]
     for number in range(4):
         assert 0.4 < 4 * owners.count(number) / 65_536 < 2
-    moved = [(one, other) for each, one in enumerate(owners) if (other := larger.owner(each)) != one]
+    moved = [(one, other) for each, one in enumerate(owners) if (other := owner_on(larger, each)) != one]
     assert {other for _, other in moved} == {4}
 
 
