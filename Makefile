@@ -60,7 +60,7 @@ bench: $(VENV)/.with-test ## run the benchmarks
 
 proto: $(VENV)/.made ## generate the classes of the .proto files; an old compiler, so that protobuf 5 reads them too
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'grpcio-tools==1.64.3'
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. pulsar_nack/delayed/format/_snapshot.proto \
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. pulsar_nack/delayed/_snapshot.proto \
 	  pulsar_nack/cursor/format/_cursor.proto pulsar_nack/topic/_entry.proto pulsar_nack/wire/_protocol/_pulsar.proto
 
 clean: ## remove all that was made here except the fetched broker

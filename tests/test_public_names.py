@@ -91,7 +91,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pulsar": (*OFFICIAL, "cli/", "testing/_embedded_broker"),
     "_pulsar": (*OFFICIAL, "cli/", "testing/_embedded_broker"),
     "pulsar_lite": ("cli/", "testing/_embedded_broker"),
-    "google": ("delayed/format/", "cursor/", "topic/", "wire/"),
+    "google": ("delayed/format", "delayed/_snapshot_pb2", "cursor/", "topic/", "wire/"),
     "google_crc32c": ("wire/",),
     "cramjam": ("wire/",),
     "numpy": ("pipeline/",),

@@ -19,10 +19,9 @@ from .._tasks import TaskOwner
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError, SnapshotError
-from ._arguments import check_on_due
 from ._factory_parts import OpenTracker, OwnedStorage, SharedIndexRegistry, SnapshotCleaner, TrackerRegistry
 from ._in_memory import InMemoryDelayedDeliveryTracker
-from ._protocol import DelayedDeliveryTracker, DisabledDelayedDeliveryTracker
+from ._protocol import DelayedDeliveryTracker, DisabledDelayedDeliveryTracker, check_on_due
 from .bucket import BucketDelayedDeliveryTracker, SharedDelayedIndex
 from .format import snapshot_protobuf
 from .storage import BucketSnapshotStorage, DelayedCursor

@@ -21,7 +21,7 @@ from ..config import DelayedDeliveryConfig
 from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..index import NEVER, TimeBuckets, as_entries
-from ._arguments import check_message, check_on_due, check_tick
+from ._protocol import check_message, check_on_due, check_tick
 from .ticks import CallPacing, FixedDelayDetector, TickRounding
 
 _NAME: Final = "InMemoryDelayedDeliveryTracker"

@@ -11,7 +11,7 @@ buckets come before it. A unit ends at the first such block after its target of 
 ends at a block, a bucket with the least size is ended there, as the tracker ends an old one.
 
 *Snapshots.* Segments are cut as the tracker cuts them, and encoded with numpy. The wire form is that of
-``delayed/format/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so all indexes of a bucket are
+``delayed/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so all indexes of a bucket are
 written into a table of bytes, a row each, and unused bytes are left out at the end. It takes about 0.1 us an index;
 protobuf's objects take 0.5.
 

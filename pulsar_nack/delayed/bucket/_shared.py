@@ -18,7 +18,7 @@ from ...config import BucketConfig
 from ...errors import ClosedError, InvalidArgumentError
 from ...ids import Position
 from ...index import PositionSet
-from .._arguments import check_message, check_on_due
+from .._protocol import check_message, check_on_due
 from ..storage import BucketSnapshotStorage, DelayedCursor
 from ._snapshots import Snapshots
 from ._tracker import BucketDelayedDeliveryTracker

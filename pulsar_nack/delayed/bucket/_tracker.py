@@ -20,7 +20,7 @@ from ...ids import Position
 from ...index import MAX_ENTRY
 from ...ledger import LogStore
 from ...ledger.ownership import close_on_error
-from .._arguments import check_message, check_on_due, check_tick, entries_of, times_of
+from .._protocol import check_message, check_on_due, check_tick, entries_of, times_of
 from ..format import snapshot_protobuf
 from ..storage import BucketSnapshotStorage, DelayedCursor
 from ..ticks import LATEST

@@ -124,7 +124,7 @@ def test_random_bytes_never_surprise(data: bytes) -> None:
 async def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without protobuf, opening a tracker names the extra that installs it."""
     snapshot_protobuf.cache_clear()
-    monkeypatch.delattr("pulsar_nack.delayed.format._snapshot_pb2", raising=False)
-    monkeypatch.setitem(sys.modules, "pulsar_nack.delayed.format._snapshot_pb2", None)
+    monkeypatch.delattr("pulsar_nack.delayed._snapshot_pb2", raising=False)
+    monkeypatch.setitem(sys.modules, "pulsar_nack.delayed._snapshot_pb2", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[bucket\]'"):
         await BucketDelayedDeliveryTracker.open(MemorySnapshotStorage(), MemoryDelayedCursor())
