@@ -1,6 +1,6 @@
 """The state that the next opening of a cursor or of a consumer would recover from its logs.
 
-The rules are those of their own recovery, applied to records that were read without opening a log: of a cursor the last
+The rules are those by which they recover, applied to records that were read without opening a log: of a cursor the last
 usable marker and the records that it names, of a consumer the newest base and the logs after it.
 """
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from io import BufferedIOBase
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
 from ._checks import require_fields
-from ._files import PACKED, PARQUET, InputSplit
 from .schemas import (
     BROKEN,
     EVENTS,
@@ -41,6 +40,9 @@ from .schemas import (
     TRACE_VERSION,
 )
 
+LINES: Final = ".jsonl"
+PACKED: Final = ".jsonl.gz"
+PARQUET: Final = ".parquet"
 BATCH_ROWS: Final = 8_192
 BATCH_BYTES: Final = MAX_LINE_BYTES
 SHOWN_BYTES: Final = 2**16
@@ -221,6 +223,14 @@ def refused_batch(files: Sequence[str | None], lines: Sequence[str | None], why:
 
 
 # --- for Spark ------------------------------------------------------------------------------------------------------
+
+
+class InputSplit(NamedTuple):
+    """The lines of a file that begin in a range of bytes; a gzip or Parquet file is always one split."""
+
+    path: str
+    start: int
+    stop: int
 
 
 def read_splits(splits: Iterable[InputSplit]) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
 """The session of the jobs, and its data source ``pulsar_nack_trace``: trace folders as a table, or as a stream.
 
-Files are found and read as ``read_traces`` does it, see ``_files`` and ``_lines``: in splits that begin at a line, of
+Files are found and read as ``read_traces`` does it, see ``_read`` and ``_lines``: in splits that begin at a line, of
 up to ``partitionBytes`` together for a task. The driver and all workers must see the folder. A stream reads closed
 files only.
 
@@ -28,9 +28,8 @@ from pyspark.sql.types import StructType
 
 from ..errors import InvalidArgumentError
 from ..index import EntryRanges
-from ._files import SPLIT_BYTES, TraceFile, assign_splits, trace_files
 from ._lines import read_splits
-from ._read import ARROW_BYTES, NO_LIMIT
+from ._read import ARROW_BYTES, NO_LIMIT, SPLIT_BYTES, TraceFile, assign_splits, trace_files
 from .schemas import READ
 
 if TYPE_CHECKING:

@@ -268,7 +268,7 @@ def test_what_only_spark_reaches(spark: SparkSession, tmp_path: Path, monkeypatc
 def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line beyond the limit is refused, whatever its length, and those after it are read, in each split of a file."""
     from pulsar_nack.pipeline import _lines
-    from pulsar_nack.pipeline._files import InputSplit
+    from pulsar_nack.pipeline._lines import InputSplit
     from pulsar_nack.pipeline.schemas import TOO_LONG
 
     monkeypatch.setattr(_lines, "MAX_LINE_BYTES", 400)
@@ -304,7 +304,7 @@ def test_damaged_parquet_is_a_row(tmp_path: Path, percent: int) -> None:
     import pyarrow.parquet as pq
 
     from pulsar_nack.pipeline import _lines, _read
-    from pulsar_nack.pipeline._files import InputSplit
+    from pulsar_nack.pipeline._lines import InputSplit
 
     path = tmp_path / "q.parquet"
     pq.write_table(

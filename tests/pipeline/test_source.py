@@ -68,7 +68,7 @@ def test_a_stream_gives_each_line_once(spark: SparkSession, tmp_path: Path) -> N
 @pytest.mark.slow  # it imports PySpark
 def test_files_are_split_for_tasks(tmp_path: Path) -> None:
     """Small files share a task, large ones are cut, and every byte is in just one split."""
-    from pulsar_nack.pipeline._files import assign_splits, trace_files
+    from pulsar_nack.pipeline._read import assign_splits, trace_files
 
     for number in range(5):
         write(tmp_path, "aa", number, range(2))
