@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack.cli._demo import _command, _stage
-from pulsar_nack.cli._demo._play import publications
-from pulsar_nack.cli._demo._stage import LocalStage
+from pulsar_nack.cli._demo import _command, _play
+from pulsar_nack.cli._demo._local import LocalDemo, publications
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import EmbeddedBroker, FakePort, FakeTopic
 from pulsar_nack.testing import run as run_on_virtual_time
@@ -57,7 +56,7 @@ def break_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[FakePort]
             injects(port)
             return port
 
-        monkeypatch.setattr(_stage, "FakePort", make)
+        monkeypatch.setattr(_play, "FakePort", make)
 
     return use
 
@@ -178,13 +177,14 @@ def test_local_topic_that_loses_deadlines_fails_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a restart gives messages a second time, the demo counts them and exits with 1."""
-    restart = LocalStage.restart
+    reopen = LocalDemo.reopen
 
-    async def forgetful(stage: LocalStage) -> None:
-        await restart(stage)
-        await stage.publish([b"0", b"1"], batch=False)
+    async def forgetful(demo: LocalDemo) -> None:
+        await reopen(demo)
+        async with demo.topic() as topic:
+            await topic.publish([b"0", b"1"])
 
-    monkeypatch.setattr(LocalStage, "restart", forgetful)
+    monkeypatch.setattr(LocalDemo, "reopen", forgetful)
     code, _, err = call(["demo", "--local", "--messages", "40", "--no-plot"], capsys)
     assert code == 1
     assert "FAILED: 0 messages missing, 2 duplicates." in err
@@ -275,7 +275,7 @@ def test_broken_transport_is_reported(
 
 def test_unreachable_broker_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that does not answer, and an invalid address, end in a line that names it and exit code 2."""
-    monkeypatch.setattr(_stage, "_TIMEOUT", 1)
+    monkeypatch.setattr(_play, "_TIMEOUT", 1)
     for url in ("pulsar://127.0.0.1:1", "nonsense"):
         code, out, err = call(["demo", "--no-plot", "--url", url], capsys)
         assert (code, out) == (2, "")

@@ -8,7 +8,7 @@ import os
 import platform
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,11 +20,11 @@ from ...errors import MissingExtraError, PulsarNackError
 from ...testing import EmbeddedBroker
 from .._terminal import print_json, require
 from ._figures import Figures, Journal, figures_of
-from ._play import OFFICIAL, Load, LocalPlay, Restart, Watch, play
-from ._plot import SUFFIXES, save
-from ._stage import LOCAL_BROKER, OFFICIAL_DELAY, OURS, open_local_stage, open_stage
+from ._local import LOCAL_BROKER, Restart, open_local
+from ._play import OFFICIAL, OFFICIAL_DELAY, OURS, Load, Watch, open_stage, play
 
 _URL: Final = "PULSAR_SERVICE_URL"
+_SUFFIXES: Final = (".png", ".svg")
 _DEFAULT_PLOT: Final = Path("demo-plot.png")
 
 
@@ -68,11 +68,11 @@ def demo(
     _say(f"{messages} messages in {seconds:g} s, each fails once; {seconds + (8 if local else 5):.0f} s in total.")
     load = Load(messages, seconds, seed)
     config = NackConfig(negative_ack_precision_bit_cnt=precision_bits)
-    run = _run(load, url or None, config, is_local=local)
-    figures = [figures_of(journal) for journal in run.journals]
-    _print(figures, run, load, picture, as_json=as_json)
+    broker, journals, restart = _run(load, url or None, config, is_local=local)
+    figures = [figures_of(journal) for journal in journals]
+    _print(figures, broker, restart, load, picture, as_json=as_json)
     if picture is not None:
-        _draw(run.journals, run.broker, picture)
+        _draw(journals, broker, picture)
     bad = [each for each in figures if each.name != OFFICIAL and not each.is_good]
     for each in bad:
         whose = "" if each.name == OURS else f" with {each.name}"
@@ -81,26 +81,20 @@ def demo(
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A finished run: where it was, and the journals of its consumers."""
-
-    broker: str
-    journals: list[Journal]
-    restart: Restart | None = None
-
-
-def _run(load: Load, url: str | None, config: NackConfig, *, is_local: bool) -> _Run:
+def _run(
+    load: Load, url: str | None, config: NackConfig, *, is_local: bool
+) -> tuple[str, list[Journal], Restart | None]:
+    """Return where the demo ran, the journals of its consumers, and the restart of a local topic."""
     from ._report import progress
 
-    async def run(watch: Watch) -> _Run:
+    async def run(watch: Watch) -> tuple[str, list[Journal], Restart | None]:
         _cancel_on_sigterm()
         if is_local:
-            async with open_local_stage(config) as local:
-                played = LocalPlay(local, load, watch)
-                return _Run(LOCAL_BROKER, await played.run(), played.restart)
+            async with open_local(config, load, watch) as local:
+                await local.run()
+                return LOCAL_BROKER, local.journals, local.restart
         async with open_stage(url, config) as stage:
-            return _Run(stage.broker, await play(stage, load, watch))
+            return stage.broker, await play(stage, load, watch), None
 
     with progress(load.messages) as watch:
         try:
@@ -128,36 +122,40 @@ def _cause(group: BaseExceptionGroup[Any]) -> BaseException:
     return error
 
 
-def _print(figures: Sequence[Figures], run: _Run, load: Load, picture: Path | None, *, as_json: bool) -> None:
+def _print(
+    figures: Sequence[Figures], broker: str, restart: Restart | None, load: Load, picture: Path | None, *, as_json: bool
+) -> None:
     client = _version("pulsar-client")
     if not as_json:
         from ._report import show
 
         typer.echo(
-            f"{load.messages} messages in {load.seconds:g} s on {run.broker}; Python {platform.python_version()}"
-            + (f", pulsar-client {client}" if client is not None and run.restart is None else "")
+            f"{load.messages} messages in {load.seconds:g} s on {broker}; Python {platform.python_version()}"
+            + (f", pulsar-client {client}" if client is not None and restart is None else "")
         )
-        show(figures, run.restart)
+        show(figures, restart)
         return
     document = {
         "pulsar_nack": __version__,
         "pulsar_client": client,
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
-        "broker": run.broker,
+        "broker": broker,
         "messages": load.messages,
         "seconds": load.seconds,
         "seed": load.seed,
         "official_delay_ms": round(OFFICIAL_DELAY * 1000),
         "plot": None if picture is None else str(picture),
         "ok": all(each.is_good for each in figures if each.name != OFFICIAL),
-        "restart": None if run.restart is None else asdict(run.restart),
+        "restart": None if restart is None else asdict(restart),
         "consumers": [each.as_json() for each in figures],
     }
     print_json(document)
 
 
 def _draw(journals: Sequence[Journal], broker: str, picture: Path) -> None:
+    from ._report import save
+
     try:
         save(journals, broker, picture)
     except OSError as error:
@@ -178,8 +176,8 @@ def _picture(plot: Path | None, *, may_be_missing: bool) -> Path | None:
 
 def _checked(plot: Path) -> Path:
     """Refuse a file that cannot be written, before the demo runs."""
-    if plot.suffix.lower() not in SUFFIXES:
-        raise typer.BadParameter(f"{plot} should end in {' or '.join(SUFFIXES)}", param_hint="--plot")
+    if plot.suffix.lower() not in _SUFFIXES:
+        raise typer.BadParameter(f"{plot} should end in {' or '.join(_SUFFIXES)}", param_hint="--plot")
     if plot.is_dir() or not os.access(plot.parent, os.W_OK):
         raise typer.BadParameter(f"{plot} cannot be written", param_hint="--plot")
     require("matplotlib", "the picture (--no-plot leaves it out)", "demo")

@@ -1,31 +1,41 @@
-"""The demo's run: messages keep arriving, each fails once, and a journal notes when it comes back."""
+"""The demo's run: messages keep arriving, each fails once, and a journal notes when it comes back.
+
+It takes place on a broker, embedded or the user's, or else on the fake port; ``_local`` has the run on a local topic.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from ... import Consumer, Message
+from ... import Consumer, NackConfig, connect, subscribe
+from ...consumer.transport import broker_error
+from ...errors import BrokerError, MissingExtraError, PulsarNackError
+from ...testing import EmbeddedBroker, FakePort, FakeTopic
 from ._figures import LONGEST, Journal, delays
-from ._stage import OFFICIAL_DELAY, OURS, LocalStage, Stage
 
 OFFICIAL: Final = "official client"
-DELAYED: Final = "delayed delivery"
-_PATIENCE: Final = 10.0  # seconds after the last deadline until a message that is not back counts as missing
+OURS: Final = "pulsar-nack"
+OVER: Final = "pulsar-nack over it"
+NATIVE: Final = "pulsar-nack native"
+OFFICIAL_DELAY: Final = 1.0
+"""Seconds; the official client knows one delay for a whole consumer."""
+_FAKE_LATENCY: Final = 0.001
+_TIMEOUT: Final = 10
+PATIENCE: Final = 10.0  # seconds after the last deadline until a message that is not back counts as missing
 _LINGER: Final = 0.5  # seconds for duplicates to show up
 _PROGRESS_INTERVAL: Final = 0.1
-_BATCH: Final = 3
-_BATCH_AT: Final = 5  # of each ten messages
-_DELAYED_AT: Final = frozenset({4, 9})
 
 Watch = Callable[[Sequence[Journal]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """How many messages are sent.
 
     :param seconds: from the first message to the last
@@ -51,11 +61,11 @@ async def play(stage: Stage, load: Load, watch: Watch) -> list[Journal]:
     for name, consumer in stage.consumers.items():
         journals.append(Journal(name, load.messages))
         work.append(_fail_ours(consumer, journals[-1], asked))
-    await _perform(journals, work, _send(stage, load), watch, LONGEST + _PATIENCE)
+    await perform(journals, work, _send(stage, load), watch, LONGEST + PATIENCE)
     return journals
 
 
-async def _perform(
+async def perform(
     journals: Sequence[Journal],
     work: Sequence[Coroutine[Any, Any, None]],
     sending: Coroutine[Any, Any, None],
@@ -116,119 +126,114 @@ async def _report_progress(watch: Watch, journals: Sequence[Journal]) -> None:
         await asyncio.sleep(_PROGRESS_INTERVAL)
 
 
-# --- on a local topic -------------------------------------------------------------------------------------------------
+# --- the stage: a topic and its consumers -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
-    """The messages of one call of ``publish``: a message, which may be delayed, or a batch."""
+class Stage:
+    """A topic with consumers that each get every message.
 
-    numbers: range
-    is_batch: bool = False
-    is_delayed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """The restart in the middle of the run.
-
-    :param nacked: how many nacked messages were waiting
-    :param delayed: how many delayed messages were waiting
+    :param broker: a description of the broker for people
+    :param publish: sends one message
+    :param consumers: those of pulsar-nack, by their names for people
+    :param official: the official client's ``pulsar.asyncio.Consumer``, None without a broker
     """
 
-    at_s: float
-    took_ms: float
-    nacked: int
-    delayed: int
+    broker: str
+    publish: Callable[[bytes], Awaitable[None]]
+    consumers: Mapping[str, Consumer]
+    official: Any = None
 
 
-def publications(messages: int) -> Iterator[Publication]:
-    """Yield what is published: of ten messages three are a batch, and two are delayed."""
-    number = 0
-    while number < messages:
-        place = number % 10
-        size = min(_BATCH, messages - number) if place == _BATCH_AT else 1
-        yield Publication(
-            range(number, number + size), is_batch=place == _BATCH_AT, is_delayed=size == 1 and place in _DELAYED_AT
-        )
-        number += size
+@contextlib.asynccontextmanager
+async def open_stage(url: str | None, config: NackConfig) -> AsyncIterator[Stage]:
+    """Make topic and consumers, and remove them at the end, whatever happens.
 
-
-class LocalPlay:
-    """A run of the demo on a local topic: messages, batches and delayed messages, and a restart in the middle.
-
-    :param watch: called with the journals ten times a second
+    :param url: the user's broker; None: the embedded one, or the fake port where that does not run
+    :raises BrokerError: there is no broker, or it refused a request
+    :raises MissingExtraError: pulsar-client is not installed
     """
-
-    def __init__(self, stage: LocalStage, load: Load, watch: Watch) -> None:
-        self._stage = stage
-        self._load = load
-        self._watch = watch
-        self._publications = list(publications(load.messages))
-        self._nack_delays = delays(load.messages, load.seed)
-        self._publish_delays = delays(load.messages, load.seed + 1)
-        self._ours = Journal(OURS, load.messages)
-        self._delayed = Journal(DELAYED, sum(each.is_delayed for each in self._publications))
-        self._now = asyncio.get_running_loop().time
-        self._start = self._now()
-        self.restart: Restart | None = None
-
-    @property
-    def journals(self) -> list[Journal]:
-        """Return the journal of the nacked messages, and that of the delayed ones if there are any."""
-        return [self._ours, self._delayed] if self._delayed.expected else [self._ours]
-
-    async def run(self) -> list[Journal]:
-        """Run the demo; return the journals, that of the nacks first."""
-        await _perform(self.journals, [self._fail()], self._send(), self._watch, 2 * LONGEST + _PATIENCE)
-        return self.journals
-
-    async def _send(self) -> None:
-        """Send the messages at even intervals; a batch when its last message is due."""
-        interval = self._load.seconds / max(self._load.messages - 1, 1)
-        for each in self._publications:
-            await asyncio.sleep(self._start + interval * each.numbers[-1] - self._now())
-            if each.is_delayed:
-                await self._send_delayed(each.numbers[0])
-            else:
-                await self._stage.publish(_payloads(each.numbers), batch=each.is_batch)
-
-    async def _send_delayed(self, number: int) -> None:
-        async with self._stage.topic() as topic:
-            self._delayed.failed(number, self._publish_delays[number], self._now())
-            await topic.publish(_payloads([number]), deliver_after=self._publish_delays[number])
-
-    async def _fail(self) -> None:
-        """Nack each message once; in the middle, between two messages, close everything and open it again."""
-        middle = self._start + self._load.seconds / 2
-        while (left := middle - self._now()) > 0:
-            try:
-                message = await self._stage.consumer.receive(timeout=left)
-            except TimeoutError:
-                break
-            await self._handle(message)
-        await self._restart()
-        while True:
-            await self._handle(await self._stage.consumer.receive())
-
-    async def _handle(self, message: Message) -> None:
-        number = int(message.data)
-        if self._ours.knows(number):
-            self._ours.came_back(number, self._now())
-            await message.ack()
-            return
-        if self._delayed.knows(number):
-            self._delayed.came_back(number, self._now())
-        self._ours.failed(number, self._nack_delays[number], self._now())
-        await message.nack(delay=self._nack_delays[number])
-
-    async def _restart(self) -> None:
-        nacked, delayed = self._ours.waiting, self._delayed.waiting
-        began = self._now()
-        await self._stage.restart()
-        took_ms = round((self._now() - began) * 1000, 1)
-        self.restart = Restart(round(began - self._start, 3), took_ms, nacked, delayed)
+    if url is None and not EmbeddedBroker.available():
+        async with _fake(config) as stage:
+            yield stage
+        return
+    client_module = import_client()
+    async with contextlib.AsyncExitStack() as stack:
+        if url is None:
+            broker = "pulsar-lite, embedded"
+            url = (await stack.enter_async_context(EmbeddedBroker())).service_url
+            is_ours = True
+        else:
+            broker, is_ours = url, False
+        try:
+            yield await _connect(stack, client_module, url, broker, config, is_ours=is_ours)
+        except client_module.PulsarException as error:
+            raise broker_error(broker, error) from error
 
 
-def _payloads(numbers: Sequence[int]) -> list[bytes]:
-    return [str(number).encode() for number in numbers]
+def import_client() -> Any:
+    """Return the module ``pulsar.asyncio``.
+
+    :raises MissingExtraError: pulsar-client is not installed
+    """
+    try:
+        import pulsar.asyncio
+    except ImportError as error:
+        raise MissingExtraError("the demo", "pulsar-client>=3.13", "demo") from error
+    return pulsar.asyncio
+
+
+@contextlib.asynccontextmanager
+async def _fake(config: NackConfig) -> AsyncIterator[Stage]:
+    topic = FakeTopic()
+
+    async def publish(data: bytes) -> None:
+        topic.publish(data)
+
+    async with Consumer(FakePort(topic, latency=_FAKE_LATENCY), config=config) as consumer:
+        yield Stage("fake port, in memory", publish, {OURS: consumer})
+
+
+async def _connect(
+    stack: contextlib.AsyncExitStack, module: Any, url: str, broker: str, config: NackConfig, *, is_ours: bool
+) -> Stage:
+    import pulsar
+
+    topic = f"persistent://public/default/pulsar-nack-demo-{secrets.token_hex(4)}"
+    # By default the client logs to the terminal, and with a Python logger it deadlocks now and then.
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pulsar-nack-demo-", ignore_cleanup_errors=True))
+    logger = pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(Path(folder, "client.log")))
+    try:
+        client = module.Client(url, logger=logger, operation_timeout_seconds=_TIMEOUT)
+    except (ValueError, RuntimeError) as error:
+        raise BrokerError(f"{url}: {error}") from error
+    # Its threads end shortly after close() returns; a process that exits earlier may abort.
+    stack.push_async_callback(asyncio.sleep, 0.05)
+    stack.push_async_callback(_quietly, client.close)
+    official = await client.subscribe(
+        topic,
+        "official",
+        consumer_type=pulsar.ConsumerType.Shared,
+        negative_ack_redelivery_delay_ms=round(OFFICIAL_DELAY * 1000),
+    )
+    over = await stack.enter_async_context(subscribe(client, topic, "over-official", config=config))
+    native_client = await stack.enter_async_context(connect(url, request_timeout=_TIMEOUT))
+    native = await stack.enter_async_context(native_client.subscribe(topic, "native", config=config))
+    producer = await stack.enter_async_context(native_client.producer(topic, send_timeout=_TIMEOUT))
+    if not is_ours:
+        # A broker deletes a topic that has no subscriptions after a while.
+        stack.push_async_callback(_quietly, official.unsubscribe)
+        stack.push_async_callback(_quietly, over.port.native.unsubscribe)
+        stack.push_async_callback(_quietly, native.port.unsubscribe)
+
+    async def publish(data: bytes) -> None:
+        await producer.send(data)
+
+    return Stage(broker, publish, {OVER: over, NATIVE: native}, official)
+
+
+async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
+    """Clean up for at most a few seconds: the broker may be gone."""
+    with contextlib.suppress(import_client().PulsarException, PulsarNackError, TimeoutError):
+        async with asyncio.timeout(5):
+            await close()
