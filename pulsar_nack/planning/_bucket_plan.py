@@ -13,8 +13,9 @@ The size is predicted from the tracker's structure; a test compares the predicti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import Any, Final
 
 from ..config import BucketConfig
@@ -133,14 +134,10 @@ def _bitmap_bytes(load: BucketLoad) -> float:
     """Return the largest size of the ledgers' bitmaps."""
     workload = load.workload
     entries = min(workload.entries_per_ledger, workload.entries)
-    if not load.is_scattered:
-        runs = 1 + entries * workload.share * (1 - workload.share)
-        return load.ledgers * min(2 + 4 * runs, 2 * entries * workload.share, _blocks(entries) * _BLOCK_BYTES)
-    return load.ledgers * min(2 * entries * workload.share, _blocks(entries) * _BLOCK_BYTES)
-
-
-def _blocks(entries: float) -> int:
-    return ceil(entries / _BLOCK)
+    as_list, as_bits = 2 * entries * workload.share, ceil(entries / _BLOCK) * _BLOCK_BYTES
+    runs = 1 + entries * workload.share * (1 - workload.share)
+    as_runs = inf if load.is_scattered else 2 + 4 * runs
+    return load.ledgers * min(as_list, as_bits, as_runs)
 
 
 def _disk_bytes(load: BucketLoad, buckets: int, segments: int) -> float:
@@ -167,12 +164,8 @@ class BucketPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
-        rows = [asdict(row) | {"bytes": row.bytes} for row in self.rows]
-        return asdict(self) | {
-            "messages": self.load.messages,
-            "rows": rows,
-            "recommended": asdict(self.recommended) | {"bytes": self.recommended.bytes},
-        }
+        recommended, *rows = (asdict(size) | {"bytes": size.bytes} for size in (self.recommended, *self.rows))
+        return asdict(self) | {"messages": self.load.messages, "rows": rows, "recommended": recommended}
 
 
 def make_bucket_plan(load: BucketLoad, memory_bytes: float) -> BucketPlan:
@@ -184,23 +177,18 @@ def make_bucket_plan(load: BucketLoad, memory_bytes: float) -> BucketPlan:
     """
     if not 0 < memory_bytes < _MAX_MEMORY:  # false for NaN too
         raise InvalidArgumentError("memory_bytes", memory_bytes, "a positive number of bytes")
-    found = next((best for segment in SEGMENTS if (best := _largest(load, memory_bytes, segment)) is not None), None)
-    recommended = _smallest(load) if found is None else found
+    fitting = next((size for size in _sizes(load) if size.bytes <= memory_bytes), None)
+    recommended = fitting or min(_sizes(load), key=lambda size: size.bytes)
     counts = sorted({min(step, load.max_buckets) for step in _STEPS} | {recommended.buckets})
     rows = tuple(bucket_size(load, count, recommended.segment) for count in counts)
     return BucketPlan(load, float(memory_bytes), rows, recommended, _reason(load, recommended, memory_bytes))
 
 
-def _sizes(load: BucketLoad, segment: int) -> list[BucketSize]:
-    return [bucket_size(load, count, segment) for count in range(min(load.max_buckets, _MAX_BUCKETS), 0, -1)]
-
-
-def _largest(load: BucketLoad, memory_bytes: float, segment: int) -> BucketSize | None:
-    return next((size for size in _sizes(load, segment) if size.bytes <= memory_bytes), None)
-
-
-def _smallest(load: BucketLoad) -> BucketSize:
-    return min((size for segment in SEGMENTS for size in _sizes(load, segment)), key=lambda size: size.bytes)
+def _sizes(load: BucketLoad) -> Iterator[BucketSize]:
+    """Yield all sizes to choose from, the best first."""
+    for segment in SEGMENTS:
+        for buckets in range(min(load.max_buckets, _MAX_BUCKETS), 0, -1):
+            yield bucket_size(load, buckets, segment)
 
 
 def _reason(load: BucketLoad, size: BucketSize, memory_bytes: float) -> str:
