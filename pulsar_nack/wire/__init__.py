@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from ._connection._oauth2 import OAuth2Authentication
     from ._producer._options import ProducerOptions
     from ._producer._producer import Producer, Producing
-    from ._reader._reader import Reader, Reading
-    from ._reader._table_view import TableChange, TableChanges, TableView, Viewing
+    from ._reader import Reader, Reading
+    from ._table_view import TableChange, TableChanges, TableView, Viewing
 
 _LATER = {
     "OAuth2Authentication": "_connection._oauth2",
     "Producer": "_producer._producer",
     "ProducerOptions": "_producer._options",
     "Producing": "_producer._producer",
-    "Reader": "_reader._reader",
-    "Reading": "_reader._reader",
-    "TableChange": "_reader._table_view",
-    "TableChanges": "_reader._table_view",
-    "TableView": "_reader._table_view",
-    "Viewing": "_reader._table_view",
+    "Reader": "_reader",
+    "Reading": "_reader",
+    "TableChange": "_table_view",
+    "TableChanges": "_table_view",
+    "TableView": "_table_view",
+    "Viewing": "_table_view",
 }
 """The modules of names that are imported on first use, because consumers do not need them."""
 

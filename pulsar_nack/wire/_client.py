@@ -20,17 +20,19 @@ from ._connection._context import ClientContext
 from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics, Pool
 from ._consumer._port import WirePort, queue_required, traits_of
+from ._consumer._positions import start_of
 from ._consumer._selection import selection_of, with_retry_topic
-from ._consumer._subscribe_options import SubscribeOptions, SubscribeSettings, split_settings
+from ._consumer._subscribe_options import SubscribeOptions, SubscribeSettings, reader_options, split_settings
 from ._protocol._topics import normalize, normalize_namespace
 
 if TYPE_CHECKING:
     from ..ids import MessageId
+    from ._consumer._positions import TopicPosition
+    from ._consumer._subscribe_options import ReaderSettings
     from ._producer._options import ProducerSettings
     from ._producer._producer import Producer, Producing
-    from ._reader._reader import Reader, Reading
-    from ._reader._start import Place, ReaderSettings
-    from ._reader._table_view import TableView, Viewing
+    from ._reader import Reader, Reading
+    from ._table_view import TableView, Viewing
 
 _Opened = TypeVar("_Opened", bound=ClosesWhenDropped)
 
@@ -159,7 +161,7 @@ class Client(ClosesWhenDropped):
     def reader(
         self,
         topic: str | Sequence[str] | re.Pattern[str],
-        start: Place | Sequence[MessageId] = "earliest",
+        start: TopicPosition | Sequence[MessageId] = "earliest",
         *,
         inclusive: bool = False,
         discovery_interval: Delay = 60.0,
@@ -182,7 +184,7 @@ class Client(ClosesWhenDropped):
         :raises TopicNotFoundError: when entered or awaited: the topic does not exist, and may not be created
         :raises BrokerError: when entered or awaited: subscribing failed; with the broker's text and the number of tries
         """
-        from ._reader._reader import Reading
+        from ._reader import Reading
 
         make = self._reader_maker(topic, start, discovery_interval, settings, inclusive=inclusive)
 
@@ -195,8 +197,7 @@ class Client(ClosesWhenDropped):
         self, topic: Any, start: object, discovery_interval: object, settings: Mapping[str, Any], *, inclusive: bool
     ) -> Callable[[], Awaitable[Reader]]:
         """Check the arguments of a reader, and return what opens it."""
-        from ._reader._reader import Reader
-        from ._reader._start import reader_options, start_of
+        from ._reader import Reader
 
         selection, begin, options = selection_of(topic), start_of(start), reader_options(settings)
         check_flag("inclusive", inclusive)
@@ -229,7 +230,7 @@ class Client(ClosesWhenDropped):
         :raises ClosedError: the client is closed
         :raises BrokerError: when entered or awaited: reading failed
         """
-        from ._reader._table_view import TableView, Viewing
+        from ._table_view import TableView, Viewing
 
         check_callable("decode", decode, "a callable that takes a message")
         options = {"read_compacted": True, **settings}

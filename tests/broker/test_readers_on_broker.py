@@ -14,7 +14,7 @@ import pytest
 from pulsar_nack import MessageId
 from pulsar_nack.consumer import ReceivedMessage
 from pulsar_nack.wire import Client, Reader
-from pulsar_nack.wire._reader._start import Place
+from pulsar_nack.wire._consumer._positions import TopicPosition
 from tests.broker._admin import Admin, _path
 from tests.broker._assembly import version
 from tests.broker.standalone import Standalone
@@ -135,7 +135,7 @@ async def test_where_it_begins(client: Client, service_url: str, topic: str, bat
     async with client.reader(topic, noon) as reader:
         assert await reader.has_message_available()
         assert await numbers(reader) == list(range(8, 12))
-        places: list[tuple[Place, int]] = [(ids[5], 5), ("earliest", 0), ("latest", 12), (noon, 8), (ids[0], 0)]
+        places: list[tuple[TopicPosition, int]] = [(ids[5], 5), ("earliest", 0), ("latest", 12), (noon, 8), (ids[0], 0)]
         for place, first in places:
             await reader.seek(place)
             assert await reader.has_message_available() is (first < 12), place

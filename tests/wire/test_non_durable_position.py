@@ -11,7 +11,7 @@ import pytest
 from pulsar_nack import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
-from pulsar_nack.wire._consumer._non_durable_position import NonDurablePosition
+from pulsar_nack.wire._consumer._positions import NonDurablePosition
 from tests.tiers import seeds
 from tests.wire.consuming import TOPIC, consuming
 from tests.wire.fake_broker import FakeBroker

@@ -20,7 +20,7 @@ from ...errors import BrokerError, ClosedError
 from ...ids import MessageId
 from ._ack_groups import AckGroupingTracker, Done
 from ._ack_sets import AckSets, check_size
-from ._non_durable_position import NonDurablePosition
+from ._positions import NonDurablePosition
 from ._subscribe_options import SubscribeOptions
 
 T = TypeVar("T")

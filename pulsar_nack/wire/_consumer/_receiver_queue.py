@@ -24,8 +24,8 @@ from ._consumer_session import ConsumerSession
 from ._deliveries import DeliveryFactory, QueuedMessage
 from ._entry_reader import EntryReader
 from ._flow import Permits
-from ._non_durable_position import NonDurablePosition
-from ._redelivery import MAX_ENTRIES, ChunkTimer, PausedEntries, Place, RedeliveryRequests, places_of
+from ._positions import NonDurablePosition, Place, places_of
+from ._redelivery import MAX_ENTRIES, ChunkTimer, PausedEntries, RedeliveryRequests
 from ._subscribe_options import SubscribeOptions
 from ._unread_entry import READ_AT_ONCE, UnreadEntry
 

@@ -22,13 +22,12 @@ from typing import Final
 
 from ..._delays import delay_ms
 from ..._foreign import shown
-from ...ids import MessageId, Position
+from ...ids import Position
 from .._connection._context import ClientContext
 from .._protocol._chunks import ChunkAssembler
+from ._positions import Place
 from ._subscribe_options import SubscribeOptions
 
-Place = tuple[int, int]
-"""A ledger and an entry id."""
 MAX_ENTRIES: Final = 1_000
 """Most entries in one command; brokers refuse more."""
 SPACING_S: Final = 0.001
@@ -227,14 +226,3 @@ class ChunkTimer:
             positions += abandoned.positions
         self._give_back(positions)
         self.update()
-
-
-def places_of(ids: Iterable[MessageId]) -> list[Place]:
-    """Return the ledger and entry id of each entry of some messages."""
-    places: list[Place] = []
-    for message_id in ids:
-        if message_id.is_chunked:
-            places += message_id.parts
-        else:
-            places.append(message_id[:2])
-    return places

@@ -28,11 +28,10 @@ from .._protocol._frames import position_of
 from . import _commands as commands
 from ._acknowledger import Acknowledger
 from ._consumer_session import ConsumerSession
-from ._non_durable_position import NonDurablePosition, id_after, id_before
+from ._positions import EARLIEST, NonDurablePosition, id_after, id_before
 from ._receiver_queue import ReceiverQueue
 from ._subscribe_options import SubscribeOptions
 
-_EARLIEST: Final = MessageId(-1, -1)
 _CLOSE_TIMEOUT_S: Final = 5.0
 _SHORT_S: Final = 1.0
 """While sessions end sooner than this, the pauses before the next ones grow."""
@@ -206,7 +205,7 @@ class SessionKeeper:
             _LOG.debug("%s: the latest message is unknown: %s", self._topic, error)
             return
         has_mark = answer.HasField("consumer_mark_delete_position")
-        if has_mark or position.start != _EARLIEST:  # otherwise a time, which an old broker does not report
+        if has_mark or position.start != EARLIEST:  # otherwise a time, which an old broker does not report
             last = answer.consumer_mark_delete_position if has_mark else answer.last_message_id
             position.move(MessageId(*position_of(last)))
             position.begin()
@@ -251,7 +250,7 @@ class SessionKeeper:
         """Note a seek: the next session begins there."""
         self._next_first = position if _is_message_id(position) else None
         if self._position is not None:
-            start = id_before(position) if isinstance(position, MessageId) else _EARLIEST
+            start = id_before(position) if isinstance(position, MessageId) else EARLIEST
             self._position.move(start, is_exact=isinstance(position, MessageId) and position.entry < INT64_MAX)
 
     def reconnect(self) -> None:

@@ -1,13 +1,14 @@
 """The options of a subscription: how the broker sees the consumer, and how messages are fetched.
 
-Users give them together with the settings of the consumer.
+Users give them together with the settings of the consumer, or as the settings of a reader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, TypedDict
+from uuid import uuid4
 
 from ..._check import check_flag, check_integer, check_name, check_strings, suggest_name
 from ..._delays import Delay, delay_ms
@@ -20,6 +21,7 @@ from ...consumer.transport import (
     check_values,
     initial_position,
     key_shared,
+    refuse_unknown,
     subscription_type,
 )
 from ...errors import InvalidArgumentError
@@ -153,3 +155,38 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         else:
             raise InvalidArgumentError(name, value, suggest_name(name, [*CONSUMER_SETTINGS, *OF_SUBSCRIPTION]))
     return of_consumer, of_subscription
+
+
+class ReaderSettings(TypedDict, total=False):
+    """The settings of a reader; most are fields of :class:`~pulsar_nack.wire.SubscribeOptions`."""
+
+    reader_name: str | None
+    subscription: str | None
+    receiver_queue_size: int
+    read_compacted: bool
+    properties: Mapping[str, str]
+    max_pending_chunked: int
+    max_chunked_bytes: int
+    chunk_timeout: Delay
+    create_topic: bool
+
+
+def reader_options(settings: Mapping[str, Any]) -> SubscribeOptions:
+    """Return the checked options of a reader's subscription, with a unique name unless one is given.
+
+    :raises InvalidArgumentError: names the first setting that is wrong or unknown
+    """
+    options: dict[str, Any] = {**settings}
+    refuse_unknown(options.items(), tuple(ReaderSettings.__annotations__))
+    subscription = options.pop("subscription", None)
+    subscription = f"reader-{uuid4().hex[:10]}" if subscription is None else check_name("subscription", subscription)
+    name = options.pop("reader_name", None)
+    consumer_name = None if name is None else check_name("reader_name", name)
+    return SubscribeOptions(
+        subscription,
+        type="exclusive",
+        durable=False,
+        batch_index_ack=False,
+        consumer_name=consumer_name,
+        **options,
+    )

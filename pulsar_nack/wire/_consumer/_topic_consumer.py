@@ -23,8 +23,8 @@ from .._connection._context import ClientContext
 from .._protocol._frames import position_of
 from . import _commands as commands
 from ._acknowledger import Acknowledger
+from ._positions import places_of
 from ._receiver_queue import ReceiverQueue, Sink
-from ._redelivery import places_of
 from ._session_keeper import SessionKeeper
 from ._subscribe_options import SubscribeOptions
 from ._unread_entry import UnreadEntry

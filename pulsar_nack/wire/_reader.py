@@ -25,18 +25,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Self
 
-from ..._delays import Delay, delay_ms
-from ..._lifetime import ClosesWhenDropped, Opening, check_loop, running_loop
-from ..._tasks import gather_or_cancel
-from ...consumer import Delivery, ReceivedMessage
-from ...errors import BrokerError, ClosedError
-from ...ids import MessageId, Position, _is_message_id
-from .._connection._context import ClientContext
-from .._consumer._port import WirePort, ask_all
-from .._consumer._selection import Selection
-from .._consumer._subscribe_options import SubscribeOptions
-from .._consumer._topic_consumer import TopicConsumer
-from ._start import EARLIEST, LATEST, Place, is_after, place_of, starts_of
+from .._delays import Delay, delay_ms
+from .._lifetime import ClosesWhenDropped, Opening, check_loop, running_loop
+from .._tasks import gather_or_cancel
+from ..consumer import Delivery, ReceivedMessage
+from ..errors import BrokerError, ClosedError
+from ..ids import MessageId, Position, _is_message_id
+from ._connection._context import ClientContext
+from ._consumer._port import WirePort, ask_all
+from ._consumer._positions import EARLIEST, LATEST, TopicPosition, id_or_time, is_after, starts_of
+from ._consumer._selection import Selection
+from ._consumer._subscribe_options import SubscribeOptions
+from ._consumer._topic_consumer import TopicConsumer
 
 _ACK_INTERVAL_S: Final = 1.0
 _YIELD_AFTER_S: Final = 0.005
@@ -301,7 +301,7 @@ class Reader(ClosesWhenDropped):
     def _position_of(self, consumer: TopicConsumer) -> MessageId | None:
         return self._read.get(consumer.topic) or consumer.starts_after
 
-    async def seek(self, position: Place) -> None:
+    async def seek(self, position: TopicPosition) -> None:
         """Move, so that this message, or the first one from this publish time on, is read next.
 
         A message moves its topic or partition; a time and both ends move all.
@@ -312,7 +312,7 @@ class Reader(ClosesWhenDropped):
         :raises BrokerError: the broker refused, or the message is of another topic
         :raises ClosedError: the reader is closed
         """
-        place = place_of(position)
+        place = id_or_time(position)
         self._check()
         self._port.check_seek(place)
         if _is_message_id(place):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from weakref import WeakSet
 
-from ..._foreign import quoted
-from ..._lifetime import ClosesWhenDropped, Opening, check_loop
-from ..._tasks import own_copy
-from ...consumer import ReceivedMessage
-from ...errors import ClosedError
+from .._foreign import quoted
+from .._lifetime import ClosesWhenDropped, Opening, check_loop
+from .._tasks import own_copy
+from ..consumer import ReceivedMessage
+from ..errors import ClosedError
 from ._reader import Reader
 
 Decode = Callable[[ReceivedMessage], Any]

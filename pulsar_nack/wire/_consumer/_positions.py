@@ -1,20 +1,35 @@
-"""The position of a non-durable subscription, which the broker forgets when the connection ends. Pure.
+"""Positions in a topic: those that users name, and that of a non-durable subscription. Pure.
 
-The next session begins after the last message that was taken, which costs nothing: messages in flight stay with the
-application. A redelivery request may name a message before that beginning, where no request can reach it. Then the next
-session begins with the first such message, and the broker also sends what was taken after it. Of those messages, the
-acknowledged ones are known here and not delivered; the consumer drops the others as duplicates.
+The broker forgets a non-durable subscription when its connection ends. The next session begins after the last message
+that was taken, which costs nothing: messages in flight stay with the application. A redelivery request may name a
+message before that beginning, where no request can reach it. Then the next session begins with the first such message,
+and the broker also sends what was taken after it. Of those messages, the acknowledged ones are known here and not
+delivered; the consumer drops the others as duplicates.
 
-Positions are of entries: the consumer knows which members of a batch are acknowledged until all of them are.
+Only entries count: the consumer knows which members of a batch are acknowledged until all of them are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal
 
+from ..._check import INT64_MAX
+from ..._delays import seek_position
+from ...errors import InvalidArgumentError
 from ...ids import MessageId, _is_message_id
 from ...index import PositionRanges
-from ._redelivery import Place
+from ._selection import name_of
+
+Place = tuple[int, int]
+"""A ledger and an entry id."""
+TopicPosition = Literal["earliest", "latest"] | MessageId | datetime | int
+"""A position in a topic: one of its ends, a message, or a publish time as a datetime or in epoch ms."""
+
+EARLIEST: Final = MessageId(-1, -1)
+LATEST: Final = MessageId(INT64_MAX, INT64_MAX)
+_ENDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
 class NonDurablePosition:
@@ -114,6 +129,17 @@ class NonDurablePosition:
             self._acked.clear()
 
 
+def places_of(ids: Iterable[MessageId]) -> list[Place]:
+    """Return the ledger and entry id of each entry of some messages."""
+    places: list[Place] = []
+    for message_id in ids:
+        if message_id.is_chunked:
+            places += message_id.parts
+        else:
+            places.append(message_id[:2])
+    return places
+
+
 def id_after(message_id: MessageId) -> MessageId | None:
     """Return the first id after this one, None for the ids of the earliest and the latest message."""
     ledger, entry, partition, index = message_id
@@ -128,3 +154,66 @@ def id_before(message_id: MessageId) -> MessageId:
     if index > 0:
         return MessageId(ledger, entry, partition, index - 1)
     return MessageId(ledger, entry - 1, partition) if _is_message_id(message_id) else message_id
+
+
+def is_after(one: MessageId, other: MessageId) -> bool:
+    """Return whether a message comes after another one of its topic or partition.
+
+    An id without a batch index stands for the whole entry.
+    """
+    place, other_place = one[:2], other[:2]
+    return place > other_place or (place == other_place and one[3] > other[3] >= 0)
+
+
+# --- positions that users name ----------------------------------------------------------------------------------------
+
+
+def id_or_time(value: object, field: str = "position") -> MessageId | int:
+    """Return a position as a message id (the ends have ids too) or a publish time in epoch ms.
+
+    :raises InvalidArgumentError: names ``field``
+    """
+    if isinstance(value, str):
+        if value not in _ENDS:
+            raise InvalidArgumentError(field, value, "'earliest', 'latest', a MessageId, a datetime, or epoch ms")
+        return _ENDS[value]
+    return seek_position(value, field)
+
+
+def start_of(value: object) -> MessageId | int | tuple[MessageId, ...]:
+    """Return where a reader begins: one of both ends, a publish time in epoch ms, or the ids of messages.
+
+    :raises InvalidArgumentError: names ``start``
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str | MessageId):
+        for index, each in enumerate(value):
+            if not isinstance(each, MessageId) or each in {EARLIEST, LATEST}:
+                raise InvalidArgumentError(f"start[{index}]", each, "the MessageId of a message")
+        return tuple(value)
+    place = id_or_time(value, "start")
+    return place if isinstance(place, int) or place in {EARLIEST, LATEST} else (place,)
+
+
+def starts_of(
+    ids: Iterable[MessageId], members: Mapping[str, int], label: str, *, inclusive: bool
+) -> dict[str, MessageId]:
+    """Return the message before the first one, by the full names of topics and partitions.
+
+    :param members: the topics and partitions that are read, with the numbers of partitions
+    :raises InvalidArgumentError: an id is of none of them, or does not say of which
+    """
+    starts: dict[str, MessageId] = {}
+    for each in ids:
+        names = [name for name, partition in members.items() if _is_of(each, name, partition, only=len(members) == 1)]
+        if len(names) != 1:
+            wanted = f"an id with a topic or partition of {label}" if len(members) > 1 else f"an id of {label}"
+            raise InvalidArgumentError("start", each, wanted)
+        starts[names[0]] = id_before(each.first_chunk or each) if inclusive else each
+    return starts
+
+
+def _is_of(message_id: MessageId, name: str, partition: int, *, only: bool) -> bool:
+    topic = message_id.topic
+    if topic is not None:
+        return name in {topic, name_of(topic, message_id.partition)}
+    return message_id.partition == partition or (only and message_id.partition < 0)

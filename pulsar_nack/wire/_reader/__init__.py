@@ -1,1 +1,0 @@
-"""Readers and table views: topics read without acknowledgements."""
