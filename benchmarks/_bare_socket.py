@@ -9,8 +9,8 @@ from collections import deque
 from contextlib import closing
 from typing import Final
 
-from pulsar_nack.wire._consumer import _commands as commands
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
+from pulsar_nack.wire._consumer._consumer_session import ack_command, flow_command, redeliver_command, subscribe_command
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder, encode_command
@@ -39,9 +39,9 @@ class BareSocket:
         connect.connect.protocol_version = 20
         self._ask(encode_command(connect), pb.BaseCommand.CONNECTED)
         options = SubscribeOptions(subscription, type="shared", initial_position="earliest")
-        subscribe = commands.subscribe(topic, _CONSUMER, 1, options, start=None, epoch=0)
+        subscribe = subscribe_command(topic, _CONSUMER, 1, options, start=None, epoch=0)
         self._ask(encode_command(subscribe), pb.BaseCommand.SUCCESS)
-        self.send(commands.flow(_CONSUMER, _AHEAD))
+        self.send(flow_command(_CONSUMER, _AHEAD))
 
     def send(self, data: bytes) -> None:
         """Send a command."""
@@ -82,10 +82,10 @@ def arrival(url: str, topic: str, subscription: str, count: int, pause: float) -
     took = []
     with closing(BareSocket(url, topic, subscription)) as bare:
         place = bare.message()
-        bare.send(commands.flow(_CONSUMER, count))
+        bare.send(flow_command(_CONSUMER, count))
         for _ in range(count):
             began = time.perf_counter()
-            bare.send(commands.redeliver(_CONSUMER, [place]))
+            bare.send(redeliver_command(_CONSUMER, [place]))
             place = bare.message()
             took.append(1e3 * (time.perf_counter() - began))
             time.sleep(pause)
@@ -98,7 +98,7 @@ def rate(bare: BareSocket, count: int) -> None:
     for number in range(1, count + 1):
         group.entries[bare.message()] = 0
         if number % _FLOW == 0:
-            bare.send(commands.flow(_CONSUMER, _FLOW))
+            bare.send(flow_command(_CONSUMER, _FLOW))
         if number % _GROUP == 0 or number == count:
-            bare.send(commands.acknowledge(_CONSUMER, group, None))
+            bare.send(ack_command(_CONSUMER, group, None))
             group = AckGroup()

@@ -19,7 +19,7 @@ from _timing import best, thread_ns
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._ack_sets import AckSets
-from pulsar_nack.wire._consumer._commands import acknowledge, redeliver
+from pulsar_nack.wire._consumer._consumer_session import ack_command, redeliver_command
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory
 from pulsar_nack.wire._consumer._entry_reader import EntryReader
 from pulsar_nack.wire._consumer._unread_entry import READ_AT_ONCE, UnreadEntry
@@ -159,8 +159,8 @@ def commands(report: Report, rounds: int) -> None:
         "commands",
         ("command", "us for each"),
         [
-            ["id of an acknowledgement of 1 000", each(lambda: acknowledge(1, group, 5), len(IDS), some)],
-            ["id of a redelivery of 1 000", each(lambda: redeliver(1, IDS), len(IDS), some)],
+            ["id of an acknowledgement of 1 000", each(lambda: ack_command(1, group, 5), len(IDS), some)],
+            ["id of a redelivery of 1 000", each(lambda: redeliver_command(1, IDS), len(IDS), some)],
             [
                 "message of 32 bytes",
                 each(lambda: [encode_headers_and_payload(of_message, payload) for _ in IDS], len(IDS), some),

@@ -16,7 +16,7 @@ from typing import Final
 import pulsar
 
 import pulsar_nack
-from pulsar_nack.wire._consumer import _commands as commands
+from pulsar_nack.wire._consumer._consumer_session import redeliver_command
 from tests.patience import load
 
 BOUND_MS: Final = 15.0
@@ -99,7 +99,7 @@ def _answers_ms(url: str, topic: str, delays: Sequence[float]) -> list[float]:
             asked_for = [place for _, place in pairs]
             time.sleep(max(began + delay - time.perf_counter(), 0.0))
             asked_at = time.perf_counter()
-            bare.send(commands.redeliver(1, asked_for))
+            bare.send(redeliver_command(1, asked_for))
             for _ in asked_for:
                 bare.message()
                 took.append(1e3 * (time.perf_counter() - asked_at))

@@ -16,7 +16,7 @@ from pulsar_nack.wire._connection._handlers import Handler
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._requests import set_response
 from pulsar_nack.wire._connection._session import Session
-from pulsar_nack.wire._consumer import _commands as commands
+from pulsar_nack.wire._consumer._consumer_session import close_command
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import MessageCommand
 from tests.wire.fake_broker import Call, FakeBroker, refuse
@@ -161,9 +161,9 @@ async def test_all_are_called_about_the_loss() -> None:
     await connection.aclose()
     assert stage.consumer.calls == stage.producer.calls == [("lost", ConnectionLostError)]
     assert closed == [connection]
-    late = Session(connection, connection.consumers, "t", what="consumer", close=commands.close, on_closed=print)
+    late = Session(connection, connection.consumers, "t", what="consumer", close=close_command, on_closed=print)
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
-        await late.register(commands.close)
+        await late.register(close_command)
     assert not connection.consumers
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
         begin(connection)

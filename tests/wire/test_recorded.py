@@ -6,9 +6,17 @@ import pytest
 
 from pulsar_nack import MessageId
 from pulsar_nack.errors import UndecodableMessageError
-from pulsar_nack.wire._consumer import _commands as commands
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._ack_sets import remaining_of
+from pulsar_nack.wire._consumer._consumer_session import (
+    ack_command,
+    close_command,
+    flow_command,
+    last_message_id_command,
+    redeliver_command,
+    seek_command,
+    unsubscribe_command,
+)
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._entries import unpack
@@ -153,23 +161,23 @@ def test_an_acknowledgement_is_that_of_the_official_client() -> None:
         group = AckGroup()
         for position in ack.message_id:
             group.entries[position.ledgerId, position.entryId] = remaining_of(position.ack_set)
-        made = commands.acknowledge(ack.consumer_id, group, ack.request_id if ack.HasField("request_id") else None)
+        made = ack_command(ack.consumer_id, group, ack.request_id if ack.HasField("request_id") else None)
         assert made == one.frame
 
 
 def test_small_commands_are_those_of_the_official_clients() -> None:
     """Flow, unsubscribe, close, and the question for the last message: byte for byte."""
     for one in of_kind("FLOW"):
-        assert commands.flow(one.command.flow.consumer_id, one.command.flow.messagePermits) == one.frame
+        assert flow_command(one.command.flow.consumer_id, one.command.flow.messagePermits) == one.frame
     for one in of_kind("UNSUBSCRIBE", "python"):  # Java's adds that it does not force anything
         part = one.command.unsubscribe
-        assert encode_command(commands.unsubscribe(part.consumer_id, part.request_id)) == one.frame
+        assert encode_command(unsubscribe_command(part.consumer_id, part.request_id)) == one.frame
     for one in of_kind("GET_LAST_MESSAGE_ID"):
         asked = one.command.getLastMessageId
-        assert encode_command(commands.last_message_id(asked.consumer_id, asked.request_id)) == one.frame
+        assert encode_command(last_message_id_command(asked.consumer_id, asked.request_id)) == one.frame
     for one in of_kind("CLOSE_CONSUMER", "java"):
         closed = one.command.close_consumer
-        assert encode_command(commands.close(closed.consumer_id, closed.request_id)) == one.frame
+        assert encode_command(close_command(closed.consumer_id, closed.request_id)) == one.frame
 
 
 def test_a_seek_is_that_of_the_official_clients() -> None:
@@ -178,11 +186,11 @@ def test_a_seek_is_that_of_the_official_clients() -> None:
     for one in of_kind("SEEK"):
         part = one.command.seek
         if part.HasField("message_publish_time"):
-            made = commands.seek(part.consumer_id, part.request_id, part.message_publish_time)
+            made = seek_command(part.consumer_id, part.request_id, part.message_publish_time)
             assert encode_command(made) == one.frame
             count += 1
         else:
-            made = commands.seek(part.consumer_id, part.request_id, MessageId(-1, -1))
+            made = seek_command(part.consumer_id, part.request_id, MessageId(-1, -1))
             assert made.seek.message_id.ledgerId == part.message_id.ledgerId == 2**64 - 1
             assert made.seek.message_id.entryId == part.message_id.entryId == 2**64 - 1
             count += 1
@@ -194,4 +202,4 @@ def test_a_redelivery_is_that_of_the_official_clients() -> None:
     for one in of_kind("REDELIVER_UNACKNOWLEDGED_MESSAGES"):
         part = one.command.redeliverUnacknowledgedMessages
         positions = [(each.ledgerId, each.entryId) for each in part.message_ids]
-        assert commands.redeliver(part.consumer_id, positions) == one.frame
+        assert redeliver_command(part.consumer_id, positions) == one.frame

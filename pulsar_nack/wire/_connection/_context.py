@@ -1,4 +1,4 @@
-"""What the consumers and producers of one client share: connections, lookups of topics, retries, the event loop."""
+"""What the consumers and producers of one client share: connections, lookups, retries, memory, the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 from ..._foreign import shown
 from ...clock import LoopClock
 from ...errors import BrokerError, ClosedError, ConnectionLostError, RequestTimeoutError
-from .._consumer._flow import MemoryLimitController
 from .._protocol import _pulsar_pb2 as pb
 from ._connection import Connection
 from ._options import SchemaInfo
@@ -27,6 +26,25 @@ _MAX_LETTERS: Final = 2_000
 _BUSY_S: Final = 1.0
 _MIN_TRIES: Final = 15
 """A pause between tries is at most this fraction of a request's time, so that a late recovery is not missed."""
+
+
+class MemoryLimitController:
+    """The memory that the prefetched messages of all consumers of one client take.
+
+    :param max_bytes: the limit; None: no limit
+    """
+
+    def __init__(self, max_bytes: int | None) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        """Size of the payloads that are here and not taken."""
+        self.consumers = 0
+        """How many consumers share the memory: those that are subscribed."""
+
+    def fitting(self, mean_bytes: int) -> int:
+        """Return how many more messages of this mean size fit into one consumer's share."""
+        assert self.max_bytes is not None
+        return max(self.max_bytes - self.bytes, 0) // (max(self.consumers, 1) * max(mean_bytes, 1))
 
 
 class ClientContext:

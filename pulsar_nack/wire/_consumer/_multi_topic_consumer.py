@@ -21,10 +21,9 @@ from .._connection._context import ClientContext
 from .._connection._requests import as_text, with_text
 from .._protocol._topics import split_partition
 from ._inbox import WireInbox
-from ._selection import PatternSelection, Selection, name_of
+from ._selection import PatternSelection, Selection, TopicListWatcher, name_of
 from ._subscribe_options import SubscribeOptions
 from ._topic_consumer import TopicConsumer
-from ._topic_list_watcher import TopicListWatcher
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
@@ -114,11 +113,7 @@ class MultiTopicConsumer:
         self._is_paused = False
         self._unreadable: MissingExtraError | None = None
         self._may_be_missing = False
-        self._watcher = (
-            TopicListWatcher(context, selection.namespace, selection.matches)
-            if isinstance(selection, PatternSelection)
-            else None
-        )
+        self._watcher = TopicListWatcher(context, selection) if isinstance(selection, PatternSelection) else None
 
     def __iter__(self) -> Iterator[TopicConsumer]:
         return iter(list(self._consumers.values()))

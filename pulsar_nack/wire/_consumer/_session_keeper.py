@@ -25,9 +25,8 @@ from .._connection._requests import as_text, is_busy, is_transient, is_unknown_c
 from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import position_of
-from . import _commands as commands
 from ._acknowledger import Acknowledger
-from ._consumer_session import ConsumerSession
+from ._consumer_session import ConsumerSession, last_message_id_command, subscribe_command
 from ._positions import EARLIEST, NonDurablePosition, id_after, id_before
 from ._receiver_queue import ReceiverQueue
 from ._subscribe_options import SubscribeOptions
@@ -176,7 +175,7 @@ class SessionKeeper:
             on_topic_migrated=self._on_topic_migrated,
         )
         await session.register(
-            partial(commands.subscribe, self._topic, options=self._options, start=start, epoch=self._queue.rewinds)
+            partial(subscribe_command, self._topic, options=self._options, start=start, epoch=self._queue.rewinds)
         )
         if position is not None and not position.is_known:
             try:
@@ -200,7 +199,7 @@ class SessionKeeper:
         acknowledged.
         """
         try:
-            answer = (await session.request(commands.last_message_id)).getLastMessageIdResponse
+            answer = (await session.request(last_message_id_command)).getLastMessageIdResponse
         except BrokerRefusedError as error:
             _LOG.debug("%s: the latest message is unknown: %s", self._topic, error)
             return

@@ -21,8 +21,8 @@ from ...errors import BrokerError, BrokerRefusedError, InvalidArgumentError, Mis
 from ...ids import MessageId, Position
 from .._connection._context import ClientContext
 from .._protocol._frames import position_of
-from . import _commands as commands
 from ._acknowledger import Acknowledger
+from ._consumer_session import last_message_id_command, seek_command, statistics_command, unsubscribe_command
 from ._positions import places_of
 from ._receiver_queue import ReceiverQueue, Sink
 from ._session_keeper import SessionKeeper
@@ -144,7 +144,7 @@ class TopicConsumer:
             return
         await self._settle_acks()
         with suppress(TopicNotFoundError):
-            await self.sessions.request(partial(commands.unsubscribe, force=force))
+            await self.sessions.request(partial(unsubscribe_command, force=force))
         await self.aclose()
 
     # --- redelivery, pausing ------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class TopicConsumer:
             self.queue.is_seeking = True
             try:
                 await self._settle_acks()
-                await self.sessions.request(partial(commands.seek, position=position), is_seek=True)
+                await self.sessions.request(partial(seek_command, position=position), is_seek=True)
                 self.sessions.begin_at(position)
                 on_moved()
             finally:
@@ -241,7 +241,7 @@ class TopicConsumer:
         :raises BrokerError: the broker refused, or did not answer
         :raises ClosedError: the consumer is closed
         """
-        answer = (await self.sessions.request(commands.last_message_id)).getLastMessageIdResponse
+        answer = (await self.sessions.request(last_message_id_command)).getLastMessageIdResponse
         last = answer.last_message_id
         index, size = max(last.batch_index, -1), max(last.batch_size, 0)
         has_mark = answer.HasField("consumer_mark_delete_position")
@@ -272,7 +272,7 @@ class TopicConsumer:
         if session is None or self._position is not None or not session.reports_mark_delete:
             return None
         try:
-            answer = (await session.request(commands.last_message_id)).getLastMessageIdResponse
+            answer = (await session.request(last_message_id_command)).getLastMessageIdResponse
         except BrokerError as error:
             session.reports_mark_delete = not isinstance(error, BrokerRefusedError)
             return None
@@ -289,7 +289,7 @@ class TopicConsumer:
         session = self.sessions.session
         if session is None or self._options.only_one_gets_messages:
             return None
-        answer = (await session.request(commands.statistics)).consumerStatsResponse
+        answer = (await session.request(statistics_command)).consumerStatsResponse
         unacked, backlog = answer.unackedMessages, answer.msgBacklog
         if answer.blockedConsumerOnUnackedMsgs:
             return f"the broker allows this consumer of {self.topic} no more than {unacked} unacknowledged"
