@@ -20,7 +20,7 @@ from ._lifecycle import Lifecycle
 from ._message import Message, acknowledge_all, receive_batch
 from ._outcomes import OnError
 from ._port import ConsumerPort
-from ._runner import DrainReport, Handler, Runner, RunOptions
+from ._runner import DrainReport, Handler, Runner
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._statistics import ConsumerStatistics, statistics_of
 from ._subscription import SubscriptionVerbs
@@ -205,8 +205,18 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed, or failed; also what :meth:`receive` raises at last
         """
         self._state.check_open()
-        options = RunOptions(concurrency, key_ordered, max_held_per_key, on_error, drain_timeout, stop_on_signals)
-        return await self._lifecycle.run(Runner(self._engine, self.receive, handler, options))
+        runner = Runner(
+            self._engine,
+            self.receive,
+            handler,
+            concurrency=concurrency,
+            key_ordered=key_ordered,
+            max_held_per_key=max_held_per_key,
+            on_error=on_error,
+            drain_timeout=drain_timeout,
+            stop_on_signals=stop_on_signals,
+        )
+        return await self._lifecycle.run(runner)
 
     async def drain(self, timeout: Delay | None = None) -> DrainReport:
         """Receive nothing more, give back what was fetched ahead, let delivered messages be settled, then close.

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 
 from ..ids import MessageId
@@ -32,14 +32,6 @@ from ._settler import Settler
 _log = logging.getLogger("pulsar_nack.consumer")
 Key = tuple[str, str]
 """A topic, and the ordering key or key there."""
-
-
-@dataclass(slots=True)
-class _KeyState:
-    """One key that is busy or waits."""
-
-    waits_for: MessageId | None = None
-    kept: list[Message] = field(default_factory=list)
 
 
 class KeyOrder:
@@ -78,8 +70,10 @@ class KeyOrder:
         self._most = max_held_per_key
         self._max_bytes = max_bytes
         self._receiving = asyncio.Lock()
-        self._keys: dict[Key, _KeyState] = {}
+        self._kept: dict[Key, list[Message]] = {}
+        """The later messages of each key that is busy or waits, in the order of their ids."""
         self._waiting: dict[MessageId, Key] = {}
+        """The message that each key which waits is waiting for."""
         self._from_broker: set[MessageId] = set()
         self._full: set[Key] = set()
         self._count = self._bytes = 0
@@ -95,7 +89,7 @@ class KeyOrder:
         return self._count
 
     def __iter__(self) -> Iterator[Message]:
-        return (message for state in self._keys.values() for message in state.kept)
+        return chain.from_iterable(self._kept.values())
 
     @property
     def is_full(self) -> bool:
@@ -137,18 +131,18 @@ class KeyOrder:
 
     def _following(self, message: Message) -> Message | None:
         key = _key_of(message._delivery)
-        state = None if key is None else self._keys.get(key)
-        if key is None or state is None:
+        kept = None if key is None else self._kept.get(key)
+        if key is None or kept is None:
             return None
         record = self._table.get(message.id)
         if record is None or record.state in SENT_AWAY:
-            return self._next_of(key, state)
+            return self._next_of(key)
         is_again = record.redelivery_count != message.redelivery_count  # its lease ended, and it is ready
         is_coming = is_again or record.state in WAITING or message.settled_by in {"negative_acknowledge", "defer"}
-        if is_coming and not any(each.id == message.id for each in state.kept):  # else it is back already
-            self._wait_for(key, state, message.id)
+        if is_coming and not any(each.id == message.id for each in kept):  # else it is back already
+            self._wait_for(key, message.id)
             return None
-        return self._next_of(key, state)
+        return self._next_of(key)
 
     def waits_for(self, message: Message) -> bool:
         """Return whether a key waits for this message, so that it has to be delivered here."""
@@ -163,33 +157,33 @@ class KeyOrder:
             return True
         if not self._is_here(message):
             return False
-        state = self._keys.get(key)
-        if state is None:
-            self._keys[key] = _KeyState()
+        if key not in self._kept:
+            self._kept[key] = []
             return True
-        if state.waits_for == message.id:
-            self._waited(state)
+        if message.id in self._waiting:
+            self._waited(message.id)
             self._update()
             return True
-        insort(state.kept, message, key=attrgetter("id"))
+        kept = self._kept[key]
+        insort(kept, message, key=attrgetter("id"))
         self._count += 1
         self._bytes += kept_bytes(message._delivery)
-        if len(state.kept) >= self._most:
+        if len(kept) >= self._most:
             self._full.add(key)
         self._update()
         return False
 
-    def _next_of(self, key: Key, state: _KeyState) -> Message | None:
+    def _next_of(self, key: Key) -> Message | None:
         """Take out the next message of a key; forget the key if none is left."""
-        found = None
-        while state.kept and found is None:
-            message = state.kept.pop(0)
+        found, kept = None, self._kept[key]
+        while kept and found is None:
+            message = kept.pop(0)
             self._forget(message)
             found = message if self._is_here(message) else None
-        if len(state.kept) < self._most:
+        if len(kept) < self._most:
             self._full.discard(key)
         if found is None:
-            del self._keys[key]
+            del self._kept[key]
         else:
             self._state.delivered += 1
             if self._settler.leases is not None:
@@ -226,8 +220,7 @@ class KeyOrder:
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, key: Key, state: _KeyState, message_id: MessageId) -> None:
-        state.waits_for = message_id
+    def _wait_for(self, key: Key, message_id: MessageId) -> None:
         self._waiting[message_id] = key
         self.note_origin(message_id)
 
@@ -243,18 +236,16 @@ class KeyOrder:
             self._from_broker.add(message_id)
         self._update()
 
-    def _waited(self, state: _KeyState) -> None:
-        if state.waits_for is not None:
-            self._waiting.pop(state.waits_for, None)
-            self._from_broker.discard(state.waits_for)
-            state.waits_for = None
+    def _waited(self, message_id: MessageId) -> None:
+        del self._waiting[message_id]
+        self._from_broker.discard(message_id)
 
     def on_held_back(self, delivery: Delivery) -> None:
         """Let a key wait for a message that was nacked or deferred before a restart."""
         key = _key_of(delivery)
-        if key is not None and key not in self._keys:
-            state = self._keys[key] = _KeyState()
-            self._wait_for(key, state, delivery.id)
+        if key is not None and key not in self._kept:
+            self._kept[key] = []
+            self._wait_for(key, delivery.id)
 
     def _on_left(self, record: MessageState) -> None:
         if record.id in self._waiting:
@@ -268,9 +259,8 @@ class KeyOrder:
         if self._table.get(message_id) is not None:
             self.note_origin(message_id)
             return
-        state = self._keys[key]
-        self._waited(state)
-        message = self._next_of(key, state)
+        self._waited(message_id)
+        message = self._next_of(key)
         if message is not None:
             self._make_ready(message)
 
@@ -278,7 +268,7 @@ class KeyOrder:
         """Let the next call of ``receive`` return a message whose turn it is."""
         key = _key_of(message._delivery)
         assert key is not None
-        self._wait_for(key, self._keys[key], message.id)
+        self._wait_for(key, message.id)
         self._take_back(message)
 
     # --- ending ----------------------------------------------------------------------------------------------------
@@ -286,10 +276,10 @@ class KeyOrder:
     def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
         """Drop some kept messages, and return them: the broker sends them again, here or elsewhere."""
         gone: list[Message] = []
-        for key, state in self._keys.items():
-            gone += (its := [message for message in state.kept if is_gone(message)])
+        for key, kept in self._kept.items():
+            gone += (its := [message for message in kept if is_gone(message)])
             if its:
-                state.kept = [message for message in state.kept if not is_gone(message)]
+                kept[:] = [message for message in kept if not is_gone(message)]
                 self._full.discard(key)
         for message in gone:
             self._forget(message)

@@ -13,7 +13,7 @@ from ..ids import MessageId
 from ._consumer_state import YIELD_AFTER_MS
 from ._leases import Leases
 from ._message_state import DEFERRED, VERBS, Lease, State
-from ._outcomes import NO_RULES, ErrorRules, OnError, Processing
+from ._outcomes import OnError, Processing, checked_rules
 from ._port import Delivery
 from ._received_message import ReceivedMessage
 from ._settler import Settler
@@ -292,8 +292,8 @@ class Message(ReceivedMessage):
                 await work(message.data)
         """
         if on_error is None:
-            return Processing(self, NO_RULES)
-        return Processing(self, ErrorRules(on_error, has_dead_letters=self._settler.state.has_dead_letters))
+            return Processing(self, {})
+        return Processing(self, checked_rules(on_error, has_dead_letters=self._settler.state.has_dead_letters))
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"

@@ -103,58 +103,56 @@ ErrorRule = Verb | type[Verb] | Callable[[Exception, Message], "Verb | type[Verb
 OnError = Mapping[type[Exception], ErrorRule]
 """What happens to a message whose handler raises, by the type of the exception."""
 
+Rules = Mapping[type, ErrorRule]
+"""Such a mapping that was checked; of the types that match an exception, the most derived one counts."""
 
-class ErrorRules:
-    """Chooses the verb for an exception: of the types that match, the most derived one counts.
+
+def checked_rules(on_error: OnError | None, *, has_dead_letters: bool) -> Rules:
+    """Return the user's rules, as they are now.
 
     :param has_dead_letters: whether the consumer has a dead-letter topic
     :raises InvalidArgumentError: a key is no exception type, or a value no verb that this consumer can carry out
     """
-
-    def __init__(self, on_error: OnError | None, *, has_dead_letters: bool) -> None:
-        if on_error is not None and not isinstance(on_error, Mapping):
-            raise InvalidArgumentError("on_error", on_error, "a mapping from exception types to verbs, or None")
-        self._rules: dict[type[BaseException], ErrorRule] = {}
-        rules: Mapping[Any, Any] = on_error or {}
-        for kind, rule in rules.items():
-            if not (isinstance(kind, type) and issubclass(kind, Exception)):
-                raise InvalidArgumentError("on_error", kind, "exception types (subclasses of Exception) as keys")
-            field = f"on_error[{kind.__name__}]"
-            if isinstance(rule, type) and issubclass(rule, Defer):
-                raise InvalidArgumentError(field, rule, "a Defer with its delay, as Defer(5)")
-            is_verb = isinstance(rule, Verb) or (isinstance(rule, type) and issubclass(rule, Verb))
-            if not is_verb and (isinstance(rule, type) or not callable(rule) or inspect.iscoroutinefunction(rule)):
-                raise InvalidArgumentError(field, rule, _VERBS)
-            if not has_dead_letters and (rule is DeadLetter or isinstance(rule, DeadLetter)):
-                raise InvalidArgumentError(field, rule, "another verb, as this consumer has no dead_letter setting")
-            self._rules[kind] = rule
-
-    def verb_for(self, error: Exception, message: Message) -> Verb | None:
-        """Return the verb for an exception, the exception itself if it is one; None: nack by the backoff."""
-        if isinstance(error, Verb):
-            return error
-        rule = next((self._rules[kind] for kind in type(error).__mro__ if kind in self._rules), None)
-        if rule is None or isinstance(rule, Verb):
-            return rule
-        chosen = rule() if isinstance(rule, type) else rule(error, message)
-        if isinstance(chosen, type) and issubclass(chosen, Verb):
-            chosen = chosen()
-        if chosen is not None and not isinstance(chosen, Verb):
-            raise InvalidArgumentError(f"on_error, for {type(error).__name__}", chosen, "a verb or None")
-        return chosen
+    if on_error is not None and not isinstance(on_error, Mapping):
+        raise InvalidArgumentError("on_error", on_error, "a mapping from exception types to verbs, or None")
+    rules: dict[Any, Any] = dict(on_error or {})
+    for kind, rule in rules.items():
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise InvalidArgumentError("on_error", kind, "exception types (subclasses of Exception) as keys")
+        field = f"on_error[{kind.__name__}]"
+        if isinstance(rule, type) and issubclass(rule, Defer):
+            raise InvalidArgumentError(field, rule, "a Defer with its delay, as Defer(5)")
+        is_verb = isinstance(rule, Verb) or (isinstance(rule, type) and issubclass(rule, Verb))
+        if not is_verb and (isinstance(rule, type) or not callable(rule) or inspect.iscoroutinefunction(rule)):
+            raise InvalidArgumentError(field, rule, _VERBS)
+        if not has_dead_letters and (rule is DeadLetter or isinstance(rule, DeadLetter)):
+            raise InvalidArgumentError(field, rule, "another verb, as this consumer has no dead_letter setting")
+    return rules
 
 
-NO_RULES: Final = ErrorRules(None, has_dead_letters=False)
+def _verb_for(error: Exception, message: Message, rules: Rules) -> Verb | None:
+    """Return the verb for an exception, the exception itself if it is one; None: nack by the backoff."""
+    if isinstance(error, Verb):
+        return error
+    rule = next((rules[kind] for kind in type(error).__mro__ if kind in rules), None)
+    if rule is None or isinstance(rule, Verb):
+        return rule
+    chosen = rule() if isinstance(rule, type) else rule(error, message)
+    if isinstance(chosen, type) and issubclass(chosen, Verb):
+        chosen = chosen()
+    if chosen is not None and not isinstance(chosen, Verb):
+        raise InvalidArgumentError(f"on_error, for {type(error).__name__}", chosen, "a verb or None")
+    return chosen
 
 
-async def settle_failed(message: Message, error: Exception, rules: ErrorRules) -> Verb | None:
+async def settle_failed(message: Message, error: Exception, rules: Rules) -> Verb | None:
     """Settle a message whose handler raised, unless the handler has settled it; return the verb, None for a nack.
 
     If the verb cannot be carried out, the message is nacked by the backoff and the reason is raised.
     """
     cause = "" if isinstance(error, Verb) else error_text(error)
     try:
-        verb = rules.verb_for(error, message)
+        verb = _verb_for(error, message, rules)
         if message.is_settled:
             return verb
         if verb is not None:
@@ -180,7 +178,7 @@ class Processing:
 
     __slots__ = ("_message", "_rules")
 
-    def __init__(self, message: Message, rules: ErrorRules) -> None:
+    def __init__(self, message: Message, rules: Rules) -> None:
         self._message = message
         self._rules = rules
 

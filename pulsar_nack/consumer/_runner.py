@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from types import CoroutineType
-from typing import Final, NamedTuple
+from typing import Final
 
 from .._check import check_callable, check_flag, check_integer
 from .._delays import Delay, delay_ms
@@ -29,7 +29,7 @@ from ..errors import AlreadySettledError, BrokerError, ClosedError, InvalidArgum
 from ._engine import ConsumerEngine
 from ._key_order import KeyOrder
 from ._message import Message
-from ._outcomes import ErrorRules, OnError, Verb, needs_ack, settle_failed
+from ._outcomes import OnError, Verb, checked_rules, needs_ack, settle_failed
 
 Handler = Callable[[Message], Awaitable[object]]
 """Handles a message; it is acknowledged when the handler returns, unless the handler has settled it."""
@@ -44,17 +44,6 @@ _CANCELLED: Final = "its handler did not end in time when the consumer drained"
 
 class _NotAwaitableError(InvalidArgumentError):
     """The handler is no coroutine function, which shows when it is called."""
-
-
-class RunOptions(NamedTuple):
-    """The arguments of :meth:`Consumer.run`."""
-
-    concurrency: int
-    key_ordered: bool
-    max_held_per_key: int
-    on_error: OnError | None
-    drain_timeout: Delay | None
-    stop_on_signals: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +66,7 @@ class DrainReport:
 class Runner:
     """Runs a handler on the messages of one consumer.
 
-    :param receive: as :meth:`Consumer.receive`
+    :param receive: as :meth:`Consumer.receive`; the others are those of :meth:`Consumer.run`
     :raises InvalidArgumentError: names the argument
     """
 
@@ -86,17 +75,23 @@ class Runner:
         engine: ConsumerEngine,
         receive: Callable[[], Awaitable[Message]],
         handler: Handler,
-        options: RunOptions,
+        *,
+        concurrency: int,
+        key_ordered: bool,
+        max_held_per_key: int,
+        on_error: OnError | None,
+        drain_timeout: Delay | None,
+        stop_on_signals: bool,
     ) -> None:
         check_callable("handler", handler, "a coroutine function that takes a message")
-        check_integer("concurrency", options.concurrency, 1)
-        check_flag("key_ordered", options.key_ordered)
-        check_integer("max_held_per_key", options.max_held_per_key, 1)
-        check_flag("stop_on_signals", options.stop_on_signals)
-        timeout = options.drain_timeout
-        self.drain_timeout_s = None if timeout is None else delay_ms(timeout, "drain_timeout") / 1000
-        self._rules = ErrorRules(options.on_error, has_dead_letters=engine.state.has_dead_letters)
-        self._options = options
+        check_integer("concurrency", concurrency, 1)
+        check_flag("key_ordered", key_ordered)
+        check_integer("max_held_per_key", max_held_per_key, 1)
+        check_flag("stop_on_signals", stop_on_signals)
+        self.drain_timeout_s = None if drain_timeout is None else delay_ms(drain_timeout, "drain_timeout") / 1000
+        self._rules = checked_rules(on_error, has_dead_letters=engine.state.has_dead_letters)
+        self._concurrency = concurrency
+        self._stop_on_signals = stop_on_signals
         self.workers: list[asyncio.Task[None]] = []
         """The tasks in which the handlers run."""
         self.is_stopping = asyncio.Event()
@@ -112,7 +107,7 @@ class Runner:
         self._is_signalled = False
         self._receive = receive
         self._order: KeyOrder | None = None
-        if options.key_ordered:
+        if key_ordered:
             self._order = KeyOrder(
                 engine.settler,
                 engine.receiver.inbox,
@@ -120,7 +115,7 @@ class Runner:
                 is_current=engine.receiver.is_current,
                 take_back=engine.receiver.take_back,
                 hold_port=engine.receiver.hold_port,
-                max_held_per_key=options.max_held_per_key,
+                max_held_per_key=max_held_per_key,
                 max_bytes=engine.settings.max_local_bytes,
             )
             self._receive = self._order.next
@@ -135,11 +130,11 @@ class Runner:
         """
         self._begin_drain, self._hurry_drain = begin_drain, hurry_drain
         cancelled: asyncio.CancelledError | None = None
-        with _signals(self._on_signal) if self._options.stop_on_signals else nullcontext():
+        with _signals(self._on_signal) if self._stop_on_signals else nullcontext():
             if self._order is not None:
                 self._receiver.key_order = self._order
                 self._order.open()
-            self.workers = [self._worker(number) for number in range(self._options.concurrency)]
+            self.workers = [self._worker(number) for number in range(self._concurrency)]
             try:
                 while not self._faults() and (busy := [each for each in self.workers if not each.done()]):
                     await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
@@ -260,7 +255,7 @@ class Runner:
         self._failures += 1
         if self._failures == 1:
             _log.warning("nothing can be received, which is tried again: %s", error)
-        pause_s = float(_PAUSES(min(self._failures // self._options.concurrency, 10)))
+        pause_s = float(_PAUSES(min(self._failures // self._concurrency, 10)))
         await wait_at_most(self.is_stopping, pause_s)
         return True
 

@@ -45,7 +45,7 @@ class Handled:
         self.at[key].append(now())
         order = consumer._receiver.key_order
         assert order is not None
-        self.most_held = max(self.most_held, *(len(state.kept) for state in order._keys.values()))
+        self.most_held = max(self.most_held, *(len(kept) for kept in order._kept.values()))
 
 
 @pytest.mark.each_kind
