@@ -86,7 +86,7 @@ class MessageTable:
         records, requests, acked = self._records, self.requests, self.acked
         if message_id in records or message_id[3] >= 0 or requests.counts or requests.open:
             return None
-        if acked.marks or requests.retries.known:
+        if acked.marks or requests.repeat_at:
             return None
         key = message_id[:3]
         if key in acked.entries or acked.unstamped.stamp(key) is not None:
@@ -272,7 +272,9 @@ class MessageTable:
         gone = [record for record in self._records.values() if is_through(record.id, message_id)]
         for record in gone:
             self._remove(record)
-        self.requests.retries.discard_if(lambda known: is_through(known, message_id))
+        repeat_at = self.requests.repeat_at
+        for each in [known for known in repeat_at if is_through(known, message_id)]:
+            del repeat_at[each]
         self.acked.ack_through(message_id, now_ms)
         return gone
 
@@ -318,13 +320,12 @@ class MessageTable:
     def ask_for(self, counts: Mapping[MessageId, int], now_ms: int) -> None:
         """Request messages that were forgotten here, and that the broker still counts as delivered to us."""
         requests = self.requests
-        requests.retries.make_room(len(counts))
-        requests.most_counts = max(requests.most_counts, len(requests.counts) + len(counts))
+        requests.make_room(len(counts))
         for message_id, count in counts.items():
             if message_id not in self._records:
                 requests.take_counts(message_id)
                 requests.remember(message_id, count)
-                requests.retries.add(message_id, now_ms)
+                requests.repeat(message_id, now_ms)
 
     def expire(self, now_ms: int) -> None:
         """Forget requests that brought nothing for 30 s; they are repeated."""
@@ -339,8 +340,7 @@ class MessageTable:
 
     def _add(self, record: MessageState) -> None:
         self._records[record.id] = record
-        if self.requests.retries.known:
-            self.requests.retries.discard(record.id)
+        self.requests.repeat_at.pop(record.id, None)
         self._count(record.state, 1)
         if self.delivered > self._most_delivered:
             self._forget_oldest()

@@ -351,8 +351,8 @@ class RedeliveryQueue:
         lost, requests.lost = requests.lost, []
         if lost:
             self._lost(lost)
-        due = requests.retries.pop_due(now_ms, self._most_at_once)
-        ids = [retry.id for retry in due]
+        due = requests.pop_due(now_ms, self._most_at_once)
+        ids = list(due)
         self.trace.request_again(self._counts_of(ids), REQUESTED_AGAIN)
         try:
             if due:
@@ -361,12 +361,13 @@ class RedeliveryQueue:
             return False
         except Exception as error:  # noqa: BLE001 - tried again
             self._trace_failed(ids, error)
-            requests.retries.failed([retry for retry in due if self._is_awaited(retry.id)], self.clock.now_ms())
+            awaited = {each: turn for each, turn in due.items() if self._is_awaited(each)}
+            requests.repeat_failed(awaited, self.clock.now_ms())
         else:
             self.requested_again += len(due)
-            for retry in due:
-                if self._is_awaited(retry.id):
-                    requests.retries.add(retry.id, now_ms, retry.turn + 1)
+            for message_id, turn in due.items():
+                if self._is_awaited(message_id):
+                    requests.repeat(message_id, now_ms, turn + 1)
         return True
 
     def _is_awaited(self, message_id: MessageId) -> bool:

@@ -9,9 +9,9 @@ further and further apart, and then the message is left to the broker, which hol
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..ids import MessageId
 from ._message_state import ACKING, MessageState, State
@@ -20,92 +20,24 @@ REQUEST_MEMORY_MS: Final = 30_000
 PAUSES_MS: Final = (0, 60_000, 120_000, 240_000)
 """How long after a request has brought nothing the next one is made."""
 _FAILED_PAUSE_MS: Final = 5_000
-_MAX_RETRIES: Final = 10_000
+_MAX_REPEATED: Final = 10_000
 _MAX_COUNTS: Final = 10_000
 
 
-class RedeliveryRetry(NamedTuple):
-    """A message to be requested again, for the ``turn``-th time, from 0."""
+class OpenRequests:
+    """The requests of one consumer, with the redelivery counts of messages that it has forgotten meanwhile.
 
-    id: MessageId
-    turn: int
+    O(log requests) for each that is repeated.
 
-
-class RetrySchedule:
-    """Requests to be repeated; O(log requests) for each.
-
-    :param most: beyond it the oldest are left to the broker
+    :param most_repeated: beyond it the oldest are left to the broker
     """
 
-    def __init__(self, most: int = _MAX_RETRIES) -> None:
-        self._most = most
-        self._at: OrderedDict[MessageId, int] = OrderedDict()
-        self.known: Mapping[MessageId, int] = self._at
+    def __init__(self, most_repeated: int = _MAX_REPEATED) -> None:
+        self.repeat_at: OrderedDict[MessageId, int] = OrderedDict()
         """The messages to be requested again, and when."""
-        self._heap: list[tuple[int, RedeliveryRetry]] = []
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-    def make_room(self, count: int) -> None:
-        """Raise the bound so that ``count`` more fit: they took as much memory before."""
-        self._most = max(self._most, len(self._at) + count)
-
-    def add(self, message_id: MessageId, now_ms: int, turn: int = 0) -> None:
-        """Note that a request, the ``turn``-th repeated one, brought nothing or is not known to have."""
-        self._at.pop(message_id, None)
-        if turn == len(PAUSES_MS):
-            return
-        if len(self._at) >= self._most:
-            self._at.popitem(last=False)
-        self._put(RedeliveryRetry(message_id, turn), now_ms + PAUSES_MS[turn])
-
-    def failed(self, retries: Iterable[RedeliveryRetry], now_ms: int) -> None:
-        """Put back retries whose request raised."""
-        for retry in retries:
-            self._put(retry, now_ms + _FAILED_PAUSE_MS)
-
-    def _put(self, retry: RedeliveryRetry, at_ms: int) -> None:
-        self._at[retry.id] = at_ms
-        heappush(self._heap, (at_ms, retry))
-
-    def discard(self, message_id: MessageId) -> None:
-        """Forget a message that came or is settled."""
-        self._at.pop(message_id, None)
-
-    def discard_if(self, is_gone: Callable[[MessageId], bool]) -> None:
-        """Forget the messages that a rule names; O(all)."""
-        for message_id in [known for known in self._at if is_gone(known)]:
-            del self._at[message_id]
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._at.clear()
-
-    def next_at(self) -> int | None:
-        """Return when the next request is due."""
-        while self._heap and self._is_stale(*self._heap[0]):
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def pop_due(self, now_ms: int, limit: int) -> list[RedeliveryRetry]:
-        """Take out at most ``limit`` retries that are due."""
-        due: list[RedeliveryRetry] = []
-        while len(due) < limit and (at_ms := self.next_at()) is not None and at_ms <= now_ms:
-            _, retry = heappop(self._heap)
-            del self._at[retry.id]
-            due.append(retry)
-        return due
-
-    def _is_stale(self, at_ms: int, retry: RedeliveryRetry) -> bool:
-        return self._at.get(retry.id) != at_ms
-
-
-class OpenRequests:
-    """The requests of one consumer, with the redelivery counts of messages that it has forgotten meanwhile."""
-
-    def __init__(self) -> None:
-        self.retries = RetrySchedule()
+        self._most_repeated = most_repeated
+        self._repeats: list[tuple[int, MessageId, int]] = []
+        """A heap of what is to be repeated: when, and for which time, from 0."""
         self.lost: list[MessageState] = []
         """Requested messages that never came although the broker sends all: other consumers settled them."""
         self.bring_all = False
@@ -117,7 +49,7 @@ class OpenRequests:
         self.open: OrderedDict[MessageState, None] = OrderedDict()
         """Requested messages that have not arrived, also while being acknowledged; the first to expire comes first."""
         self.counts: OrderedDict[MessageId, int] = OrderedDict()
-        self.most_counts = _MAX_COUNTS
+        self._most_counts = _MAX_COUNTS
         self._hidden: dict[MessageId, int] = {}
 
     def expect(self, record: MessageState, now_ms: int) -> None:
@@ -144,24 +76,65 @@ class OpenRequests:
         if self.bring_all:
             self.lost.append(record)
         else:
-            self.retries.add(record.id, now_ms)
+            self.repeat(record.id, now_ms)
 
     def next_at(self) -> int | None:
         """Return when a request next expires or is repeated; None: no request. Amortized O(1)."""
         if self.lost:
             return 0
-        next_at = self.retries.next_at()
+        repeat_at = self._next_repeat_at()
         if not self.open:
-            return next_at
+            return repeat_at
         expires_at = next(iter(self.open)).expires_at_ms
-        return expires_at if next_at is None else min(expires_at, next_at)
+        return expires_at if repeat_at is None else min(expires_at, repeat_at)
+
+    # --- repeated requests -------------------------------------------------------------------------------------------
+
+    def repeat(self, message_id: MessageId, now_ms: int, turn: int = 0) -> None:
+        """Note that a request, the ``turn``-th repeated one, brought nothing or is not known to have."""
+        self.repeat_at.pop(message_id, None)
+        if turn == len(PAUSES_MS):
+            return
+        if len(self.repeat_at) >= self._most_repeated:
+            self.repeat_at.popitem(last=False)
+        self._schedule(now_ms + PAUSES_MS[turn], message_id, turn)
+
+    def repeat_failed(self, repeated: Mapping[MessageId, int], now_ms: int) -> None:
+        """Put back what :meth:`pop_due` returned, because the request raised."""
+        for message_id, turn in repeated.items():
+            self._schedule(now_ms + _FAILED_PAUSE_MS, message_id, turn)
+
+    def _schedule(self, at_ms: int, message_id: MessageId, turn: int) -> None:
+        self.repeat_at[message_id] = at_ms
+        heappush(self._repeats, (at_ms, message_id, turn))
+
+    def _next_repeat_at(self) -> int | None:
+        repeats = self._repeats
+        while repeats and self.repeat_at.get(repeats[0][1]) != repeats[0][0]:  # it came, or its time changed
+            heappop(repeats)
+        return repeats[0][0] if repeats else None
+
+    def pop_due(self, now_ms: int, limit: int) -> dict[MessageId, int]:
+        """Take out at most ``limit`` messages that are to be requested again now, and return the turn of each."""
+        due: dict[MessageId, int] = {}
+        while len(due) < limit and (at_ms := self._next_repeat_at()) is not None and at_ms <= now_ms:
+            _, message_id, due[message_id] = heappop(self._repeats)
+            del self.repeat_at[message_id]
+        return due
+
+    def make_room(self, count: int) -> None:
+        """Raise the bounds so that ``count`` more messages fit: they took as much memory before."""
+        self._most_repeated = max(self._most_repeated, len(self.repeat_at) + count)
+        self._most_counts = max(self._most_counts, len(self.counts) + count)
+
+    # --- messages that are not known any more ------------------------------------------------------------------------
 
     def remember(self, message_id: MessageId, count: int, hidden_count: int = 0) -> None:
         """Note with which count a message that is not known was delivered last, and what the broker counts beyond."""
         self.counts[message_id] = max(count, self.counts.get(message_id, count))
         if hidden_count:
             self._hidden[message_id] = hidden_count
-        if len(self.counts) > self.most_counts:
+        if len(self.counts) > self._most_counts:
             self.take_counts(next(iter(self.counts)))
 
     def remember_last(self, record: MessageState) -> None:
@@ -185,4 +158,4 @@ class OpenRequests:
         self.open.clear()
         self.counts.clear()
         self._hidden.clear()
-        self.retries.clear()
+        self.repeat_at.clear()

@@ -44,7 +44,7 @@ class SubscriptionVerbs:
         durable = self._state.durable
         cleared = None if durable is None else durable.cleared()  # before anything else is noted
         receiver = self._engine.receiver
-        left = {each: table.requests.counts.get(each, -1) for each in table.requests.retries.known}
+        left = {each: table.requests.counts.get(each, -1) for each in table.requests.repeat_at}
         left |= {each.id: each.redelivery_count for each in table.select(UNDELIVERED)}
         left |= {each.id: each.redelivery_count - 1 for each in receiver.set_aside()}
         receiver.clear()

@@ -11,7 +11,7 @@ import pytest
 from pulsar_nack import BrokerError, Consumer, MessageId
 from pulsar_nack.consumer._message_state import MessageState
 from pulsar_nack.consumer._message_table import MessageTable
-from pulsar_nack.consumer._requests import PAUSES_MS, REQUEST_MEMORY_MS, RetrySchedule
+from pulsar_nack.consumer._requests import PAUSES_MS, REQUEST_MEMORY_MS, OpenRequests
 from pulsar_nack.testing import FakePort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.consuming import EXACT, now
@@ -206,27 +206,27 @@ async def test_a_callable_is_asked_once(ports: Ports) -> None:
 
 def test_memory_is_bounded() -> None:
     """U30: beyond the bound the oldest are left to the broker."""
-    ask = RetrySchedule(most=3)
+    ask = OpenRequests(most_repeated=3)
     for entry in range(5):
-        ask.add(MessageId(1, entry), 0)
-    assert len(ask) == 3
-    assert [one.id.entry for one in ask.pop_due(0, 2)] == [2, 3]
-    assert [one.id.entry for one in ask.pop_due(0, 2)] == [4]
-    assert (ask.next_at(), len(ask)) == (None, 0)
+        ask.repeat(MessageId(1, entry), 0)
+    assert len(ask.repeat_at) == 3
+    assert [one.entry for one in ask.pop_due(0, 2)] == [2, 3]
+    assert [one.entry for one in ask.pop_due(0, 2)] == [4]
+    assert (ask.next_at(), len(ask.repeat_at)) == (None, 0)
 
 
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_each_round_comes_at_its_time(late_ms: int) -> None:
     """U23: one tick before a pause is over nothing is due; a message that is added again replaces the earlier entry."""
-    ask = RetrySchedule()
+    ask = OpenRequests()
     for turn, pause_ms in enumerate(PAUSES_MS):
-        ask.add(ID, 1_000, turn)
-        ask.add(ID, 1_000 + late_ms, turn)
+        ask.repeat(ID, 1_000, turn)
+        ask.repeat(ID, 1_000 + late_ms, turn)
         assert ask.next_at() == 1_000 + late_ms + pause_ms
-        assert ask.pop_due(999 + late_ms + pause_ms, 9) == []
-        assert [one.turn for one in ask.pop_due(1_000 + late_ms + pause_ms, 9)] == [turn]
-    ask.add(ID, 0, len(PAUSES_MS))
-    assert len(ask) == 0
+        assert ask.pop_due(999 + late_ms + pause_ms, 9) == {}
+        assert ask.pop_due(1_000 + late_ms + pause_ms, 9) == {ID: turn}
+    ask.repeat(ID, 0, len(PAUSES_MS))
+    assert len(ask.repeat_at) == 0
 
 
 def test_cumulative_acknowledgement_and_seek_forget_what_was_asked_for() -> None:
@@ -241,8 +241,8 @@ def test_cumulative_acknowledgement_and_seek_forget_what_was_asked_for() -> None
     table.expire(REQUEST_MEMORY_MS)
     assert table.requests.next_at() == REQUEST_MEMORY_MS
     table.settle_through(MessageId(1, 1), REQUEST_MEMORY_MS)
-    assert [one.id.entry for one in table.requests.retries.pop_due(REQUEST_MEMORY_MS, 9)] == [2]
-    table.requests.retries.add(MessageId(1, 2), 0)
+    assert [one.entry for one in table.requests.pop_due(REQUEST_MEMORY_MS, 9)] == [2]
+    table.requests.repeat(MessageId(1, 2), 0)
     table.clear()
     assert table.requests.next_at() is None
 
@@ -251,12 +251,12 @@ def test_all_that_a_seek_left_behind_is_asked_for() -> None:
     """However many messages were held, each of them is asked for, and again if nothing comes."""
     table, count = MessageTable(), 25_000
     table.ask_for({MessageId(1, entry): 1 for entry in range(count)}, 0)
-    due = table.requests.retries.pop_due(0, count)
+    due = table.requests.pop_due(0, count)
     assert len(due) == count
-    assert all(one.id in table.requests.counts and table.get(one.id) is None for one in due)
-    for one in due:
-        table.requests.retries.add(one.id, 0, one.turn + 1)
-    assert len(table.requests.retries) == count
+    assert all(one in table.requests.counts and table.get(one) is None for one in due)
+    for one, turn in due.items():
+        table.requests.repeat(one, 0, turn + 1)
+    assert len(table.requests.repeat_at) == count
 
 
 @virtual_time
