@@ -21,7 +21,7 @@ from ._events import (
     TraceNote,
 )
 from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy
-from ._message import Message
+from ._message import Message, ReceivedMessage
 from ._outcomes import DeadLetter, Defer, ErrorRule, Ignore, OnError, Retry, Verb
 from ._port import (
     AcksDone,
@@ -37,7 +37,6 @@ from ._port import (
     SupportsSessions,
     SupportsSubscription,
 )
-from ._received_message import ReceivedMessage
 from ._redelivery_router import Redelivery
 from ._runner import DrainReport, Handler
 from ._settings import ConsumerOptions

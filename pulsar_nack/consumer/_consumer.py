@@ -11,19 +11,19 @@ from typing import Any, Self, Unpack
 from .._check import check_has
 from .._delays import Delay
 from .._lifetime import ClosesWhenDropped
-from ..errors import ClosedError, InvalidArgumentError
+from ..errors import ClosedError
 from ..ids import MessageId
-from ._consumer_state import YIELD_AFTER_MS, ConsumerState
+from . import _consumer_verbs as verbs
+from ._consumer_state import YIELD_AFTER_MS
 from ._engine import ConsumerEngine
 from ._events import names_of
 from ._lifecycle import Lifecycle
-from ._message import Message, acknowledge_all, receive_batch
+from ._message import Message
 from ._outcomes import OnError
 from ._port import ConsumerPort
 from ._runner import DrainReport, Handler, Runner
 from ._settings import ConsumerOptions, ConsumerSettings, signature_with_settings
 from ._statistics import ConsumerStatistics, statistics_of
-from ._subscription import SubscriptionVerbs
 
 
 class Consumer(ClosesWhenDropped):
@@ -52,7 +52,6 @@ class Consumer(ClosesWhenDropped):
         self._receiver = engine.receiver
         self._settler = engine.settler
         self._state = engine.state
-        self._subscription = SubscriptionVerbs(engine)
         self._lifecycle = Lifecycle(engine)
         self._inner = self._twin()
 
@@ -133,8 +132,7 @@ class Consumer(ClosesWhenDropped):
 
         :raises InvalidArgumentError: a bound is below 1
         """
-        take_back, leases = self._receiver.take_back, self._settler.leases
-        return await receive_batch(self.receive, take_back, max_messages, max_bytes, timeout, leases=leases)
+        return await verbs.receive_batch(self._engine, self.receive, max_messages, max_bytes, timeout)
 
     def __aiter__(self) -> Self:
         return self
@@ -164,7 +162,7 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed
         """
         self._state.check_open()
-        self._engine.pausing.pause(self)
+        self._lifecycle.pause(self)
 
     def resume(self) -> None:
         """Deliver messages again after :meth:`pause`.
@@ -172,7 +170,7 @@ class Consumer(ClosesWhenDropped):
         :raises ClosedError: the consumer is closed
         """
         self._state.check_open()
-        self._engine.pausing.resume()
+        self._lifecycle.resume()
 
     # --- running a handler, draining -------------------------------------------------------------------------------
 
@@ -244,9 +242,9 @@ class Consumer(ClosesWhenDropped):
         if isinstance(message, Message):
             await message.ack()
         elif isinstance(message, MessageId) or not isinstance(message, Iterable):
-            await self._settler.acknowledge(_checked(message))
+            await self._settler.acknowledge(verbs.checked_id(message))
         else:
-            await acknowledge_all(self._settler, message)
+            await verbs.acknowledge_all(self._settler, message)
 
     def acknowledge_soon(self, message: Message | MessageId) -> None:
         """Acknowledge without waiting for the outcome, as :meth:`Message.ack_soon`.
@@ -257,7 +255,7 @@ class Consumer(ClosesWhenDropped):
         if isinstance(message, Message):
             message.ack_soon()
         else:
-            self._settler.acknowledge_soon(_checked(message))
+            self._settler.acknowledge_soon(verbs.checked_id(message))
 
     async def negative_acknowledge(
         self, message: Message | MessageId, delay: Delay | None = None, *, reason: str = ""
@@ -272,13 +270,13 @@ class Consumer(ClosesWhenDropped):
         if isinstance(message, Message):
             await message.nack(delay, reason=reason)
             return
-        written = await self._settler.nack(_checked(message), delay, reason=reason)
+        written = await self._settler.nack(verbs.checked_id(message), delay, reason=reason)
         if written is not None:
             await self._settler.until_durable(message, written)
 
     async def defer(self, message: Message, delay: Delay) -> None:
         """Postpone a message, as :meth:`Message.defer`."""
-        await _checked_message(self._state, message).defer(delay)
+        await verbs.checked_message(self._state, message).defer(delay)
 
     async def reconsume_later(
         self,
@@ -289,7 +287,7 @@ class Consumer(ClosesWhenDropped):
         reason: str = "",
     ) -> None:
         """Send a message to the retry topic, as :meth:`Message.reconsume_later`."""
-        await _checked_message(self._state, message).reconsume_later(delay, properties=properties, reason=reason)
+        await verbs.checked_message(self._state, message).reconsume_later(delay, properties=properties, reason=reason)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
@@ -300,7 +298,7 @@ class Consumer(ClosesWhenDropped):
         :raises BrokerError: it failed (as on Shared subscriptions); nothing changed
         :raises ClosedError: the consumer is closed
         """
-        await self._subscription.acknowledge_cumulative(message if isinstance(message, Message) else _checked(message))
+        await verbs.acknowledge_cumulative(self._engine, message)
 
     # --- the subscription ------------------------------------------------------------------------------------------
 
@@ -318,7 +316,7 @@ class Consumer(ClosesWhenDropped):
         :raises BrokerError: the broker refused; or the message is of another topic, and nothing changed
         :raises ClosedError: the consumer is closed
         """
-        await self._subscription.seek(position)
+        await verbs.seek(self._engine, position)
 
     async def redeliver_unacknowledged_messages(self) -> None:
         """Have everything delivered again that was received and not settled, each as a further attempt, soon.
@@ -329,7 +327,7 @@ class Consumer(ClosesWhenDropped):
 
         :raises ClosedError: the consumer is closed
         """
-        await self._subscription.redeliver()
+        await verbs.redeliver(self._engine)
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition; entry -1 for one that is empty.
@@ -338,14 +336,14 @@ class Consumer(ClosesWhenDropped):
         :raises BrokerError: the broker gave no answer; the official client answers for one topic without partitions
         :raises ClosedError: the consumer is closed
         """
-        return await self._subscription.last_message_ids()
+        return await verbs.last_message_ids(self._engine)
 
     async def get_last_message_id(self) -> MessageId:
         """Return the id of the last message of the only topic, as :meth:`last_message_ids`.
 
         :raises BrokerError: there are several topics or partitions, or none
         """
-        return await self._subscription.last_message_id()
+        return await verbs.last_message_id(self._engine)
 
     async def has_message_available(self) -> bool:
         """Return whether a message waits here, or a topic's last message was neither received here nor acknowledged.
@@ -357,7 +355,7 @@ class Consumer(ClosesWhenDropped):
         :raises BrokerError: as :meth:`last_message_ids`
         :raises ClosedError: the consumer is closed
         """
-        return await self._subscription.has_message_available()
+        return await verbs.has_message_available(self._engine)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
         """Delete the subscription at the broker, clear its durable state, and close.
@@ -372,7 +370,7 @@ class Consumer(ClosesWhenDropped):
         :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
         :raises ClosedError: the consumer is closed
         """
-        await self._subscription.unsubscribe(self, self._lifecycle.closer(), force=force)
+        await self._lifecycle.unsubscribe(self, force=force)
 
     # --- state -----------------------------------------------------------------------------------------------------
 
@@ -393,16 +391,3 @@ class Consumer(ClosesWhenDropped):
 
 
 Consumer.__signature__ = signature_with_settings(Consumer)  # type: ignore[attr-defined]  # names the settings in help()
-
-
-def _checked(message_id: object) -> MessageId:
-    if not isinstance(message_id, MessageId):
-        raise InvalidArgumentError("message", message_id, "a Message or a MessageId")
-    return message_id
-
-
-def _checked_message(state: ConsumerState, message: object) -> Message:
-    state.check_open()
-    if not isinstance(message, Message):
-        raise InvalidArgumentError("message", message, "a Message")
-    return message

@@ -24,8 +24,7 @@ from ._letters import Letters
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import MessageState, State
 from ._message_table import WAITING, MessageTable
-from ._pausing import Pausing
-from ._port import ConsumerPort, SessionEvent, SupportsSessions
+from ._port import ConsumerPort, SessionEvent, SupportsSessions, SupportsSubscription
 from ._receiver import Receiver
 from ._redelivery_queue import RedeliveryQueue
 from ._settings import ConsumerSettings
@@ -70,12 +69,18 @@ class ConsumerEngine:
         self.state = ConsumerState(self.queue, self.limiter, self.letters, settings)
         self.settler = Settler(self.state, settings.lease)
         self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None)
-        self.pausing = Pausing(self.receiver, port, self.stop)
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
         self._ends_at = math.inf
         self._has_ended = False
         self._stopping = asyncio.Event()
+
+    def supporting(self, verb: str) -> SupportsSubscription:
+        """Return the port of an open consumer as one that can do what a verb says with its subscription."""
+        self.state.check_open()
+        if not isinstance(self.port, SupportsSubscription):
+            raise NotImplementedError(f"{type(self.port).__name__} cannot {verb}")
+        return self.port
 
     # --- running -----------------------------------------------------------------------------------------------------
 

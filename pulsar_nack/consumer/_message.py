@@ -1,27 +1,128 @@
-"""The message that a user receives, and its verbs."""
+"""The message that a user receives: its payload, the fields that its producer and the broker set, and its verbs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeAlias
 
-from .._check import check_integer
 from .._delays import Delay, delay_ms, positive_delay_ms
-from ..errors import AcknowledgeError, AlreadySettledError, ClosedError, InvalidArgumentError
+from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._consumer_state import YIELD_AFTER_MS
-from ._leases import Leases
-from ._message_state import DEFERRED, VERBS, Lease, State
+from ._message_state import ACKED, DEAD_LETTERED, DEFERRED, NACKED, RETRIED, VERBS, Lease
 from ._outcomes import OnError, Processing, checked_rules
 from ._port import Delivery
-from ._received_message import ReceivedMessage
 from ._settler import Settler
 
-ACKED: Final = State.ACKING.value
-NACKED: Final = State.HELD.value
-DEAD_LETTERED: Final = State.DEAD_LETTERING.value
-RETRIED: Final = State.RETRYING.value
+MaybeNone: TypeAlias = Any
+"""Stands for None where it is rare: type checkers then do not require a check at each use."""
+
+
+class ReceivedMessage:
+    """A message without verbs: what a reader returns, and what a :class:`~pulsar_nack.Message` has besides them."""
+
+    __slots__ = ("_delivery",)
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    @property
+    def id(self) -> MessageId:
+        """Return the message id."""
+        return self._delivery.id
+
+    @property
+    def data(self) -> bytes | MaybeNone:
+        """Return the payload; None where the producer sent no value (``send(None)``), which differs from ``b""``.
+
+        :raises UndecodableMessageError: it cannot be read; see :attr:`error`
+        """
+        delivery = self._delivery
+        if delivery.error is not None:
+            raise delivery.error
+        return None if delivery.is_null else delivery.data
+
+    @property
+    def error(self) -> Exception | None:
+        """Return why the payload cannot be read, None if it can: it is encrypted, damaged or of an unknown kind."""
+        return self._delivery.error
+
+    def value(self) -> Any:
+        """Return the payload decoded by the subscription's schema; without a schema, as :attr:`data`.
+
+        :raises UndecodableMessageError: as :attr:`data`
+        """
+        data, native = self.data, self._delivery.native
+        return native.value() if data is not None and hasattr(native, "value") else data
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Return the producer's properties."""
+        return self._delivery.properties
+
+    @property
+    def key(self) -> str | None:
+        """Return the partition key, None without one."""
+        return self._delivery.key
+
+    @property
+    def ordering_key(self) -> str | None:
+        """Return the ordering key, None without one."""
+        return self._delivery.ordering_key
+
+    @property
+    def topic(self) -> str:
+        """Return the full topic name, with the partition."""
+        return self._delivery.topic
+
+    @property
+    def publish_time_ms(self) -> int:
+        """Return the publish time, epoch ms."""
+        return self._delivery.publish_time_ms
+
+    @property
+    def event_time_ms(self) -> int:
+        """Return the producer's event time, epoch ms, 0 without one."""
+        return self._delivery.event_time_ms
+
+    @property
+    def producer_name(self) -> str | None:
+        """Return the name of the producer; None on local topics."""
+        return self._delivery.producer_name
+
+    @property
+    def sequence_id(self) -> int | None:
+        """Return the producer's number of the message; None on local topics and over the official client."""
+        return self._delivery.sequence_id
+
+    @property
+    def schema_version(self) -> bytes | None:
+        """Return the version of the topic's schema that the message was sent with; None: without one."""
+        return self._delivery.schema_version
+
+    @property
+    def replicated_from(self) -> str | None:
+        """Return the cluster the message was replicated from; None if not replicated, or over the official client."""
+        return self._delivery.replicated_from
+
+    @property
+    def is_replicated(self) -> bool:
+        """Return whether the message came from another cluster."""
+        return self._delivery.replicated_from is not None
+
+    @property
+    def native(self) -> Any:
+        """Return the transport's own message object (``pulsar.Message`` for the official client)."""
+        return self._delivery.native
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id!r}, {self._size()}>"
+
+    def _size(self) -> str:
+        unreadable = "" if self.error is None else ", cannot be read"
+        size = "null" if self._delivery.is_null else f"{len(self._delivery.data)} bytes"
+        return f"{size}{unreadable}"
 
 
 class Message(ReceivedMessage):
@@ -297,104 +398,3 @@ class Message(ReceivedMessage):
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"
-
-
-async def acknowledge_all(settler: Settler, messages: Iterable[Message | MessageId]) -> None:
-    """Acknowledge messages, or those with these ids, at once; see :meth:`Message.ack` for each.
-
-    :raises InvalidArgumentError: something else is among them; nothing changed
-    :raises AcknowledgeError: some were not acknowledged
-    :raises ClosedError: the consumer is closed
-    """
-    several = list(messages)
-    for each in several:
-        if not isinstance(each, Message | MessageId):
-            raise InvalidArgumentError("message", each, "a Message, a MessageId, or several of them")
-    settler.state.check_open()
-    begun: dict[Message, str | None] = {}
-    calls: dict[MessageId, asyncio.Future[None]] = {}
-    failed: dict[MessageId, BaseException] = {}
-    lost: dict[MessageId, BaseException] = {}
-    for each in dict.fromkeys(several):
-        try:
-            _begin_one(settler, each, begun, calls)
-        except Exception as error:  # noqa: BLE001 - raised below, once the others are done
-            failed[each.id if isinstance(each, Message) else each] = error
-    try:
-        await asyncio.gather(*calls.values(), return_exceptions=True)
-        lost = {each: failure for each, call in calls.items() if (failure := call.exception()) is not None}
-    except asyncio.CancelledError:
-        for each, call in calls.items():
-            lost[each] = ClosedError("the call")
-            settler.on_unobserved(each, None if call.cancelled() else call.exception())
-        raise
-    finally:
-        for message, before in begun.items():
-            if message.id in lost:
-                message._settled_as = before
-    failed |= lost
-    if any(isinstance(error, ClosedError) for error in failed.values()):
-        raise ClosedError("the consumer")
-    if failed:
-        raise AcknowledgeError(failed, len(several)) from next(iter(failed.values()))
-
-
-def _begin_one(
-    settler: Settler,
-    each: Message | MessageId,
-    begun: dict[Message, str | None],
-    calls: dict[MessageId, asyncio.Future[None]],
-) -> None:
-    """Begin to acknowledge one of several messages; note what to restore if that fails, and the outcome."""
-    if isinstance(each, MessageId):
-        if each not in calls:
-            calls[each] = asyncio.ensure_future(settler.acknowledge(each))
-        return
-    before = each._begin_ack()
-    try:
-        if each.id not in calls:
-            calls[each.id] = asyncio.ensure_future(settler.acknowledge(each.id))
-    except BaseException:
-        each._settled_as = before
-        raise
-    begun[each] = before
-
-
-async def receive_batch(
-    receive: Callable[[], Awaitable[Message]],
-    take_back: Callable[[Message], None],
-    max_messages: int,
-    max_bytes: int,
-    timeout: Delay | None,
-    *,
-    leases: Leases | None,
-) -> list[Message]:
-    """Receive several messages, and take back what is too much; see :meth:`Consumer.batch_receive`.
-
-    Their leases begin when all of them are here: no handler has one before.
-    """
-    check_integer("max_messages", max_messages, 1)
-    check_integer("max_bytes", max_bytes, 1)
-    seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-    found: list[Message] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            while len(found) < max_messages and size < max_bytes:
-                message = await receive()
-                size += len(message._delivery.data)
-                if found and size > max_bytes:
-                    take_back(message)
-                    continue
-                found.append(message)
-                if leases is not None:
-                    leases.cancel(message._lease)
-    except BaseException as error:
-        if not (isinstance(error, TimeoutError) and limit.expired()):
-            for message in reversed(found):
-                take_back(message)
-            raise
-    if leases is not None:
-        for message in found:
-            message._lease = leases.begin(message._delivery, message._redelivery_count)
-    return found

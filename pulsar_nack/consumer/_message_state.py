@@ -27,12 +27,16 @@ REQUESTED: Final = State.REQUESTED
 ACKING: Final = State.ACKING
 DEAD_LETTERING: Final = State.DEAD_LETTERING
 RETRYING: Final = State.RETRYING
+ACKED: Final = State.ACKING.value
+NACKED: Final = State.HELD.value
+DEAD_LETTERED: Final = State.DEAD_LETTERING.value
+RETRIED: Final = State.RETRYING.value
 DEFERRED: Final = "deferred"
 VERBS: Final = {
-    State.ACKING.value: "acknowledge",
-    State.HELD.value: "negative_acknowledge",
-    State.DEAD_LETTERING.value: "dead_letter",
-    State.RETRYING.value: "reconsume_later",
+    ACKED: "acknowledge",
+    NACKED: "negative_acknowledge",
+    DEAD_LETTERED: "dead_letter",
+    RETRIED: "reconsume_later",
     DEFERRED: "defer",
 }
 """How a message was settled, in the words of errors, and the verb of the consumer that does it."""
