@@ -30,9 +30,9 @@ from .._lifetime import ClosesWhenDropped, Opening, check_loop, running_loop
 from .._tasks import gather_or_cancel
 from ..consumer import Delivery, ReceivedMessage
 from ..errors import BrokerError, ClosedError
-from ..ids import MessageId, Position, _is_message_id
+from ..ids import MessageId, Position
 from ._connection._context import ClientContext
-from ._consumer._port import WirePort, ask_all
+from ._consumer._port import WirePort
 from ._consumer._positions import EARLIEST, LATEST, TopicPosition, id_or_time, is_after, starts_of
 from ._consumer._selection import Selection
 from ._consumer._subscribe_options import SubscribeOptions
@@ -312,30 +312,20 @@ class Reader(ClosesWhenDropped):
         :raises BrokerError: the broker refused, or the message is of another topic
         :raises ClosedError: the reader is closed
         """
-        place = id_or_time(position)
+        target = id_or_time(position)
         self._check()
-        self._port.check_seek(place)
-        if _is_message_id(place):
-            only = self._consumers.of(place)
-            await (self._seek(only, place) if isinstance(only, TopicConsumer) else only.seek(place))
-        else:
-            await ask_all(self._consumers, lambda each: self._seek(each, place))
+        await self._consumers.seek(target, self._on_moved)
 
-    async def _seek(self, consumer: TopicConsumer, place: MessageId | int) -> None:
-        """Move one topic, and drop what is kept of it; until then its old messages may still be read."""
-        topic = consumer.topic
-
-        def forget() -> None:
-            self._read.pop(topic, None)
-            self._kept.pop(topic, None)
-            self._resume(topic)
-
-        await consumer.seek(place, forget)
+    def _on_moved(self, consumer: TopicConsumer) -> None:
+        """Drop what is kept of a topic; its old messages may be read until now."""
+        self._read.pop(consumer.topic, None)
+        self._kept.pop(consumer.topic, None)
+        self._resume(consumer.topic)
 
     async def _ends(self, only: Mapping[str, MessageId] | None = None) -> dict[str, MessageId]:
         """Return the last message of each topic with unread ones, by name; ``only`` of these, up to these messages."""
         ends: dict[str, MessageId] = {}
-        for consumer, (last, mark) in (await ask_all(self._consumers, lambda each: each.end(), only)).items():
+        for consumer, (last, mark) in (await self._consumers.ask(lambda each: each.end(), only)).items():
             end = last if only is None or is_after(only[consumer.topic], last) else only[consumer.topic]
             passed = None if only is None and self._is_compacted else mark  # compacted messages may lie before it
             if end.entry >= 0 and not self._has_read(consumer, end, passed):

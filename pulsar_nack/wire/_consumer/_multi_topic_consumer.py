@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from ..._tasks import MAX_AT_ONCE, gather_or_cancel, gather_settled
-from ...consumer import AcksDone, SessionEvent
+from ...consumer import SessionEvent
 from ...errors import BrokerError, ClosedError, MissingExtraError, TopicNotFoundError
-from ...ids import MessageId
+from ...ids import MessageId, _is_message_id
 from .._connection._context import ClientContext
 from .._connection._requests import as_text, with_text
 from .._protocol._topics import split_partition
 from ._inbox import WireInbox
 from ._selection import PatternSelection, Selection, TopicListWatcher, name_of
 from ._subscribe_options import SubscribeOptions
-from ._topic_consumer import TopicConsumer
+from ._topic_consumer import AnyTopicConsumer, DeletedTopicConsumer, TopicConsumer
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
@@ -31,58 +31,6 @@ _MAX_PREFETCHED: Final = 50_000
 """Most messages that are prefetched by all topics and partitions together, at least one by each."""
 _MAX_DELETED: Final = 10_000
 """Most deleted topics that are remembered."""
-
-
-class DeletedTopicConsumer:
-    """Replaces the consumer of a deleted topic or partition for calls that settle its messages.
-
-    Acknowledgements succeed, and redelivery requests are dropped and reported. The first call is logged.
-
-    :param on_request: called with topic and partition when messages are requested that will not come
-    """
-
-    def __init__(self, topic: str, partition: int, on_request: Callable[[str, int], None]) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._on_request = on_request
-        self._is_logged = False
-
-    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002
-        """Report that the acknowledgement succeeded."""
-        self._log()
-        asyncio.get_running_loop().call_soon(done, [token], None)
-
-    async def acknowledge(self, ids: list[MessageId]) -> None:  # noqa: ARG002
-        """Return, as for acknowledged messages."""
-        self._log()
-
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:  # noqa: ARG002
-        """Return, as for acknowledged messages."""
-        self._log()
-
-    def redeliver_nowait(self, ids: list[MessageId]) -> None:  # noqa: ARG002
-        """Report that the messages will not come."""
-        self._log()
-        self._on_request(self._topic, self._partition)
-
-    def give_back(self, ids: Iterable[MessageId]) -> None:
-        """Do nothing: there is no broker to return the messages to."""
-
-    def check_open(self) -> None:
-        """Raise :class:`~pulsar_nack.BrokerError`: the topic was deleted."""
-        raise BrokerError(f"{self._topic} was deleted")
-
-    async def seek(self, position: MessageId | int) -> None:  # noqa: ARG002
-        """Raise as :meth:`check_open`."""
-        self.check_open()
-
-    def _log(self) -> None:
-        if not self._is_logged:
-            self._is_logged = True
-            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have no effect", self._topic)
-
-
-AnyTopicConsumer = TopicConsumer | DeletedTopicConsumer
 
 
 class MultiTopicConsumer:
@@ -350,6 +298,36 @@ class MultiTopicConsumer:
             _LOG.warning("%s was deleted, and may not be created again: the other topics continue", consumer.topic)
         else:  # all are, or this one has ended
             self.inbox.wake_all()
+
+    # --- calls for all topics -----------------------------------------------------------------------------------------
+
+    async def ask(
+        self, call: Callable[[TopicConsumer], Awaitable[T]], topics: Container[str] | None = None
+    ) -> dict[TopicConsumer, T]:
+        """Return what a call returns for each topic or partition, or for some; the first error is raised.
+
+        Topics that were deleted are left out, unless all were; if one is deleted meanwhile, the others are asked again.
+        """
+        while True:
+            existing = [each for each in self if each.missing is None] or list(self)
+            asked = [each for each in existing if topics is None or each.topic in topics]
+            try:
+                return dict(zip(asked, await gather_or_cancel(map(call, asked)), strict=True))
+            except (TopicNotFoundError, ClosedError):
+                left = {each for each in self if each.missing is None}
+                if not left or left >= set(asked):
+                    raise
+
+    async def seek(self, position: MessageId | int, on_moved: Callable[[TopicConsumer], None] = lambda _: None) -> None:
+        """Move the topic of a message; all, if it is a time or the id of the earliest or the latest message.
+
+        :param on_moved: called with each consumer that is moved
+        :raises BrokerError: the broker refused, or the message is of another topic
+        """
+        if _is_message_id(position):
+            await self.of(position).seek(position, on_moved)
+        else:
+            await self.ask(lambda consumer: consumer.seek(position, on_moved))
 
     # --- by message id ------------------------------------------------------------------------------------------------
 

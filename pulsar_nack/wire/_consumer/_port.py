@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..._tasks import gather_or_cancel, gather_settled
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
-from ...errors import ClosedError, InvalidArgumentError, PulsarNackError, TopicNotFoundError
+from ...errors import ClosedError, InvalidArgumentError, PulsarNackError
 from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
 from .._protocol._topics import normalize
@@ -20,7 +20,6 @@ from ._subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
     from .._producer._producer import WirePublisher
-    from ._topic_consumer import TopicConsumer
 
 T = TypeVar("T")
 MAX_IDS: Final = 1_000
@@ -256,10 +255,7 @@ class WirePort:
         :raises BrokerError: the broker refused, or the message is of another topic
         """
         self._check_open()
-        if _is_message_id(position):
-            await self._consumers.of(position).seek(position)
-        else:
-            await ask_all(self._consumers, lambda consumer: consumer.seek(position))
+        await self._consumers.seek(position)
 
     # --- asking the broker --------------------------------------------------------------------------------------------
 
@@ -272,7 +268,7 @@ class WirePort:
         :raises ClosedError: it, or its client, is closed
         """
         self._check_open()
-        return list((await ask_all(self._consumers, lambda consumer: consumer.last_message_id())).values())
+        return list((await self._consumers.ask(lambda consumer: consumer.last_message_id())).values())
 
     async def held_back(self) -> str | None:
         """Return why the broker sends no more messages though there are more; None: no reason is known.
@@ -319,24 +315,6 @@ class WirePort:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the port")
-
-
-async def ask_all(
-    consumers: MultiTopicConsumer, call: Callable[[TopicConsumer], Awaitable[T]], topics: Container[str] | None = None
-) -> dict[TopicConsumer, T]:
-    """Return what a call returns for each topic or partition, or for some; the first error is raised.
-
-    Topics that were deleted are left out, unless all were; if one is deleted meanwhile, the others are asked again.
-    """
-    while True:
-        existing = [each for each in consumers if each.missing is None] or list(consumers)
-        asked = [each for each in existing if topics is None or each.topic in topics]
-        try:
-            return dict(zip(asked, await gather_or_cancel(map(call, asked)), strict=True))
-        except (TopicNotFoundError, ClosedError):
-            left = {each for each in consumers if each.missing is None}
-            if not left or left >= set(asked):
-                raise
 
 
 def traits_of(options: SubscribeOptions) -> PortTraits:

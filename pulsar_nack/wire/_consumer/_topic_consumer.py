@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
-from ...consumer import Delivery, SessionEvent
+from ...consumer import AcksDone, Delivery, SessionEvent
 from ...errors import BrokerError, BrokerRefusedError, InvalidArgumentError, MissingExtraError, TopicNotFoundError
 from ...ids import MessageId, Position
 from .._connection._context import ClientContext
@@ -29,6 +29,7 @@ from ._session_keeper import SessionKeeper
 from ._subscribe_options import SubscribeOptions
 from ._unread_entry import UnreadEntry
 
+T = TypeVar("T")
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _INT64: Final = 1 << 63
 _MUCH_MORE: Final = 2
@@ -183,10 +184,10 @@ class TopicConsumer:
 
     # --- seeking ------------------------------------------------------------------------------------------------------
 
-    async def seek(self, position: MessageId | int, on_moved: Callable[[], None] = lambda: None) -> None:
+    async def seek(self, position: MessageId | int, on_moved: Callable[[TopicConsumer], None] = lambda _: None) -> None:
         """Move the subscription, so that this message, or the first one published at or after an epoch ms, is next.
 
-        :param on_moved: called once it is moved; it stays so if the call is cancelled later
+        :param on_moved: called with this consumer once it is moved; it stays so if the call is cancelled later
         :raises BrokerRefusedError: the broker refused; nothing moved
         :raises BrokerError: no answer
         :raises InvalidArgumentError: a time below 0
@@ -204,7 +205,7 @@ class TopicConsumer:
                 await self._settle_acks()
                 await self.sessions.request(partial(seek_command, position=position), is_seek=True)
                 self.sessions.begin_at(position)
-                on_moved()
+                on_moved(self)
             finally:
                 self.queue.is_seeking = False
                 self.sessions.reconnect()
@@ -299,3 +300,55 @@ class TopicConsumer:
                 "consumers have them, or the broker limits the unacknowledged messages of the subscription"
             )
         return None
+
+
+class DeletedTopicConsumer:
+    """Replaces the consumer of a deleted topic or partition for calls that settle its messages.
+
+    Acknowledgements succeed, and redelivery requests are dropped and reported. The first call is logged.
+
+    :param on_request: called with topic and partition when messages are requested that will not come
+    """
+
+    def __init__(self, topic: str, partition: int, on_request: Callable[[str, int], None]) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._on_request = on_request
+        self._is_logged = False
+
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002
+        """Report that the acknowledgement succeeded."""
+        self._log()
+        asyncio.get_running_loop().call_soon(done, [token], None)
+
+    async def acknowledge(self, ids: list[MessageId]) -> None:  # noqa: ARG002
+        """Return, as for acknowledged messages."""
+        self._log()
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:  # noqa: ARG002
+        """Return, as for acknowledged messages."""
+        self._log()
+
+    def redeliver_nowait(self, ids: list[MessageId]) -> None:  # noqa: ARG002
+        """Report that the messages will not come."""
+        self._log()
+        self._on_request(self._topic, self._partition)
+
+    def give_back(self, ids: Iterable[MessageId]) -> None:
+        """Do nothing: there is no broker to return the messages to."""
+
+    def check_open(self) -> None:
+        """Raise :class:`~pulsar_nack.BrokerError`: the topic was deleted."""
+        raise BrokerError(f"{self._topic} was deleted")
+
+    async def seek(self, position: MessageId | int, on_moved: Callable[[TopicConsumer], None]) -> None:  # noqa: ARG002
+        """Raise as :meth:`check_open`."""
+        self.check_open()
+
+    def _log(self) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have no effect", self._topic)
+
+
+AnyTopicConsumer = TopicConsumer | DeletedTopicConsumer
