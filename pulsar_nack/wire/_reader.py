@@ -34,9 +34,9 @@ from ..ids import MessageId, Position
 from ._connection._context import ClientContext
 from ._consumer._port import WirePort
 from ._consumer._positions import EARLIEST, LATEST, TopicPosition, id_or_time, is_after, starts_of
-from ._consumer._selection import Selection
 from ._consumer._subscribe_options import SubscribeOptions
 from ._consumer._topic_consumer import TopicConsumer
+from ._consumer._topic_discovery import Selection
 
 _ACK_INTERVAL_S: Final = 1.0
 _YIELD_AFTER_S: Final = 0.005

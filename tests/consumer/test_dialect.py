@@ -20,7 +20,7 @@ from pulsar_nack.consumer._dialect import initial_position, key_shared, subscrip
 from pulsar_nack.testing import FakePublisher
 from pulsar_nack.topic import SubscriptionType
 from pulsar_nack.wire import Client, SubscribeOptions, WirePort
-from pulsar_nack.wire._consumer._selection import PatternSelection
+from pulsar_nack.wire._consumer._topic_discovery import PatternSelection
 from tests.for_each import for_each
 
 STICKY = pulsar.ConsumerKeySharedPolicy(

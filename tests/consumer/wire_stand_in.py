@@ -9,7 +9,7 @@ from pulsar_nack import MessageId
 from pulsar_nack.wire import SubscribeOptions, WirePort
 from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._consumer._selection import selection_of
+from pulsar_nack.wire._consumer._topic_discovery import selection_of
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeSubscription
 

@@ -89,7 +89,7 @@ class Consuming:
     def make(
         self,
         arrived: Arrived | None = None,
-        told: Callable[[SessionEvent, str, int], None] | None = None,
+        told: Callable[[SessionEvent, str, int], None] = lambda *_: None,
         **options: Any,
     ) -> TopicConsumer:
         """Return a consumer that is not open; from the earliest message on by default."""

@@ -10,7 +10,7 @@ import pytest
 from pulsar_nack.errors import BrokerError, ClosedError, ConnectionLostError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._consumer._ack_groups import AckGroup, AckGroupingTracker, Answered, Done
-from pulsar_nack.wire._consumer._flow import SPACING_S, RedeliveryRequests
+from pulsar_nack.wire._consumer._flow_and_redelivery import SPACING_S, RedeliveryRequests
 
 
 class Sender:

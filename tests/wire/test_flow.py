@@ -13,7 +13,7 @@ from pulsar_nack.consumer import Delivery
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._context import MemoryLimitController
 from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._consumer._flow import Permits
+from pulsar_nack.wire._consumer._flow_and_redelivery import Permits
 from tests.wire.consuming import Arrived, consuming
 from tests.wire.fake_broker import cut
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, InvalidArgumentError
-from pulsar_nack.wire._consumer._selection import PatternSelection, name_of, selection_of
+from pulsar_nack.wire._consumer._topic_discovery import PatternSelection, name_of, selection_of
 from tests.for_each import for_each
 from tests.wire.hostile import blocked
 from tests.wire.using import BASE

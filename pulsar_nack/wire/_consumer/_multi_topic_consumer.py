@@ -21,9 +21,9 @@ from .._connection._context import ClientContext
 from .._connection._requests import as_text, with_text
 from .._protocol._topics import split_partition
 from ._inbox import WireInbox
-from ._selection import PatternSelection, Selection, TopicListWatcher, name_of
 from ._subscribe_options import SubscribeOptions
 from ._topic_consumer import AnyTopicConsumer, DeletedTopicConsumer, TopicConsumer
+from ._topic_discovery import PatternSelection, Selection, TopicListWatcher, name_of
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("pulsar_nack.wire")

@@ -15,8 +15,8 @@ from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
 from .._protocol._topics import normalize
 from ._multi_topic_consumer import MultiTopicConsumer
-from ._selection import Selection
 from ._subscribe_options import SubscribeOptions
+from ._topic_discovery import Selection
 
 if TYPE_CHECKING:
     from .._producer._producer import WirePublisher

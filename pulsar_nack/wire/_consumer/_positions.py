@@ -20,7 +20,7 @@ from ..._delays import seek_position
 from ...errors import InvalidArgumentError
 from ...ids import MessageId, _is_message_id
 from ...index import PositionRanges
-from ._selection import name_of
+from ._topic_discovery import name_of
 
 Place = tuple[int, int]
 """A ledger and an entry id."""

@@ -61,8 +61,8 @@ class TopicConsumer:
         *,
         partition: int = -1,
         on_unreadable: Callable[[MissingExtraError], None] | None = None,
-        on_event: Callable[[SessionEvent, str, int], None] | None = None,
-        on_missing: Callable[[TopicConsumer], None] | None = None,
+        on_event: Callable[[SessionEvent, str, int], None] = lambda *_: None,
+        on_missing: Callable[[TopicConsumer], None] = lambda _: None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -85,8 +85,8 @@ class TopicConsumer:
             options,
             queue=self.queue,
             acks=self.acks,
-            on_event=lambda event: None if on_event is None else on_event(event, topic, partition),
-            on_missing=lambda: None if on_missing is None else on_missing(self),
+            on_event=lambda event: on_event(event, topic, partition),
+            on_missing=lambda: on_missing(self),
         )
         self._seeking = asyncio.Lock()
         # What the parts do, without a call between: acknowledging is a hot path.
