@@ -17,7 +17,7 @@ from pulsar_nack.config import TraceConfig
 from pulsar_nack.errors import LogLockedError, LogStorageError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.ledger._directory import LogDirectory
-from pulsar_nack.observe._trace_worker import TraceFiles
+from pulsar_nack.observe._trace import TraceFiles
 from pulsar_nack.testing import FaultyFiles, MemoryFiles, OsFiles
 from tests.inspection.folders import write_buckets, write_nacks, write_plain
 from tests.processes import started_python
