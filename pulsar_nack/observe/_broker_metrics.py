@@ -1,4 +1,4 @@
-"""Metrics that the broker has too, for Prometheus: of acknowledgement state (PIP-299) and of delayed delivery (PIP-195).
+"""Metrics that the broker has too, for Prometheus: the state of cursors (PIP-299), and delayed delivery (PIP-195).
 
 A cursor computes its size when it is read, so no other thread may change it meanwhile. A scrape in another thread, as
 the server of prometheus-client makes it, therefore reads the size in the cursor's event loop.

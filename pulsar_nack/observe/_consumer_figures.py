@@ -10,20 +10,16 @@ a restart within that time is no reset. Then the series ends.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from threading import Lock
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
-from .._topic_pattern import full_name
 from ..consumer import Consumer, MessageRedelivered
-from ..errors import InvalidArgumentError
-from ._scraping import Watched, measure_all, namespace_of
+from ._scraping import Watched
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
@@ -31,7 +27,6 @@ LABELS: Final = ("pulsar.tenant", "pulsar.namespace", "pulsar.topic", "pulsar.su
 _MESSAGES: Final = "{message}"
 _JAVA: Final = "pulsar.client.consumer."
 _OURS: Final = "pulsar_nack.consumer."
-_MIN_SWEEP: Final = 16
 
 
 class Figure(NamedTuple):
@@ -104,7 +99,7 @@ _COUNTED: Final = {each for figure in FIGURES.values() if figure.kind == COUNTER
 """The statistics that only grow."""
 
 
-class HistogramFigure(NamedTuple):
+class Histogram(NamedTuple):
     """A histogram that is counted as redeliveries happen; ``bounds`` are inclusive upper limits."""
 
     unit: str
@@ -113,14 +108,14 @@ class HistogramFigure(NamedTuple):
     bounds: tuple[float, ...]
 
 
-HISTOGRAMS: Final[Mapping[str, HistogramFigure]] = {
-    f"{_OURS}lateness": HistogramFigure(
+HISTOGRAMS: Final[Mapping[str, Histogram]] = {
+    f"{_OURS}lateness": Histogram(
         "s",
         "Time from the deadline of a nacked message to its redelivery; one that is early counts as 0.",
         lambda event: max(event.lateness_ms, 0) / 1000,
         (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
     ),
-    f"{_OURS}attempts": HistogramFigure(
+    f"{_OURS}attempts": Histogram(
         "{attempt}",
         "Numbers of the attempts of redelivered messages.",
         lambda event: event.attempt or 0,
@@ -135,21 +130,7 @@ def prometheus_name(name: str, unit: str, kind: str) -> str:
     return name.replace(".", "_") + suffix + ("_total" if kind == COUNTER else "")
 
 
-class Histogram:
-    """Counts of observations by upper limits, the last one without a limit, and their sum."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-        self._bounds = bounds
-
-    def observe(self, value: float) -> None:
-        """Count an observation."""
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-
-class _WatchedConsumer(Watched):
+class WatchedConsumer(Watched):
     """A consumer, and its figures as they were read last.
 
     ``consumer`` is the inner object, see ``_lifetime``, so that the user's is not kept open.
@@ -178,21 +159,28 @@ class Series:
     """The consumers of one topic and subscription.
 
     :param labels: the values of ``LABELS``
+    :param counts: how many redeliveries each histogram has, by upper limits, the last one without a limit
+    :param totals: the sum of the values that each histogram has
     :param values: the sum of each statistic; None: nothing is known, as of gauges without a consumer
     :param retired: the counts of consumers that have ended
     """
 
     labels: tuple[str, ...]
-    histograms: dict[str, Histogram]
+    counts: dict[str, list[int]] = field(
+        default_factory=lambda: {name: [0] * (len(each.bounds) + 1) for name, each in HISTOGRAMS.items()}
+    )
+    totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HISTOGRAMS, 0.0))
     values: dict[str, Any] = field(default_factory=dict)
-    watched: list[_WatchedConsumer] = field(default_factory=list)
+    watched: list[WatchedConsumer] = field(default_factory=list)
     retired: Counter[str] = field(default_factory=Counter)
     ended_at: float | None = None
 
     def count(self, event: MessageRedelivered) -> None:
         """Count a redelivery."""
-        for name, histogram in self.histograms.items():
-            histogram.observe(HISTOGRAMS[name].value_of(event))
+        for name, histogram in HISTOGRAMS.items():
+            value = histogram.value_of(event)
+            self.counts[name][bisect_left(histogram.bounds, value)] += 1
+            self.totals[name] += value
 
     def add_up(self, now: float) -> None:
         """Add the figures up, and keep the counters of consumers that have ended."""
@@ -210,84 +198,3 @@ class Series:
         if name in _COUNTED:
             return self.retired[name] + sum(known)
         return sum(known) if known else None
-
-
-class ConsumerFigures:
-    """The figures of some consumers.
-
-    :param keep_closed: seconds for which a series stays after its last consumer was closed
-    """
-
-    def __init__(self, keep_closed: float) -> None:
-        self._keep_closed = keep_closed
-        self._lock = Lock()
-        self._series: dict[tuple[str, ...], Series] = {}
-        self._sweep_at = _MIN_SWEEP
-
-    def add(self, consumer: Consumer, topic_name: str | None, subscription: str | None) -> Series | None:
-        """Read a consumer from now on, until it is closed; return its series, None if it was added before or is closed.
-
-        :raises InvalidArgumentError: it was added before, under another name than one that is given
-        """
-        names = _names_of(consumer)
-        labels = _labels(
-            names[0] if topic_name is None else topic_name, names[1] if subscription is None else subscription
-        )
-        watched = _WatchedConsumer(consumer)
-        if watched.has_ended:
-            return None  # if it was added before, its series has its counts already
-        self._forget_closed()
-        with self._lock:
-            for series in self._series.values():
-                if any(each.consumer is consumer._inner for each in series.watched):
-                    _check_same("topic_name", topic_name, labels[2], series.labels[2])
-                    _check_same("subscription", subscription, labels[3], series.labels[3])
-                    return None
-            if labels not in self._series:
-                made = {name: Histogram(figure.bounds) for name, figure in HISTOGRAMS.items()}
-                self._series[labels] = Series(labels, made)
-            series = self._series[labels]
-            series.ended_at = None
-            series.watched.append(watched)
-        consumer._engine.trace.watch_redeliveries(series.count)
-        return series
-
-    def read(self) -> list[Series]:
-        """Read all figures now; series that ended too long ago are forgotten. Several threads may do this at once."""
-        now = time.monotonic()
-        with self._lock:
-            for key, series in list(self._series.items()):
-                if series.ended_at is not None and now - series.ended_at >= self._keep_closed:
-                    del self._series[key]
-            some = list(self._series.values())
-        measure_all(each for series in some for each in series.watched)
-        with self._lock:
-            for series in some:
-                series.add_up(now)
-        return some
-
-    def _forget_closed(self) -> None:
-        """Drop ended consumers, each time the number of consumers has doubled."""
-        if sum(len(series.watched) + 1 for series in list(self._series.values())) >= self._sweep_at:
-            left = sum(len(series.watched) + 1 for series in self.read())
-            self._sweep_at = max(_MIN_SWEEP, 2 * left)
-
-
-def _check_same(field: str, given: str | None, label: str, before: str) -> None:
-    if given is not None and label != before:
-        expected = f"{before!r}, the name under which this consumer was added: it would be counted twice"
-        raise InvalidArgumentError(field, given, expected)
-
-
-def _names_of(consumer: Consumer) -> tuple[str, str]:
-    """Return the topics and the subscription of a consumer, without its retry topic; empty where they have no names."""
-    topic, subscription = getattr(consumer.port, "names", ("", ""))[:2]
-    policy = consumer._engine.settings.retry_topic
-    return ", ".join(policy.topics) if policy is not None and policy.topics else topic, subscription
-
-
-def _labels(topic: str, subscription: str) -> tuple[str, ...]:
-    """Return the labels of a consumer; of several topics tenant and namespace are those of the first."""
-    first, *others = topic.split(", ")
-    namespace = namespace_of(full_name(first))
-    return namespace.partition("/")[0], namespace, topic if others else full_name(first), subscription

@@ -1,12 +1,16 @@
-"""Metrics of consumers, for Prometheus and for OpenTelemetry."""
+"""Metrics of consumers, for Prometheus and for OpenTelemetry; their names and values are in ``_consumer_figures``."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
 
 from .._delays import Delay, delay_ms
+from .._topic_pattern import full_name
 from ..consumer import Consumer, MessageRedelivered
 from ..errors import InvalidArgumentError
 from ._consumer_figures import (
@@ -15,16 +19,18 @@ from ._consumer_figures import (
     GAUGE,
     HISTOGRAMS,
     LABELS,
-    ConsumerFigures,
     Figure,
     Series,
+    WatchedConsumer,
     prometheus_name,
 )
-from ._scraping import prometheus
+from ._scraping import measure_all, namespace_of, prometheus
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from prometheus_client import CollectorRegistry, Metric
+
+_MIN_SWEEP: Final = 16
 
 
 class ConsumerMetrics:
@@ -56,8 +62,11 @@ class ConsumerMetrics:
     def __init__(
         self, registry: CollectorRegistry | None = None, *, meter: Meter | None = None, keep_closed: Delay = 300.0
     ) -> None:
-        self._figures = ConsumerFigures(delay_ms(keep_closed, "keep_closed") / 1000)
-        self._series: list[Series] = []
+        self._keep_closed = delay_ms(keep_closed, "keep_closed") / 1000
+        self._lock = Lock()
+        self._series: dict[tuple[str, ...], Series] = {}
+        self._sweep_at = _MIN_SWEEP
+        self._observed: list[Series] = []
         self._given: set[str] = set()
         self._records: dict[str, Any] = {}
         if registry is not None:
@@ -80,15 +89,52 @@ class ConsumerMetrics:
         for field, value in (("topic_name", topic_name), ("subscription", subscription)):
             if value is not None and not isinstance(value, str):
                 raise InvalidArgumentError(field, value, "a string or None")
-        series = self._figures.add(consumer, topic_name, subscription)
-        if series is not None and self._records:
+        names = _names_of(consumer)
+        labels = _labels(
+            names[0] if topic_name is None else topic_name, names[1] if subscription is None else subscription
+        )
+        watched = WatchedConsumer(consumer)
+        if watched.has_ended:
+            return  # if it was added before, its series has its counts already
+        self._forget_closed()
+        with self._lock:
+            for series in self._series.values():
+                if any(each.consumer is consumer._inner for each in series.watched):
+                    _check_same("topic_name", topic_name, labels[2], series.labels[2])
+                    _check_same("subscription", subscription, labels[3], series.labels[3])
+                    return
+            series = self._series.setdefault(labels, Series(labels))
+            series.ended_at = None
+            series.watched.append(watched)
+        consumer._engine.trace.watch_redeliveries(series.count)
+        if self._records:
             consumer._engine.trace.watch_redeliveries(partial(self._record, _attributes(series)))
+
+    def _read(self) -> list[Series]:
+        """Read all figures now; series that ended too long ago are forgotten. Several threads may do this at once."""
+        now = time.monotonic()
+        with self._lock:
+            for key, series in list(self._series.items()):
+                if series.ended_at is not None and now - series.ended_at >= self._keep_closed:
+                    del self._series[key]
+            some = list(self._series.values())
+        measure_all(each for series in some for each in series.watched)
+        with self._lock:
+            for series in some:
+                series.add_up(now)
+        return some
+
+    def _forget_closed(self) -> None:
+        """Drop ended consumers, each time the number of consumers has doubled."""
+        if sum(len(series.watched) + 1 for series in list(self._series.values())) >= self._sweep_at:
+            left = sum(len(series.watched) + 1 for series in self._read())
+            self._sweep_at = max(_MIN_SWEEP, 2 * left)
 
     # --- for prometheus-client ---------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
         """Return the current metrics; called for each scrape."""
-        yield from self._families(self._figures.read())
+        yield from self._families(self._read())
 
     def describe(self) -> Iterator[Metric]:
         """Return the metrics without samples, so that a registry sees that their names are taken."""
@@ -113,11 +159,9 @@ class ConsumerMetrics:
                 prometheus_name(name, histogram.unit, ""), histogram.about, labels=labels
             )
             for series in some:
-                counted, buckets, count = series.histograms[name], [], 0
-                for bound, more in zip((*histogram.bounds, "+Inf"), list(counted.counts), strict=True):
-                    count += more
-                    buckets.append((str(bound), count))
-                family.add_metric(series.labels, buckets, counted.total)
+                bounds = map(str, (*histogram.bounds, "+Inf"))
+                buckets = list(zip(bounds, accumulate(list(series.counts[name])), strict=True))
+                family.add_metric(series.labels, buckets, series.totals[name])
             yield family
 
     # --- for OpenTelemetry -------------------------------------------------------------------------------------------
@@ -141,11 +185,11 @@ class ConsumerMetrics:
 
         if name in self._given or not self._given:
             self._given.clear()
-            self._series = self._figures.read()
+            self._observed = self._read()
         self._given.add(name)
         for value, statistic in figure.parts.items():
             further = {figure.label: value} if figure.label else {}
-            for series in self._series:
+            for series in self._observed:
                 if (number := series.values[statistic]) is not None:
                     yield Observation(number, {**_attributes(series), **further})
 
@@ -156,3 +200,23 @@ class ConsumerMetrics:
 
 def _attributes(series: Series) -> dict[str, str]:
     return dict(zip(LABELS, series.labels, strict=True))
+
+
+def _check_same(field: str, given: str | None, label: str, before: str) -> None:
+    if given is not None and label != before:
+        expected = f"{before!r}, the name under which this consumer was added: it would be counted twice"
+        raise InvalidArgumentError(field, given, expected)
+
+
+def _names_of(consumer: Consumer) -> tuple[str, str]:
+    """Return the topics and the subscription of a consumer, without its retry topic; empty where they have no names."""
+    topic, subscription = getattr(consumer.port, "names", ("", ""))[:2]
+    policy = consumer._engine.settings.retry_topic
+    return ", ".join(policy.topics) if policy is not None and policy.topics else topic, subscription
+
+
+def _labels(topic: str, subscription: str) -> tuple[str, ...]:
+    """Return the labels of a consumer; of several topics tenant and namespace are those of the first."""
+    first, *others = topic.split(", ")
+    namespace = namespace_of(full_name(first))
+    return namespace.partition("/")[0], namespace, topic if others else full_name(first), subscription

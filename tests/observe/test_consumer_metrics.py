@@ -145,7 +145,7 @@ async def test_several_consumers() -> None:
 async def test_closed_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counters of a closed consumer stay in the sum; without an open one a series goes, and begins anew after that."""
     metrics, now = ConsumerMetrics(keep_closed=300), [1000.0]
-    monkeypatch.setattr("pulsar_nack.observe._consumer_figures.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pulsar_nack.observe._consumer_metrics.time.monotonic", lambda: now[0])
 
     async def handle_one() -> None:
         port = named(FakePort())
@@ -194,12 +194,12 @@ async def test_nothing_is_kept_without_scrapes() -> None:
         del consumer
         if number % 50 == 0:
             gc.collect()
-    assert len(metrics._figures._series) < 40
+    assert len(metrics._series) < 40
     await asyncio.sleep(0)
     gc.collect()
     for _ in range(2):
         scraped(metrics)
-    assert metrics._figures._series == {}
+    assert metrics._series == {}
 
 
 @virtual_time
@@ -274,13 +274,13 @@ async def test_open_telemetry_reads_once() -> None:
     """All instruments of one collection get one reading of the statistics, and the next collection a new one."""
     reader = InMemoryMetricReader()
     metrics, port = ConsumerMetrics(meter=MeterProvider([reader]).get_meter("test")), named(FakePort())
-    calls, original = [0], metrics._figures.read
+    calls, original = [0], metrics._read
 
     def counting() -> Any:
         calls[0] += 1
         return original()
 
-    metrics._figures.read = counting  # type: ignore[method-assign]
+    metrics._read = counting  # type: ignore[method-assign]
     async with Consumer(port) as consumer:
         metrics.add(consumer)
         for number in (1, 2):
