@@ -113,8 +113,8 @@ class TlsAuthentication:
     method = "tls"
 
     def __init__(self, certificate_file: str | PathLike[str], key_file: str | PathLike[str] | None = None) -> None:
-        own = _pem_file("certificate_file", certificate_file)
-        self._certificate = own, None if key_file is None else _pem_file("key_file", key_file)
+        own = pem_file("certificate_file", certificate_file)
+        self._certificate = own, None if key_file is None else pem_file("key_file", key_file)
 
     @property
     def certificate(self) -> tuple[Path, Path | None]:
@@ -133,7 +133,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _pem_file(name: str, value: object) -> Path:
+def pem_file(name: str, value: object) -> Path:
+    """Return the path of a file in PEM form."""
     path = path_of(value)
     if path is None:
         raise InvalidArgumentError(name, value, "the path of a file in PEM form")

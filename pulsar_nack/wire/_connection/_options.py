@@ -20,14 +20,14 @@ from pydantic import (
     model_validator,
 )
 
-from ..._check import check_strings, check_text, path_of
+from ..._check import check_strings, check_text
 from ...backoff import Exponential
 from ...config import DelayField, _Settings
 from ...errors import InvalidArgumentError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._batches import DEFAULT_MAX_BATCH_MESSAGES, DEFAULT_MAX_METADATA_BYTES
 from .._protocol._frames import DEFAULT_MAX_COMMAND_BYTES, DEFAULT_MAX_TOPICS
-from ._authentication import Authentication, NoAuthentication
+from ._authentication import Authentication, NoAuthentication, pem_file
 
 _SCHEMA_TYPES: Final = {"string": 1, "json": 2, "protobuf": 3, "avro": 4, "key_value": 15, "protobuf_native": 20}
 _SCHEMA_NAMES: Final = {number: name for name, number in _SCHEMA_TYPES.items()}
@@ -44,12 +44,7 @@ def _as_authentication(value: Any, info: ValidationInfo) -> Authentication:
 
 
 def _as_file(value: Any, info: ValidationInfo) -> Path | None:
-    if value is None:
-        return None
-    path = path_of(value)
-    if path is None:
-        raise InvalidArgumentError(info.field_name or "file", value, "the path of a file in PEM form")
-    return path
+    return None if value is None else pem_file(info.field_name or "file", value)
 
 
 FileField = Annotated[Path | None, BeforeValidator(_as_file)]
