@@ -13,7 +13,7 @@ from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._consumer_session import ack_command, flow_command, redeliver_command, subscribe_command
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder, encode_command
+from pulsar_nack.wire._protocol._frames import FrameDecoder, MessageCommand, encode_command
 
 _CONSUMER: Final = 1
 _READ_BYTES: Final = 64 * 1024
@@ -67,13 +67,13 @@ class BareSocket:
         if not data:
             raise SystemExit("the broker closed the connection")
         kinds = list[int]()
-        for frame in self._decoder.feed(data):
-            if isinstance(frame, Frame):
-                kinds.append(frame.command.type)
-                if frame.command.type == pb.BaseCommand.PING:
-                    self.send(encode_command(pb.BaseCommand(type=pb.BaseCommand.PONG, pong=pb.CommandPong())))
-            else:
-                self._here.append(frame[0][1:3])
+        for command, _ in self._decoder.feed(data):
+            if isinstance(command, MessageCommand):
+                self._here.append(command[1:3])
+                continue
+            kinds.append(command.type)
+            if command.type == pb.BaseCommand.PING:
+                self.send(encode_command(pb.BaseCommand(type=pb.BaseCommand.PONG, pong=pb.CommandPong())))
         return kinds
 
 

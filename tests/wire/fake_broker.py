@@ -23,7 +23,7 @@ from typing import Any
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder
+from pulsar_nack.wire._protocol._frames import FrameDecoder
 from tests.wire.fake_link import FakeLink
 from tests.wire.fake_topics import FakeConsumer, FakeSubscription, FakeTopic
 from tests.wire.frames import command, frame, read_message
@@ -249,9 +249,9 @@ class Link:
             subscription.remove(consumer)
 
     def _take(self, data: bytes) -> None:
-        for each in self._decoder.feed(data):
-            assert isinstance(each, Frame)  # clients send no MESSAGE
-            self.broker.answer(Call(self, each.command, each.headers_and_payload, asyncio.get_running_loop().time()))
+        for sent, headers_and_payload in self._decoder.feed(data):
+            assert isinstance(sent, pb.BaseCommand)  # clients send no MESSAGE
+            self.broker.answer(Call(self, sent, headers_and_payload, asyncio.get_running_loop().time()))
 
     def _over(self) -> None:
         if self in self.node.links:

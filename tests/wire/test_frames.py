@@ -18,7 +18,6 @@ from pulsar_nack.wire._protocol._frames import (
     PONG,
     Frame,
     FrameDecoder,
-    MessageFrame,
     encode_command,
     encode_frame,
     encode_headers_and_payload,
@@ -53,9 +52,10 @@ def kinds(decoder: FrameDecoder, *pieces: bytes) -> list[tuple[int, bytes]]:
     return [kind_of(frame) for piece in pieces for frame in decoder.feed(piece)]
 
 
-def kind_of(frame: Frame | MessageFrame) -> tuple[int, bytes]:
+def kind_of(frame: Frame) -> tuple[int, bytes]:
     """Return the kind and the rest of a frame."""
-    return frame.command.type if isinstance(frame, Frame) else pb.BaseCommand.MESSAGE, frame[1]
+    command, headers_and_payload = frame
+    return command.type if isinstance(command, pb.BaseCommand) else pb.BaseCommand.MESSAGE, headers_and_payload
 
 
 EXPECTED = kinds(FrameDecoder(), STREAM)
@@ -163,9 +163,9 @@ def test_a_command_of_a_later_version_is_passed_over() -> None:
 
 def test_an_error_of_a_later_version_is_an_error() -> None:
     """An unknown error code is reported by its number."""
-    (frame,) = FrameDecoder().feed(framed(b"\x08\x0e\x72\x08\x08\x01\x10\x63\x1a\x02hi"))
-    assert isinstance(frame, Frame)
-    assert (frame.command.error.error, frame.command.error.message) == (99, "hi")
+    ((command, _),) = FrameDecoder().feed(framed(b"\x08\x0e\x72\x08\x08\x01\x10\x63\x1a\x02hi"))
+    assert isinstance(command, pb.BaseCommand)
+    assert (command.error.error, command.error.message) == (99, "hi")
 
 
 def test_a_message_begins_with_magic_checksum_and_metadata() -> None:

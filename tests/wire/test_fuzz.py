@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack.errors import ProtocolError
-from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder, MessageFrame
+from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder
 from tests.patience import patience, processor_slowness
 from tests.tiers import seeds, size
 from tests.wire.fuzz import fuzz
@@ -59,7 +59,7 @@ def test_a_stream_that_is_damaged_reads_the_same_in_any_pieces(data: st.DataObje
     assert outcome(bytes(stream), size) == outcome(bytes(stream), len(stream) or 1)
 
 
-def outcome(stream: bytes, size: int) -> tuple[list[Frame | MessageFrame], str]:
+def outcome(stream: bytes, size: int) -> tuple[list[Frame], str]:
     """Return the frames and the error of a stream in pieces; frames in the piece of an error are not handed out."""
     decoder, frames = FrameDecoder(LIMIT), []
     try:

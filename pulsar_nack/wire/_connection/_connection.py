@@ -22,7 +22,7 @@ from typing import Any, Final, Self, cast
 from ..._foreign import shown
 from ...errors import BrokerError, ConnectionLostError
 from .._protocol import _pulsar_pb2 as pb
-from .._protocol._frames import PING, PONG, Frame, FrameDecoder, MessageFrame, encode_command
+from .._protocol._frames import PING, PONG, Frame, FrameDecoder, MessageCommand, encode_command
 from ._address import Address
 from ._handlers import HandlerRegistry
 from ._handshake import Handshake, dial_error, dial_network
@@ -299,18 +299,18 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Dispatch the frames that the bytes complete which were read."""
         self._was_heard = True
-        frames: list[Frame | MessageFrame] = []
-        frame: Frame | MessageFrame | None = None
+        frames: list[Frame] = []
+        frame: Frame | None = None
         try:
             frames = self._decoder.feed(self._read_buffer[:nbytes].tobytes())
             for frame in frames:
                 if self._error is not None:
                     return
-                if isinstance(frame, Frame):
-                    self._dispatch(frame.command)
+                command, headers_and_payload = frame
+                if not isinstance(command, MessageCommand):
+                    self._dispatch(command)
                     continue
-                command, headers_and_payload = frame  # inlined: the hot path
-                consumer = self.consumers.get(command[0])
+                consumer = self.consumers.get(command[0])  # inlined: the hot path
                 if consumer is not None:
                     consumer.on_message(command, headers_and_payload)
             if self._owes_pong:
@@ -322,14 +322,13 @@ class Connection(asyncio.BufferedProtocol):
             self._report(fault)
             self.close(self._located(fault, frames, frame))
 
-    def _located(
-        self, error: Exception, frames: Sequence[Frame | MessageFrame], frame: Frame | MessageFrame | None
-    ) -> BrokerError:
+    def _located(self, error: Exception, frames: Sequence[Frame], frame: Frame | None) -> BrokerError:
         """Return an error whose text begins with the address, and with the frame that was being handled."""
         where = ""
         if frame is not None:
             number = self._decoder.frames - len(frames) + next(at for at, each in enumerate(frames) if each is frame)
-            kind = pb.BaseCommand.Type.Name(frame.command.type) if isinstance(frame, Frame) else "MESSAGE"
+            command, _ = frame
+            kind = "MESSAGE" if isinstance(command, MessageCommand) else pb.BaseCommand.Type.Name(command.type)
             where = f"frame {number}, a command {kind}: "
         if isinstance(error, BrokerError):
             return with_text(error, f"{self.address}: {where}{error}")

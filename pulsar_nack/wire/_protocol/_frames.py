@@ -158,15 +158,8 @@ class MessageCommandReader:
         return command
 
 
-class Frame(NamedTuple):
-    """A command, and the headers and payload that follow it, empty if there are none."""
-
-    command: pb.BaseCommand
-    headers_and_payload: bytes
-
-
-MessageFrame = tuple[MessageCommand, bytes]
-"""The command of a message, and its headers and payload."""
+Frame = tuple[pb.BaseCommand | MessageCommand, bytes]
+"""A command, and the headers and payload that follow it, empty if there are none; MESSAGE as a MessageCommand."""
 
 
 class FrameDecoder:
@@ -198,8 +191,8 @@ class FrameDecoder:
         """Return how many bytes of an incomplete frame are kept."""
         return len(self._kept)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame | MessageFrame]:
-        """Return the frames that ``data`` completes, those of messages as MessageFrame.
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """Return the frames that ``data`` completes.
 
         :raises ProtocolError: the bytes are not the protocol; names the frame. The decoder cannot be used any more
         """
@@ -211,7 +204,7 @@ class FrameDecoder:
             self._kept = bytearray()
         elif type(data) is not bytes:
             data = bytes(data)
-        frames: list[Frame | MessageFrame] = []
+        frames: list[Frame] = []
         at = self._cut(data, frames)
         if at < len(data):
             self._kept += memoryview(data)[at:]
@@ -219,7 +212,7 @@ class FrameDecoder:
         self.frames += len(frames)
         return frames
 
-    def _cut(self, data: bytes, frames: list[Frame | MessageFrame]) -> int:
+    def _cut(self, data: bytes, frames: list[Frame]) -> int:
         """Append the frames in ``data`` and return where the next one begins. All of it inlined: the hot path."""
         at, end = 0, len(data)
         limit, sizes, read_message = self.max_frame_bytes, _SIZES.unpack_from, self._read_message
@@ -247,7 +240,7 @@ class FrameDecoder:
             elif command.type == _MESSAGE:
                 frames.append((to_message_command(command.message), data[middle:stop]))
             else:
-                frames.append(Frame(command, data[middle:stop]))
+                frames.append((command, data[middle:stop]))
             at = stop
         return at
 
