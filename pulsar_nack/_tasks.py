@@ -16,6 +16,7 @@ from .clock import Clock, WallClock
 from .errors import PulsarNackError
 
 _T = TypeVar("_T")
+_E = TypeVar("_E", bound=BaseException)
 _BACKOFF: Final = Exponential(0.1, 30)
 MAX_AT_ONCE: Final = 32
 
@@ -150,7 +151,7 @@ def set_error(done: asyncio.Future[Any], error: BaseException) -> None:
         done.set_exception(own_copy(error))
 
 
-def own_copy(error: BaseException) -> BaseException:
+def own_copy(error: _E) -> _E:
     """Return an error for one of several callers, with its cause."""
     if not isinstance(error, PulsarNackError):
         return error

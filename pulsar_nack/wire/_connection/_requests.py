@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ..._foreign import shown
+from ..._tasks import own_copy
 from ...errors import (
     BrokerError,
     BrokerRefusedError,
@@ -72,7 +73,7 @@ class PendingRequests:
         :raises Exception: a copy of the error of :meth:`fail_all`, after that was called
         """
         if self._ended_by is not None:
-            raise _copy_of(self._ended_by)
+            raise own_copy(self._ended_by)
         if request_id is None:
             self._last_id = request_id = self._last_id + 1
         seconds = self._timeout if timeout is None else timeout
@@ -117,7 +118,7 @@ class PendingRequests:
         self._deadlines.clear()
         self._arm()
         for each in pending.values():
-            self._fail(each, _copy_of(error))
+            self._fail(each, own_copy(error))
 
     def _fail(self, pending: _Pending, error: Exception) -> None:
         try:
@@ -225,9 +226,3 @@ def with_text(error: BrokerError, text: str) -> BrokerError:
     copied = copy.copy(error)
     copied.args = (text,)
     return copied
-
-
-def _copy_of(error: Exception) -> Exception:
-    own = copy.copy(error)
-    own.__cause__ = error.__cause__
-    return own
