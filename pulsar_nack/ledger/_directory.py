@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ..errors import (
     LogCorruptedError,
@@ -32,12 +32,8 @@ from .files import Files, storage_errors
 from .format import GONE, LOCK, LOG, NEW, is_log_file, log_of, segment_first, segment_name
 from .segments import Segment, scan
 
-
-class LogLock(NamedTuple):
-    """The descriptors that lock a log: of its lock file, and of its folder if there is one."""
-
-    file: int
-    folder: int | None
+LogLock: TypeAlias = tuple[int, ...]
+"""The descriptors that lock a log: of its lock file, and of its folder if that can be locked."""
 
 
 class OpenedFiles(NamedTuple):
@@ -146,13 +142,13 @@ class LogDirectory(BlockingStore[OpenedFiles]):
         new, path = self._path(log, LOG + NEW), self._path(log, LOG)
         self._files.make_folder(new)
         self._files.close(begin_segment(self._files, new / segment_name(0), 0, secrets.randbits(32), log))
-        lock = lock._replace(folder=self._lock_folder(new))
+        folder = self._lock_folder(new)
         try:
             self._files.rename(new, path)
         except Exception:
-            self._close_lock(lock.folder)
+            self._close_lock(folder)
             raise
-        return lock
+        return lock + folder
 
     def _open_made(self, log: str, lock: LogLock) -> OpenedFiles:
         try:
@@ -165,10 +161,10 @@ class LogDirectory(BlockingStore[OpenedFiles]):
     def _lock(self, log: str) -> LogLock:
         """Lock a log, and remove leftovers of earlier logs of this name."""
         with self._errors(log, "lock it"):
-            folder = None
+            folder: LogLock = ()
             try:
                 folder = self._lock_folder(self._path(log, LOG))
-                lock = LogLock(self._files.lock(self._path(log, LOCK)), folder)
+                lock = (self._files.lock(self._path(log, LOCK)), *folder)
             except BlockingIOError as error:
                 self._close_lock(folder)
                 owner = self._files.owner(self._path(log, LOCK))
@@ -180,19 +176,19 @@ class LogDirectory(BlockingStore[OpenedFiles]):
             with self._errors(log, "remove leftovers of an older log"):
                 self._sweep(log)
         except LogStorageError:
-            self._close_lock(*lock)
+            self._close_lock(lock)
             raise
         return lock
 
-    def _lock_folder(self, path: Path) -> int | None:
-        """Lock a log's folder; None if it does not exist, or the file system cannot lock folders."""
+    def _lock_folder(self, path: Path) -> LogLock:
+        """Lock a log's folder; nothing is locked if it does not exist, or the file system cannot lock folders."""
         try:
-            return self._files.lock(path) if self._files.is_folder(path) else None
+            return (self._files.lock(path),) if self._files.is_folder(path) else ()
         except BlockingIOError:
             raise
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                return None
+                return ()
             raise
 
     def _unlock(self, log: str, lock: LogLock) -> None:
@@ -201,13 +197,12 @@ class LogDirectory(BlockingStore[OpenedFiles]):
             self._sweep(log)
             if not self._exists(log):
                 self._files.remove(self._path(log, LOCK))
-        self._close_lock(*lock)
+        self._close_lock(lock)
 
-    def _close_lock(self, *descriptors: int | None) -> None:
-        for descriptor in descriptors:
-            if descriptor is not None:
-                with suppress(OSError):
-                    self._files.close(descriptor)
+    def _close_lock(self, lock: LogLock) -> None:
+        for descriptor in lock:
+            with suppress(OSError):
+                self._files.close(descriptor)
 
     def _sweep(self, log: str) -> None:
         new, gone = self._path(log, LOG + NEW), self._path(log, LOG + GONE)
@@ -232,7 +227,7 @@ class LogDirectory(BlockingStore[OpenedFiles]):
                 self._remove_new_segments(log)
                 writer = SegmentWriter(self._files, log, self._path(log, LOG), segments, self._max_segment_bytes)
                 writer.open(tail, size)
-            return OpenedFiles(log, segments, writer or LogState(tail.length, size, tail.is_sealed), writer, lock)
+            return OpenedFiles(log, segments, writer or LogState(tail.number, size, tail.is_sealed), writer, lock)
 
     def _open_damaged(self, log: str, lock: LogLock) -> OpenedFiles:
         with self._errors(log, "open it"):

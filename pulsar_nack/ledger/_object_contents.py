@@ -22,7 +22,6 @@ from ._object_format import (
     LOGS,
     MANIFEST,
     SEGMENT,
-    Frames,
     Head,
     Manifest,
     ObjectLocation,
@@ -153,7 +152,7 @@ class LogObjects:
             head = self._head(ref)
             number, begin, end = head.part(first, last, ref.size, limit)
             data = self.client.get(location.key, begin, end - begin)
-        return decode_records(Frames(head.seed, number, begin, data), location, first, last)
+        return decode_records(data, location, first, last, seed=head.seed, begin=(number, begin))
 
     def slot(self, number: int) -> tuple[Manifest, bytes]:
         """Return the manifest in a slot and its bytes; for a slot with records a manifest that only names the writer.

@@ -130,15 +130,6 @@ class Head(NamedTuple):
         return self.firsts[at], self.offsets[at], ends[until]
 
 
-class Frames(NamedTuple):
-    """Consecutive frames of an object: the number of their first record, their offset, and their bytes."""
-
-    seed: int
-    number: int
-    offset: int
-    data: bytes
-
-
 def encode(
     kind: str,
     number: int,
@@ -182,9 +173,10 @@ def decode_head(data: bytes, location: ObjectLocation, number: int) -> Head | In
         raise LogVersionError(location.log, location.key, header.version)
     if isinstance(header, Damaged):
         raise location.damage(0, header.reason)
-    if header.first != number:
-        raise location.damage(0, f"it says that its number is {header.first}, its name says {number}")
-    frame = decode_frame(data, SEGMENT_HEADER_SIZE, number, header.seed)
+    first, seed = header
+    if first != number:
+        raise location.damage(0, f"it says that its number is {first}, its name says {number}")
+    frame = decode_frame(data, SEGMENT_HEADER_SIZE, number, seed)
     if isinstance(frame, Incomplete):
         return Incomplete(SEGMENT_HEADER_SIZE + frame.size)
     if isinstance(frame, Damaged):
@@ -195,9 +187,7 @@ def decode_head(data: bytes, location: ObjectLocation, number: int) -> Head | In
         kind = str(fields["kind"])
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise location.damage(SEGMENT_HEADER_SIZE, f"a head that cannot be read: {error!r}") from error
-    return Head(
-        kind, number, header.seed, fields, tuple(first for first, _ in index), tuple(offset for _, offset in index)
-    )
+    return Head(kind, number, seed, fields, tuple(first for first, _ in index), tuple(offset for _, offset in index))
 
 
 def decode_whole(data: bytes, location: ObjectLocation, number: int, kind: str) -> Head:
@@ -210,25 +200,29 @@ def decode_whole(data: bytes, location: ObjectLocation, number: int, kind: str) 
     return head
 
 
-def decode_records(frames: Frames, location: ObjectLocation, first: int, last: int) -> list[bytes]:
+def decode_records(
+    frames: bytes, location: ObjectLocation, first: int, last: int, *, seed: int, begin: tuple[int, int]
+) -> list[bytes]:
     """Read records ``first`` to ``last`` from frames; fewer if the frames end before, and none behind damage.
 
+    :param begin: the number of the first record in these frames, and their offset in the object
     :raises LogCorruptedError: the first record is lost
     """
     records: list[bytes] = []
-    number, at = frames.number, 0
-    while at < len(frames.data) and number <= last:
-        frame = decode_frame(frames.data, at, number, frames.seed)
+    number, offset = begin
+    at = 0
+    while at < len(frames) and number <= last:
+        frame = decode_frame(frames, at, number, seed)
         if not isinstance(frame, Frame):
             if records:
                 return records
             reason = frame.reason if isinstance(frame, Damaged) else f"the object ends before record {number} does"
-            raise location.damage(frames.offset + at, reason)
+            raise location.damage(offset + at, reason)
         records += frame.records(max(first - number, 0), last + 1 - number)
         number += frame.length
         at = frame.end
     if not records:
-        raise location.damage(frames.offset + at, f"the object ends before record {first}")
+        raise location.damage(offset + at, f"the object ends before record {first}")
     return records
 
 

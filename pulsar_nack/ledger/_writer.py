@@ -31,7 +31,7 @@ from .format import (
     seed_of,
     segment_name,
 )
-from .segments import Segment, Tail
+from .segments import FrameReader, Segment
 
 
 class SegmentWriter(LogState):
@@ -54,8 +54,8 @@ class SegmentWriter(LogState):
         """Whether the present file must not be written again."""
         self.cut = 0
 
-    def open(self, tail: Tail, size: int) -> None:
-        """Continue behind the good part of the last segment: cut off a torn frame, and make the rest durable.
+    def open(self, tail: FrameReader, size: int) -> None:
+        """Continue where the reader of the last segment is: cut off a torn frame there, and make the rest durable.
 
         What looks good may be in the system's cache only, left there by a process that ended before its sync, or after
         a failed one. So the last frame, the only one in doubt, is rewritten before the sync, and names are synced too.
@@ -74,7 +74,7 @@ class SegmentWriter(LogState):
             self._files.close(descriptor)
             raise
         self._descriptor, self._seed, self._end = descriptor, tail.seed, tail.end
-        self.length, self.size, self.cut = tail.length, size - cut, cut
+        self.length, self.size, self.cut = tail.number, size - cut, cut
         self.is_sealed = tail.is_sealed
 
     def append(self, records: Sequence[bytes]) -> int:

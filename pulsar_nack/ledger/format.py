@@ -52,7 +52,6 @@ __all__ = [
     "Frame",
     "Incomplete",
     "NewerVersion",
-    "SegmentHeader",
     "body_size",
     "check_name",
     "decode_frame",
@@ -123,13 +122,6 @@ def log_of(name: str, *suffixes: str) -> str | None:
     return None
 
 
-class SegmentHeader(NamedTuple):
-    """A segment's header: the number of its first record, and the seed of its frames' checksums."""
-
-    first: int
-    seed: int
-
-
 class Frame(NamedTuple):
     """A whole frame: the number of its first record, its record count, its verified body, its end in the buffer."""
 
@@ -187,8 +179,11 @@ def encode_segment_header(first: int, salt: int, log: str) -> bytes:
     return data + _CRC.pack(crc32(data))
 
 
-def decode_segment_header(data: bytes, log: str) -> SegmentHeader | Damaged | NewerVersion:
-    """Read the header of a segment file; return :data:`FOREIGN` if the file belongs to another log."""
+def decode_segment_header(data: bytes, log: str) -> tuple[int, int] | Damaged | NewerVersion:
+    """Read the header of a segment file: the number of its first record, and the seed of its frames' checksums.
+
+    Return :data:`FOREIGN` if the file belongs to another log.
+    """
     if len(data) < _SEGMENT.size:
         return Damaged(f"only {len(data)} of the {_SEGMENT.size} bytes of a header", None)
     magic, version, flags, first, salt, owner, crc = _SEGMENT.unpack_from(data)
@@ -200,7 +195,7 @@ def decode_segment_header(data: bytes, log: str) -> SegmentHeader | Damaged | Ne
         return NewerVersion(version)
     if owner != crc32(log.encode()):
         return FOREIGN
-    return SegmentHeader(first, seed_of(salt, log))
+    return first, seed_of(salt, log)
 
 
 def frame_size(records: Sequence[bytes]) -> int:

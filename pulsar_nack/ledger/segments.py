@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from ..errors import LogCorruptedError, LogVersionError
 from ._protocol import LogDamage
@@ -43,20 +43,10 @@ from .format import (
     segment_name,
 )
 
-__all__ = ["FrameReader", "Segment", "Tail", "record_cost", "scan"]
+__all__ = ["FrameReader", "Segment", "record_cost", "scan"]
 
 _CHUNK: Final = 1 << 18
 _INDEX_STEP: Final = 1 << 16
-
-
-class Tail(NamedTuple):
-    """The end of the good part of a log's last segment, where its last frame begins, and what a writer needs."""
-
-    length: int
-    last: int
-    end: int
-    is_sealed: bool
-    seed: int
 
 
 def record_cost(record: bytes) -> int:
@@ -166,24 +156,21 @@ class Segment:
                 self.files.close(descriptor)
             raise
 
-    def find_tail(self) -> Tail:
-        """Read the whole file, the last of its log; what lies behind the returned end is a torn frame.
+    def find_tail(self) -> FrameReader:
+        """Read the whole file, the last of its log; return the reader, which is where a torn frame would lie.
 
         :raises LogCorruptedError: there is damage that no crash explains
         """
-        is_sealed, last = False, SEGMENT_HEADER_SIZE
         with FrameReader(self, self.first, SEGMENT_HEADER_SIZE) as reader:
             while reader.end < reader.size:
-                if is_sealed:
+                if reader.is_sealed:
                     raise reader.damage(Damaged("bytes after the seal", None))
-                begin, frame = reader.end, reader.read_frame()
-                if isinstance(frame, Frame):
-                    is_sealed, last = frame.is_seal, begin
-                elif reader.is_torn(frame):
-                    break
-                else:
+                frame = reader.read_frame()
+                if not isinstance(frame, Frame):
+                    if reader.is_torn(frame):
+                        break
                     raise reader.damage(frame)
-            return Tail(reader.number, last, reader.end, is_sealed, reader.seed)
+        return reader
 
 
 class FrameReader:
@@ -192,7 +179,10 @@ class FrameReader:
     def __init__(self, segment: Segment, number: int, end: int) -> None:
         self._segment = segment
         self.number = number
-        self.end = end
+        self.end = self.last = end
+        """``last`` is the offset of the last whole frame."""
+        self.is_sealed = False
+        """Whether the last whole frame is the seal."""
         self._start = end
         self._buffer = b""
 
@@ -222,7 +212,8 @@ class FrameReader:
         if isinstance(found, Frame):
             self._segment.note_frame(self.number, self.end)
             self.number += found.length
-            self.end = self._start + found.end
+            self.last, self.end = self.end, self._start + found.end
+            self.is_sealed = found.is_seal
         return found
 
     def skip(self, found: Incomplete | Damaged) -> bool:
@@ -291,9 +282,10 @@ class FrameReader:
             raise LogVersionError(segment.log, segment.path.name, header.version)
         if isinstance(header, Damaged):
             raise self._error(0, header.reason)
-        if header.first != segment.first:
-            raise self._error(0, f"it says that it begins with record {header.first}, its name says {segment.first}")
-        return header.seed
+        first, seed = header
+        if first != segment.first:
+            raise self._error(0, f"it says that it begins with record {first}, its name says {segment.first}")
+        return seed
 
     def _read(self, size: int, offset: int) -> bytes:
         return read_all(self._segment.files, self._descriptor, size, offset)
@@ -336,13 +328,11 @@ def _scan_segment(segment: Segment, stop: int | None, damage: list[LogDamage]) -
         damage.append(LogDamage(file, error.offset, segment.first, last, error.reason))
         if segment.seed is None:
             return last + 1, False
-    is_sealed = False
     with FrameReader(segment, segment.first, SEGMENT_HEADER_SIZE) as reader:
         while reader.end < reader.size and (stop is None or reader.number < stop):
             begin, number, found = reader.end, reader.number, reader.read_frame()
             if isinstance(found, Frame):
-                is_sealed = found.is_seal
-                if is_sealed:
+                if found.is_seal:
                     break
             elif stop is None and reader.is_torn(found):
                 break
@@ -351,8 +341,8 @@ def _scan_segment(segment: Segment, stop: int | None, damage: list[LogDamage]) -
                 reader.skip(found)
                 end = reader.number if stop is None else min(reader.number, stop)
                 damage.append(LogDamage(file, begin, number, end - 1, reason))
-        if is_sealed and reader.end < reader.size:
+        if reader.is_sealed and reader.end < reader.size:
             damage.append(LogDamage(file, reader.end, reader.number, reader.number - 1, "bytes after the seal"))
         if stop is not None and reader.number < stop:
             damage.append(LogDamage(file, reader.end, reader.number, stop - 1, "the file ends too early"))
-        return reader.number if stop is None else stop, is_sealed
+        return reader.number if stop is None else stop, reader.is_sealed

@@ -15,7 +15,6 @@ from pulsar_nack.backoff import Steps
 from pulsar_nack.errors import LogCorruptedError, LogVersionError
 from pulsar_nack.ledger._object_format import (
     EMPTY_MANIFEST,
-    Frames,
     Head,
     Manifest,
     ObjectLocation,
@@ -60,10 +59,13 @@ def test_an_object_gives_back_its_records(records: list[bytes], data: st.DataObj
     first = data.draw(st.integers(0, len(records) - 1)) + 40
     last = data.draw(st.integers(first, len(records) + 39))
     number, begin, end = head.part(first, last, len(whole), 1 << 40)
-    frames = Frames(head.seed, number, begin, whole[begin:end])
-    assert decode_records(frames, PLACE, first, last) == records[first - 40 : last - 39]
+    frames = whole[begin:end]
+    assert (
+        decode_records(frames, PLACE, first, last, seed=head.seed, begin=(number, begin))
+        == records[first - 40 : last - 39]
+    )
     number, begin, end = head.part(first, last, len(whole), 1)
-    part = decode_records(Frames(head.seed, number, begin, whole[begin:end]), PLACE, first, last)
+    part = decode_records(whole[begin:end], PLACE, first, last, seed=head.seed, begin=(number, begin))
     assert part == records[first - 40 :][: len(part)]
     assert part
 
@@ -76,7 +78,7 @@ def test_any_flipped_bit_is_found() -> None:
     def read(data: bytes) -> list[bytes]:
         head = decode_whole(data, PLACE, 7, "data")
         begin = head.offsets[0]
-        return decode_records(Frames(head.seed, 0, begin, data[begin:]), PLACE, 0, 2)
+        return decode_records(data[begin:], PLACE, 0, 2, seed=head.seed, begin=(0, begin))
 
     assert read(whole) == records
     for at in range(len(whole)):
