@@ -18,9 +18,9 @@ from typing import Final, TypeVar
 from ..errors import CursorFormatError, LogCorruptedError
 from ..ids import Position
 from ._acks import AckState
-from ._log import CursorLog
 from ._records import decode_off_loop
 from .format import LedgerAcks, LedgersNotLoaded
+from .logs import CursorLog
 
 _T = TypeVar("_T")
 

@@ -1,4 +1,4 @@
-"""A subscription's acknowledgement state, durable: the async shell of :mod:`._acks` over :mod:`._log`.
+"""A subscription's acknowledgement state, durable: the async shell of :mod:`._acks` over :mod:`.logs`.
 
 The state in memory is the truth; storage is behind it by what is dirty. An operation whose ledgers are in memory runs
 at once, between two awaits, unless others wait: then it is queued (:mod:`._operations`). Queued operations load ledgers
@@ -25,7 +25,6 @@ from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error
 from ._acks import AckState
 from ._cache import LedgerCache, Range
-from ._log import CursorLog
 from ._opening import LedgersInput, check_ledgers, open_state
 from ._operations import CursorOperations
 from ._properties import MAX_TEXT, Properties
@@ -33,6 +32,7 @@ from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
 from ._writer import CursorWriter
 from .format import BatchSet, LedgersNotLoaded, log_names
+from .logs import CursorLog
 
 _T = TypeVar("_T")
 

@@ -32,7 +32,7 @@ import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..errors import (
     CursorFormatError,
@@ -79,7 +79,7 @@ class RecoveredLog:
     must_roll: bool = False
     is_damaged: bool = False
     snapshot: MarkerContents | None = None
-    obsolete: list[ObsoleteLog] = field(default_factory=list)
+    obsolete: list[Generation] = field(default_factory=list)
     kept: list[Log] = field(default_factory=list)
     has_snapshots: bool = True
 
@@ -225,13 +225,10 @@ class _Search:
         """Return the next generation: above all that have a log or snapshots."""
         return max([0, *self._names.generations(names), *self._names.snapshots(names)]) + 1
 
-    def _obsolete(self, generation: int, names: Sequence[str]) -> list[ObsoleteLog]:
+    def _obsolete(self, generation: int, names: Sequence[str]) -> list[Generation]:
         """Return the generations that are not needed, except damaged ones, which are kept."""
         others = {*self._names.generations(names), *self._names.snapshots(names)} - {generation, *self._damaged}
-        return [
-            ObsoleteLog(self._opened.get(other), PositionSnapshots(self._store, self._names.snapshot(other)))
-            for other in sorted(others)
-        ]
+        return [Generation(self._store, self._names, other, self._opened.get(other)) for other in sorted(others)]
 
     def _kept(self, generation: int) -> list[Log]:
         """Return the damaged logs other than this one; they stay open, so that no other process takes them."""
@@ -264,59 +261,71 @@ def _describe(damage: Sequence[LogDamage]) -> str:
     return "; ".join(problems) + (f"; and {len(damage) - _DESCRIBED} more" if len(damage) > _DESCRIBED else "")
 
 
-class PositionSnapshots:
-    """Writes the snapshots of one generation; their log is created with the first one."""
+class Generation:
+    """One generation: its log, if that is open, and the snapshots beside it, whose log is created with the first one.
 
-    def __init__(self, store: LogStore, name: str) -> None:
-        self.name = name
+    :param log: open for writing
+    """
+
+    def __init__(self, store: LogStore, names: LogNames, number: int, log: Log | None) -> None:
         self._store = store
+        self._log = log
+        self._snapshots_name = names.snapshot(number)
+        self._snapshots: Log | None = None
         self._last: Marker | None = None
-        self._log: Log | None = None
 
     @property
-    def length(self) -> int:
+    def snapshot_count(self) -> int:
         """Return how many snapshots there are, as far as it is known."""
-        return 0 if self._log is None else self._log.length
+        return 0 if self._snapshots is None else self._snapshots.length
 
-    async def write(self, snapshot: Marker) -> None:
+    async def write_snapshot(self, snapshot: Marker) -> None:
         """Write a snapshot durably: before the mark-delete position moves back, and when a new log begins.
 
         :raises LedgerError: the snapshot could not be written
         """
         record = encode_snapshot(snapshot)
-        if self._log is None:
-            self._log = await _open(self._store, self.name)
+        if self._snapshots is None:
+            self._snapshots = await _open(self._store, self._snapshots_name)
         try:
-            await self._log.append(record)
+            await self._snapshots.append(record)
         except LogFencedError:  # the cursor's own log decides who owns it, not this one
-            log, self._log = self._log, None
-            await log.aclose()
-            self._log = await _open(self._store, self.name)
-            await self._log.append(record)
+            await self.close_snapshots()
+            self._snapshots = await _open(self._store, self._snapshots_name)
+            await self._snapshots.append(record)
         self._last = snapshot
 
-    async def advance(self, snapshot: Marker) -> None:
+    async def advance_snapshot(self, snapshot: Marker) -> None:
         """Write a snapshot, unless the last one says the same."""
         last = self._last
         if last is None or last.contents != snapshot.contents:
-            await self.write(snapshot)
+            await self.write_snapshot(snapshot)
 
     async def delete(self) -> None:
-        """Delete the snapshots, if there are any.
+        """Delete the snapshots and then the log, as far as possible, and close them."""
+        try:
+            with suppress(LedgerError):
+                await self._delete_snapshots()
+                if self._log is not None:
+                    await self._log.delete()
+        finally:
+            await self.close_snapshots()
+            if self._log is not None:
+                await self._log.aclose()
 
-        :raises LedgerError: they could not be deleted, or another owner has opened them
-        """
-        log, self._log = self._log, None
+    async def close_snapshots(self) -> None:
+        """Close the log of snapshots; the next snapshot opens it again."""
+        log, self._snapshots = self._snapshots, None
+        if log is not None:
+            await log.aclose()
+
+    async def _delete_snapshots(self) -> None:
+        log, self._snapshots = self._snapshots, None
         with suppress(LogNotFoundError):
             if log is not None:
                 await log.delete()
             else:
-                await self._store.delete(self.name)
-
-    async def aclose(self) -> None:
-        """Close the log of snapshots. Idempotent."""
-        if self._log is not None:
-            await self._log.aclose()
+                await self._store.delete(self._snapshots_name)
 
 
 async def newest_snapshot(store: OwnableStore, names: LogNames) -> Marker | None:
@@ -361,26 +370,3 @@ async def _open(store: LogStore, name: str) -> Log:
         with suppress(LedgerError):
             await store.delete(name)
         return await store.create(name)
-
-
-class ObsoleteLog(NamedTuple):
-    """A generation to be deleted: its log, if that is open for writing, and its snapshots."""
-
-    log: Log | None
-    snapshots: PositionSnapshots
-
-    async def delete(self) -> None:
-        """Delete the log and its snapshots, as far as possible, and close them."""
-        try:
-            with suppress(LedgerError):
-                await self.snapshots.delete()
-                if self.log is not None:
-                    await self.log.delete()
-        finally:
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the log and its snapshots without deleting them."""
-        await self.snapshots.aclose()
-        if self.log is not None:
-            await self.log.aclose()

@@ -1,7 +1,4 @@
-"""Opening a cursor: its state, log and properties as recovery finds them, or those of a new cursor.
-
-Other cursors than :class:`~pulsar_nack.Cursor`, which have a position and properties only, open just the log.
-"""
+"""Opening a cursor: its state, log and properties as recovery finds them, or those of a new cursor."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from ..config import CursorConfig
-from ..errors import InvalidArgumentError, LogCorruptedError
+from ..errors import InvalidArgumentError
 from ..ids import Position
 from ..index import varint_bytes
 from ..ledger import LogStore
@@ -20,12 +17,12 @@ from ..ledger.ownership import close_on_error, take_ownership
 from ._acks import AckState
 from ._generations import RecoveredLog, recover
 from ._ledgers import Ledgers, as_ledgers
-from ._log import CursorLog
 from ._properties import Properties
 from ._requests import check_position
 from .format import LedgerAcks, LogNames, ledger_size
 from .format._marker import properties_room
 from .format._record import messages
+from .logs import CursorLog
 
 _AT_A_TIME: Final = 200
 _log = logging.getLogger("pulsar_nack.cursor")
@@ -71,27 +68,6 @@ async def open_state(
         longs, texts = ({}, {}) if contents is None else contents[1:]
         room = properties_room(longs) if is_bounded else properties_room(longs, config.max_entry_bytes)
         return state, CursorLog(part, names, config, found), Properties(texts, room)
-
-
-async def open_without_acks(store: LogStore, names: LogNames, config: CursorConfig) -> CursorLog:
-    """Open the log of a cursor that has a position and properties, and acknowledges nothing beyond the position.
-
-    :raises InvalidArgumentError: a cursor with acknowledgements has this name
-    :raises LogCorruptedError: the log is damaged, or is not that of a cursor; nothing was changed
-    :raises LedgerError: it cannot be opened
-    :raises MissingExtraError: protobuf is not installed
-    """
-    messages()
-    part = await take_ownership(store, names.cursor)
-    async with close_on_error([part]):
-        found = await recover(part, names, None, None, salvage=False)
-        if found.state.states:
-            raise InvalidArgumentError("name", names.cursor, "a name that no Cursor with acknowledgements has")
-        if found.snapshot is not None:
-            raise LogCorruptedError(found.log.name, "its last record", 0, "it is missing: there is a snapshot of it")
-        log = CursorLog(part, names, config, found)
-        await log.clean()
-        return log
 
 
 async def _fill(state: AckState, found: RecoveredLog, *, is_bounded: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from .._tasks import retrieve_error, set_error
 from ._cache import IsWanted, LedgerCache
@@ -22,16 +22,11 @@ _CHECK_EVERY: Final = 256
 Operation = Callable[[IsWanted], Awaitable[_T]]
 
 
-class _Queued(NamedTuple):
-    operation: Operation[Any]
-    done: asyncio.Future[Any]
-
-
 class SerialExecutor:
     """Runs operations one at a time, in a task that exists while there are any."""
 
     def __init__(self) -> None:
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[tuple[Operation[Any], asyncio.Future[Any]]] = deque()
         self._task: asyncio.Task[None] | None = None
         self.is_busy = False
         """Whether an operation waits or runs."""
@@ -40,7 +35,7 @@ class SerialExecutor:
         """Run an operation after those before it; return its result."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_T] = loop.create_future()
-        self._queue.append(_Queued(operation, done))
+        self._queue.append((operation, done))
         if self._task is None:
             self.is_busy = True
             self._task = loop.create_task(self._work(), name="pulsar_nack.Cursor operations")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ._acks import AckState
 from ._cache import LedgerCache
-from ._log import CursorLog
 from ._writer import CursorWriter, Flusher
+from .logs import CursorLog
 
 
 @dataclass(frozen=True, slots=True)

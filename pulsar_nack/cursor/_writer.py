@@ -28,11 +28,11 @@ from .._tasks import retrieve_error, set_error
 from ..config import CursorConfig
 from ..errors import InvalidArgumentError, LogFencedError
 from ._acks import AckState
-from ._log import CursorLog, LedgerRecords
 from ._properties import Properties
 from .format import LedgerAcks, LegacyRecord, MarkerContents, marker_size
 from .format._ledger import encode_ledger
 from .format._legacy import MAX_BATCHES, EncodedLegacy, encode_legacy
+from .logs import CursorLog, LedgerRecords
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0

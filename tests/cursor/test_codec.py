@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.cursor._acks import AckState
 from pulsar_nack.cursor.format._batch_set import BatchSet
-from pulsar_nack.cursor.format._entries import Form, entries_size, smallest_form
 from pulsar_nack.cursor.format._ledger import (
     MAX_RECORD_BYTES,
+    Form,
     LedgerAcks,
     decode_ledger,
     encode_body,
     encode_ledger,
+    entries_size,
     ledger_size,
+    smallest_form,
 )
 from pulsar_nack.cursor.format._record import RecordKind, kind_of
 from pulsar_nack.errors import CursorFormatError
@@ -57,7 +59,7 @@ def state_of(entries: Iterable[int] = (), batches: dict[int, BatchSet] | None = 
 def form_of(state: LedgerAcks) -> Form:
     """Return the form in which entries that are one piece are written."""
     (piece,) = sections_of(state.ranges)
-    return smallest_form(piece).form
+    return smallest_form(piece)[1]
 
 
 def holes(count: int, of: int, seed: int = 1) -> LedgerAcks:
@@ -133,7 +135,8 @@ def test_the_smallest_form_is_taken(entries: set[int]) -> None:
         if piece.count == 1:
             assert chosen == (0, Form.ALONE)
         else:
-            assert chosen.size == min(sizes.values()) == sizes[chosen.form]
+            taken, form = chosen
+            assert taken == min(sizes.values()) == sizes[form]
 
 
 def size(value: int) -> int:
@@ -198,7 +201,7 @@ def test_many_ranges_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pulsar_nack.index._entries.WINDOW", 1_000)
     entries = [*range(0, 1_000, 2), *range(1_000, 5_500), *range(5_600, 9_000, 90)]
     state = state_of(entries, {5_555: BatchSet(4, 1)})
-    assert len({smallest_form(piece).form for piece in sections_of(state.ranges)}) == 3
+    assert len({smallest_form(piece)[1] for piece in sections_of(state.ranges)}) == 3
     parts = list(encode_body(state))
     assert len(parts) > 8
     assert decode_ledger(encode_ledger(4, state)) == (4, state)

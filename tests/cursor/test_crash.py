@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pulsar_nack.cursor import _log, _writer
+from pulsar_nack.cursor import _writer, logs
 from tests.crash_homes import HOMES, crash_again_and_again, crash_everywhere, fail_everywhere
 from tests.tiers import seeds
 
@@ -50,11 +50,11 @@ def test_crash_after_failures(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds([2, 1, 3, 4, 7]))
-@pytest.mark.parametrize("group", [0, _log.GROUP], ids=["an append for each", "one append"])
+@pytest.mark.parametrize("group", [0, logs.GROUP], ids=["an append for each", "one append"])
 def test_crash_while_ledgers_are_written_by_turns(group: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """K24, K31: others run after each ledger that is encoded: what is found was acknowledged, and no reset undone."""
     monkeypatch.setattr(_writer, "_SLICE_S", -1)
-    monkeypatch.setattr(_log, "GROUP", group)
+    monkeypatch.setattr(logs, "GROUP", group)
     crash_everywhere(start("local", seed, is_mixed=True), seed, 50, most=40)
 
 

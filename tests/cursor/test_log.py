@@ -10,10 +10,10 @@ import pytest
 
 from pulsar_nack import Position
 from pulsar_nack.cursor import BatchSet, Cursor
-from pulsar_nack.cursor._log import CursorLog
 from pulsar_nack.cursor.format._ledger import encode_ledger
 from pulsar_nack.cursor.format._marker import Marker, MarkerContents, decode_marker, encode_marker
 from pulsar_nack.cursor.format._record import messages, read_record
+from pulsar_nack.cursor.logs import CursorLog
 from pulsar_nack.errors import LogStorageError, LogVersionError
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles

@@ -17,8 +17,7 @@ from ...ids import Position
 from ...index import EntryRanges, add_words, sections_of
 from .._ledgers import Ledgers
 from ._batch_set import BatchSet, checked_batch
-from ._entries import MAX_ACKED
-from ._ledger import MAX_RECORD_BYTES, LedgerAcks
+from ._ledger import MAX_ACKED, MAX_RECORD_BYTES, LedgerAcks
 from ._marker import MarkerContents
 from ._record import (
     SEQUENCE,

@@ -27,9 +27,10 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
+from importlib import import_module
 from operator import sub
 from sys import byteorder
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..._check import INT64_MAX
 from ...errors import CursorFormatError, InvalidArgumentError, MissingExtraError
@@ -76,25 +77,16 @@ _KINDS: Final = {
 }
 
 
-class Messages(NamedTuple):
-    """The generated classes that records are made of."""
-
-    PositionInfo: Any
-    LedgerBody: Any
-    MarkerBody: Any
-
-
 @cache
-def messages() -> Messages:
-    """Return the generated classes.
+def messages() -> Any:
+    """Return the module of the generated classes: ``PositionInfo``, ``LedgerBody`` and ``MarkerBody``.
 
     :raises MissingExtraError: protobuf is not installed
     """
     try:
-        from ._cursor_pb2 import LedgerBody, MarkerBody, PositionInfo
+        return import_module("._cursor_pb2", __package__)
     except ImportError as error:
         raise MissingExtraError("the cursor", "protobuf>=5", "cursor") from error
-    return Messages(PositionInfo, LedgerBody, MarkerBody)
 
 
 def kind_of(record: bytes) -> RecordKind:
