@@ -20,7 +20,7 @@ from pulsar_nack.errors import CursorFormatError
 from pulsar_nack.index import EntryRanges
 
 from .states import contents
-from .wire_bytes import block, ledger_record, long_property, number, packed, position
+from .wire_bytes import block, ledger_record, long_property, number, packed, position, words, words_of
 
 READERS: list[Callable[[bytes], Any]] = [
     lambda record: decode_ledger([record]),
@@ -52,7 +52,7 @@ def samples() -> list[bytes]:
         *encode_marker(Marker(8, contents((3, 9)), {5: (6,)}, 5, (3,), {})),
         *encode_marker(Marker(8, contents((3, 9), {}, {"b": "c" * 900})), limit=512),
         encode_legacy(single).record,
-        encode_legacy(single, as_words=True).record,
+        position(3, 2) + words(3, *words_of(state.ranges.ranges())) + words(9, *words_of(sparse.ranges.ranges())),
         position(3, 2) + long_property("x", 3),
     ]
 

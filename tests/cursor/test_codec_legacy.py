@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +17,7 @@ from tests.for_each import for_each
 
 from .states import contents
 from .test_codec import STATES
-from .wire_bytes import block, long_property, number, position
+from .wire_bytes import block, long_property, number, position, words, words_of
 
 LEDGERS = st.dictionaries(st.integers(0, 2**63 - 1), STATES.filter(bool), max_size=4)
 
@@ -41,19 +39,9 @@ OF_JAVA = LegacyRecord(
 )
 
 
-def single_of(ranges: Iterable[tuple[int, int]], ledger: int = 5) -> LegacyRecord:
-    """Return the state of one ledger."""
-    return LegacyRecord(contents((1, -1)), {ledger: LedgerAcks(EntryRanges.from_ranges(ranges))})
-
-
 def message_range(lower: tuple[int, int], upper: tuple[int, int]) -> bytes:
     """Return a range as Pulsar writes it."""
     return block(3, block(1, position(*lower)), block(2, position(*upper)))
-
-
-def words(ledger: int, *values: int) -> bytes:
-    """Return a ledger's acknowledged entries as words."""
-    return block(6, number(1, ledger), *(number(2, value) for value in values))
 
 
 def entries(single: LegacyRecord) -> dict[int, list[tuple[int, int]]]:
@@ -75,22 +63,26 @@ def test_k27_a_record_is_that_of_pulsar() -> None:
     assert record.replace(mark, b"") == JAVA
 
 
-@given(LEDGERS, st.booleans())
-def test_k27_a_state_comes_back(states: dict[int, LedgerAcks], as_words: bool) -> None:
-    """K27: what is written is read again, as ranges and as words; what does not fit is counted."""
+@given(LEDGERS)
+def test_k27_a_state_comes_back(states: dict[int, LedgerAcks]) -> None:
+    """K27: what is written is read again."""
     for state in states.values():
         state.normalise()
     states = {ledger: state for ledger, state in states.items() if state}
     single = LegacyRecord(contents((3, 7), {"a": -1}, {"b": "c"}), states, 5)
-    written = encode_legacy(single, as_words=as_words)
-    back = decode_legacy(written.record)
-    ranges = sum(state.ranges.range_count for state in states.values())
-    assert ranges - written.dropped_ranges == sum(state.ranges.range_count for state in back.states.values())
-    assert written.dropped_batches == 0
-    assert written.dropped_ranges == 0 or as_words
-    if not written.dropped_ranges:
-        assert back == single
+    written = encode_legacy(single)
+    assert (written.dropped_ranges, written.dropped_batches) == (0, 0)
+    assert decode_legacy(written.record) == single
     assert len(written.record) <= MAX_RECORD_BYTES
+
+
+@given(LEDGERS)
+def test_k27_words_of_any_state_are_read(states: dict[int, LedgerAcks]) -> None:
+    """K27: the words of any entries are read as the ranges that they are."""
+    expected = {ledger: list(state.ranges.ranges()) for ledger, state in states.items()}
+    expected = {ledger: ranges for ledger, ranges in expected.items() if ranges and ranges[-1][1] < 1 << 20}
+    record = position(3, 7) + b"".join(words(ledger, *words_of(ranges)) for ledger, ranges in expected.items())
+    assert entries(decode_legacy(record)) == expected
 
 
 def test_k27_old_records_are_read() -> None:
@@ -114,12 +106,6 @@ def test_ranges_go_before_words() -> None:
     assert entries(decode_legacy(record)) == {7: [(45, 49)]}
 
 
-def test_words_are_written() -> None:
-    """The bytes of the long-word form are those of Pulsar's fields."""
-    record = encode_legacy(single_of([(45, 46), (64, 64), (127, 127)]), as_words=True).record
-    assert record == position(1, -1) + long_property("#acks.sequence", 0) + words(5, 0b11 << 45, -(2**63) + 1)
-
-
 def test_k8_a_range_over_ledgers_claims_its_last_one_only() -> None:
     """K8: how many entries the first ledger has is not known; the last one is claimed from its beginning."""
     record = position(1, -1) + message_range((1, 3), (3, 5)) + message_range((4, 2), (4, 2))
@@ -132,14 +118,13 @@ def test_ranges_in_any_order_are_joined() -> None:
     assert entries(decode_legacy(record)) == {5: [(3, 12)]}
 
 
-@pytest.mark.parametrize("as_words", [False, True])
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])
-def test_k52_the_lowest_ranges_are_written(count: int, as_words: bool) -> None:
+def test_k52_the_lowest_ranges_are_written(count: int) -> None:
     """K52: of more ranges than may be, exactly the lowest 10 000 are written, and the rest is counted."""
     half = EntryRanges.from_ranges((2 * at, 2 * at) for at in range(5_000))
     rest = EntryRanges.from_ranges((2 * at + 7, 2 * at + 7) for at in range(count - 5_000))
     single = LegacyRecord(contents((1, -1)), {8: LedgerAcks(rest), 5: LedgerAcks(half)})
-    written = encode_legacy(single, as_words=as_words)
+    written = encode_legacy(single)
     assert written.dropped_ranges == max(0, count - 10_000)
     back = decode_legacy(written.record)
     assert back.states[5].ranges == half
@@ -147,15 +132,13 @@ def test_k52_the_lowest_ranges_are_written(count: int, as_words: bool) -> None:
     assert back.states[8].ranges == EntryRanges.from_ranges((2 * at + 7, 2 * at + 7) for at in range(kept))
 
 
-@pytest.mark.parametrize("as_words", [False, True])
-def test_the_old_form_keeps_to_the_limit(as_words: bool) -> None:
+def test_the_old_form_keeps_to_the_limit() -> None:
     """A record has room for the lowest ranges and batch sets only, and says how many it left out."""
     many = LedgerAcks(EntryRanges.from_ranges((3 * at, 3 * at) for at in range(1_000)))
     sets = {1 + 3 * at: BatchSet(10, 5) for at in range(1_000)}
     single = LegacyRecord(contents((1, -1), {}, {"k": "v" * 100}), {5: many, 6: LedgerAcks(None, sets)})
-    room = 4_000 if as_words else 2_000
-    for limit in range(room, room + 40):
-        written = encode_legacy(single, limit=limit, as_words=as_words)
+    for limit in range(2_000, 2_040):
+        written = encode_legacy(single, limit=limit)
         assert len(written.record) <= limit
         back = decode_legacy(written.record)
         kept = back.states[5].ranges.range_count if 5 in back.states else 0
@@ -165,13 +148,6 @@ def test_the_old_form_keeps_to_the_limit(as_words: bool) -> None:
     few = encode_legacy(single, max_batches=3)
     assert (few.dropped_ranges, few.dropped_batches) == (0, 997)
     assert list(decode_legacy(few.record).states[6].batches) == [1, 4, 7]
-
-
-def test_words_far_beyond_the_limit_are_not_even_made() -> None:
-    """An entry whose words alone would not fit is left out at once."""
-    written = encode_legacy(single_of([(0, 5), (2**62, 2**62)]), as_words=True)
-    assert written.dropped_ranges == 2
-    assert len(written.record) < 100
 
 
 def test_properties_must_fit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -40,6 +41,17 @@ def position(ledger: int, entry: int) -> bytes:
 def long_property(name: str, value: int) -> bytes:
     """Return one of the properties of a PositionInfo."""
     return block(4, block(1, name.encode()), number(2, value))
+
+
+def words(ledger: int, *values: int) -> bytes:
+    """Return a ledger's acknowledged entries as words, as Pulsar may write them in the legacy format."""
+    return block(6, number(1, ledger), *(number(2, value) for value in values))
+
+
+def words_of(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the 64-bit words of these ranges of entries."""
+    bits = sum((1 << last + 1) - (1 << first) for first, last in ranges)
+    return [bits >> at & 2**64 - 1 for at in range(0, bits.bit_length(), 64)]
 
 
 def ledger_record(ledger: int, *body: bytes, said: bytes = b"") -> bytes:

@@ -1,8 +1,9 @@
 """The legacy format: the whole state of a cursor in one record, as Pulsar writes it without PIP-81.
 
-Acknowledged entries are ranges (lower, upper], or, if Pulsar is configured so, words for each ledger. The number of
-ranges is limited (``managedLedgerMaxUnackedRangesToPersist``): the lowest are written, because they keep the
-mark-delete position moving. Batch sets have such a limit as well. What is left out is counted.
+Acknowledged entries are ranges (lower, upper], or, if Pulsar is configured so, words for each ledger, which are read
+here and not written. The number of ranges is limited (``managedLedgerMaxUnackedRangesToPersist``): the lowest are
+written, because they keep the mark-delete position moving. Batch sets have such a limit as well. What is left out is
+counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ...errors import CursorFormatError, InvalidArgumentError
 from ...ids import Position
-from ...index import EntryRanges, add_words, sections_of
+from ...index import add_words
 from .._ledgers import Ledgers
 from ._batch_set import BatchSet, checked_batch
 from ._ledger import MAX_ACKED, MAX_RECORD_BYTES, LedgerAcks
@@ -34,7 +35,6 @@ from ._record import (
 MAX_RANGES: Final = 10_000
 MAX_BATCHES: Final = 10_000
 _WHAT: Final = RecordKind.LEGACY.value
-_WORD: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ def encode_legacy(
     *,
     max_ranges: int = MAX_RANGES,
     max_batches: int = MAX_BATCHES,
-    as_words: bool = False,
     limit: int = MAX_RECORD_BYTES,
 ) -> EncodedLegacy:
     """Return a state as one record, with the lowest ranges and batch sets that fit.
@@ -73,7 +72,6 @@ def encode_legacy(
 
     :param max_ranges: most ranges to write
     :param max_batches: most batch sets to write
-    :param as_words: write words instead of ranges, which Pulsar reads too
     :param limit: most bytes of the record
     :raises InvalidArgumentError: the limit leaves no room for the properties, or a value cannot be written
     :raises MissingExtraError: protobuf is not installed
@@ -87,8 +85,7 @@ def encode_legacy(
         raise InvalidArgumentError("properties", f"{info.ByteSize():,} bytes", f"at most the limit of {limit:,} bytes")
     states = [(ledger, legacy.states[ledger]) for ledger in sorted(legacy.states)]
     in_all = sum(state.ranges.range_count for _, state in states)
-    add = _add_words if as_words else _add_ranges
-    written = add(info, states, max_ranges, limit)
+    written = _add_ranges(info, states, max_ranges, limit)
     batches = _add_batches(info, states, max_batches, limit)
     in_batches = sum(len(state.batches) for _, state in states)
     return EncodedLegacy(bytes(info.SerializeToString()), in_all - written, in_batches - batches)
@@ -139,35 +136,6 @@ def _add_ranges(info: Any, states: Sequence[tuple[int, LedgerAcks]], most: int, 
             break
         count += 1
     return count
-
-
-def _add_words(info: Any, states: Sequence[tuple[int, LedgerAcks]], most: int, limit: int) -> int:
-    """Write ledgers as words, lowest first, of the last one only the lowest ranges; return how many ranges."""
-    size, left = info.ByteSize(), most
-    for ledger, state in states:
-        ranges = state.ranges
-        if ranges.range_count > left:
-            ranges = EntryRanges.from_ranges(islice(ranges.ranges(), left))
-        if not ranges.range_count:
-            continue
-        last = ranges.last or 0
-        if size + last // _WORD > limit:
-            break
-        written = info.individualDeletedMessageRanges.add(key=ledger)
-        written.values.extend(_words(ranges))
-        size += 6 + written.ByteSize()
-        if size > limit:
-            del info.individualDeletedMessageRanges[-1]
-            break
-        left -= ranges.range_count
-    return most - left
-
-
-def _words(ranges: EntryRanges) -> Sequence[int]:
-    bits = 0
-    for piece in sections_of(ranges):
-        bits |= int.from_bytes(piece.words(), "little") << piece.first
-    return BatchSet(0, 0).words if not bits else BatchSet(bits.bit_length(), bits).words
 
 
 def _add_batches(info: Any, states: Sequence[tuple[int, LedgerAcks]], most: int, limit: int) -> int:
