@@ -58,7 +58,9 @@ class KeyOrder:
         max_held_per_key: int,
         max_bytes: int,
     ) -> None:
-        self.times_full = 0
+        self.is_full = False
+        """Whether nothing is fetched because too many messages are kept."""
+        self._has_warned = False
         self._settler = settler
         self._state = settler.state
         self._inbox = inbox
@@ -77,7 +79,6 @@ class KeyOrder:
         self._from_broker: set[MessageId] = set()
         self._full: set[Key] = set()
         self._count = self._bytes = 0
-        self._is_held = False
 
     def open(self) -> None:
         """Order what the consumer delivers from now on, and let nacked messages come back to it."""
@@ -90,11 +91,6 @@ class KeyOrder:
 
     def __iter__(self) -> Iterator[Message]:
         return chain.from_iterable(self._kept.values())
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether nothing is fetched because too many messages are kept."""
-        return self._is_held
 
     # --- for the workers -------------------------------------------------------------------------------------------
 
@@ -205,18 +201,18 @@ class KeyOrder:
 
     def _update(self) -> None:
         """Stop or go on fetching."""
-        is_held = bool(self._full or self._bytes >= self._max_bytes > 0) and not self._from_broker
-        if is_held is self._is_held:
+        is_full = bool(self._full or self._bytes >= self._max_bytes > 0) and not self._from_broker
+        if is_full is self.is_full:
             return
-        self._is_held = is_held
-        self.times_full += is_held
-        if self.times_full == 1 and is_held:
+        self.is_full = is_full
+        if is_full and not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "%d messages (%d bytes) wait for earlier ones of their keys; nothing is fetched until there is room",
                 self._count,
                 self._bytes,
             )
-        self._hold_port(is_held=is_held)
+        self._hold_port(is_held=is_full)
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 
@@ -299,7 +295,7 @@ class KeyOrder:
     def close(self) -> None:
         """Let the consumer deliver without order again."""
         self._table.on_left = self._table.requests.on_expected = None
-        if self._is_held:
+        if self.is_full:
             self._hold_port(is_held=False)
 
 

@@ -42,10 +42,6 @@ _END_TIMEOUT_S: Final = 6.0
 _CANCELLED: Final = "its handler did not end in time when the consumer drained"
 
 
-class _NotAwaitableError(InvalidArgumentError):
-    """The handler is no coroutine function, which shows when it is called."""
-
-
 @dataclass(frozen=True, slots=True)
 class DrainReport:
     """How a consumer ended.
@@ -230,20 +226,24 @@ class Runner:
 
     async def _handle(self, message: Message) -> None:
         """Let the handler work on a message, and settle it; raise CancelledError only while it is being settled."""
-        is_handled = False
+        is_awaitable = True
         try:
-            if self._order is None or await self._order.begin(message):
-                handling = self.handler(message)
-                await (handling if type(handling) is CoroutineType else self._checked(handling, message))
-                is_handled = True
-        except _NotAwaitableError:
-            raise
+            if self._order is not None and not await self._order.begin(message):
+                return
+            handling = self.handler(message)
+            is_awaitable = type(handling) is CoroutineType or isawaitable(handling)
+            if is_awaitable:
+                await handling
         except Exception as error:  # noqa: BLE001 - settled, logged and counted
             await self._failed(message, error)
         except asyncio.CancelledError:
             await self._was_cancelled(message)
         else:
-            if is_handled and needs_ack(message):
+            if not is_awaitable:
+                self._receiver.take_back(message)
+                expected = "a coroutine function: what it returned cannot be awaited"
+                raise InvalidArgumentError("handler", self.handler, expected)
+            if needs_ack(message):
                 await self._acknowledge(message)
 
     async def _may_receive_again(self, error: Exception) -> bool:
@@ -267,15 +267,6 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - logged, and the message is handled again
             _log.warning("%r was handled, but could not be acknowledged, and is redelivered: %s", message.id, error)
             await self._nack(message, f"not acknowledged: {error}")
-
-    def _checked(self, handling: object, message: Message) -> Awaitable[object]:
-        """Return what a handler returned; if it cannot be awaited, take the message back and raise."""
-        if not isawaitable(handling):
-            self._receiver.take_back(message)
-            raise _NotAwaitableError(
-                "handler", self.handler, "a coroutine function: what it returned cannot be awaited"
-            )
-        return handling
 
     async def _failed(self, message: Message, error: Exception) -> None:
         """Settle a message whose handler raised; log and count the exception."""

@@ -148,7 +148,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         unacked=limiter.count(),
         prefetched=limiter.prefetched,
         unacked_limit=None if limiter.limit is None else limiter.limit + limiter.prefetched,
-        is_near_unacked_limit=limiter.is_near_limit,
+        is_near_unacked_limit=limiter.count() >= limiter.near,
         is_held_back=limiter.held_back_at == receiver.received,
         waiting_nacks=len(limiter.waiters),
         dead_lettered=0 if dead is None else dead.done,

@@ -56,11 +56,6 @@ class UnackedLimiter:
         return self._table.delivered + self._table.held
 
     @property
-    def is_near_limit(self) -> bool:
-        """Return whether 80 % of the limit are reached."""
-        return self.count() >= self.near
-
-    @property
     def is_free(self) -> bool:
         """Return whether fewer messages are unacknowledged than the limit allows."""
         return self.limit is None or self._table.delivered + self._table.held < self.limit
