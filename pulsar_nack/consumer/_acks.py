@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .durable import DurableNacks
 
 Waiter = asyncio.Future[None]
+_Calls = Waiter | list[Waiter] | None
+"""The call that waits for an acknowledgement, or several; None: nobody waits."""
 
 _BATCH: Final = 1_000
 _MAX_TRIES: Final = 10
@@ -61,8 +63,8 @@ class Acks:
             self._soon = port.acknowledge_soon
         self._running: set[asyncio.Task[None]] = set()
         """The tasks of acknowledgements that have to wait."""
-        self._calls: dict[MessageState, Waiter | _SharedWaiter | None] = {}
-        """The caller that waits for each acknowledgement; None: nobody waits."""
+        self._calls: dict[MessageState, _Calls] = {}
+        """What waits for each acknowledgement under way."""
         self._done = self._end  # one object, by which the port knows those that it may end together
         self._all_answered: asyncio.Future[None] | None = None
         self._is_over = False
@@ -113,10 +115,8 @@ class Acks:
             raise ClosedError("the consumer")
         if record is not None and record in self._calls:
             if waiter is not None:
-                call = self._calls[record]
-                if not isinstance(call, _SharedWaiter):
-                    call = self._calls[record] = _SharedWaiter([] if call is None else [call])
-                call.waiters.append(waiter)
+                calls = self._calls[record] = _as_list(self._calls[record])
+                calls.append(waiter)
             return None
         return table.mark_acking_unknown(message_id)
 
@@ -129,8 +129,10 @@ class Acks:
             self.acked += len(settled)
             self._on_settled(settled)
             for call in calls:
-                if isinstance(call, _SharedWaiter):
-                    call.end(None)
+                if isinstance(call, list):
+                    for waiter in call:
+                        if not waiter.done():
+                            waiter.set_result(None)
                 elif call is not None and not call.done():
                     call.set_result(None)
         else:
@@ -138,14 +140,15 @@ class Acks:
         if self._all_answered is not None and not self._calls and not self._all_answered.done():
             self._all_answered.set_result(None)
 
-    def _end_failed(
-        self, records: Sequence[MessageState], calls: Sequence[Waiter | _SharedWaiter | None], error: Exception
-    ) -> None:
+    def _end_failed(self, records: Sequence[MessageState], calls: Sequence[_Calls], error: Exception) -> None:
         for record in records:
             self._failed(record, error)
         for record, call in zip(records, calls, strict=True):
-            waiter = call if isinstance(call, _SharedWaiter) else _SharedWaiter([] if call is None else [call])
-            if not waiter.end(error) and not self._is_over:
+            waiting = [waiter for waiter in _as_list(call) if not waiter.done()]
+            for waiter in waiting:
+                waiter.set_exception(error)
+                waiter.exception()  # the caller may have been cancelled in this turn of the loop
+            if not waiting and not self._is_over:
                 self._on_unobserved_error(record, error)  # all callers were cancelled, or there was none
 
     def _begin_task(self, _: MessageId, record: MessageState, done: AcksDone[MessageState]) -> None:
@@ -244,21 +247,5 @@ class Acks:
             self._has_duplicates.set()
 
 
-class _SharedWaiter:
-    """The calls that wait for one acknowledgement."""
-
-    __slots__ = ("waiters",)
-
-    def __init__(self, waiters: list[Waiter]) -> None:
-        self.waiters = waiters
-
-    def end(self, error: Exception | None) -> bool:
-        """End the calls that still wait; return whether there was one."""
-        waiting = [waiter for waiter in self.waiters if not waiter.done()]
-        for waiter in waiting:
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
-                waiter.exception()  # the caller may have been cancelled in this turn of the loop
-        return bool(waiting)
+def _as_list(call: _Calls) -> list[Waiter]:
+    return call if isinstance(call, list) else [] if call is None else [call]
