@@ -102,7 +102,7 @@ class Consumer(ClosesWhenDropped):
         :raises MissingExtraError: a message came that this process cannot read without what the error names. It stays
             for others, each later call raises this too, and the consumer closes once no message is being processed
         """
-        receiver, state, turn = self._receiver, self._state, self._state.turn
+        receiver, state = self._receiver, self._state
         if get_ident() != state.thread._thread_id:
             receiver.check_readable()
             state.check_open()
@@ -111,12 +111,12 @@ class Consumer(ClosesWhenDropped):
         if message is None:
             message = await (receiver.wait() if timeout is None else receiver.wait_within(timeout))
             if receiver.receive_nowait is None:
-                turn.now_ms = self._engine.clock.now_ms()
+                state.now_ms = self._engine.clock.now_ms()
             else:
-                turn.yielded_at_ms = turn.now_ms  # while this waited
+                state.yielded_at_ms = state.now_ms  # while this waited
         message._keeps = self  # see _lifetime: a message in use keeps its consumer alive
         state.delivered += 1
-        if turn.now_ms - turn.yielded_at_ms >= YIELD_AFTER_MS:
+        if state.now_ms - state.yielded_at_ms >= YIELD_AFTER_MS:
             await receiver.let_others_run(message)
         if (leases := self._settler.leases) is not None:
             message._lease = leases.begin(message._delivery, message._redelivery_count)

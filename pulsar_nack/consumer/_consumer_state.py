@@ -26,29 +26,7 @@ if TYPE_CHECKING:
     from .durable import DurableNacks
 
 YIELD_AFTER_MS: Final = 5
-
-
-class LoopTurn:
-    """Measures how long this consumer's calls have kept the loop from other tasks."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.now_ms = self.yielded_at_ms = clock.now_ms()
-        """The time of the latest call, and when other tasks ran before."""
-        self.nacked: list[Any] = []
-        """The messages whose nacks ended in this turn: until it ends, only the tasks that nacked them take it back."""
-
-    def is_long(self) -> bool:
-        """Return whether the loop has to run other tasks at ``now_ms``; the caller then lets it."""
-        if self.now_ms - self.yielded_at_ms < YIELD_AFTER_MS:
-            return False
-        self.yielded_at_ms = self.now_ms
-        return True
-
-    def end(self) -> None:
-        """Let any task settle the messages that were nacked in this turn; the first nack has the loop call this."""
-        nacked, self.nacked = self.nacked, []
-        for message in nacked:
-            message._nacking = None
+"""How long the calls of a consumer may keep the loop from other tasks."""
 
 
 class ConsumerState:
@@ -61,7 +39,11 @@ class ConsumerState:
         letters: Letters | None,
         settings: ConsumerSettings,
     ) -> None:
-        self.turn = LoopTurn(queue.clock)
+        self.now_ms = self.yielded_at_ms = queue.clock.now_ms()
+        """The time of the latest call, and when other tasks ran before."""
+        self.just_nacked: list[Any] = []
+        """The messages whose nacks ended in this turn of the loop: until it ends, only the tasks that nacked them take
+        that back."""
         self.is_closed = False
         self.on_idle: Callable[[], None] | None = None
         """Called when messages were settled, held or taken back; None while nobody waits for that."""
@@ -87,6 +69,12 @@ class ConsumerState:
         """Let what waits for an idle consumer look again: fewer messages are being processed."""
         if self.on_idle is not None:
             self.on_idle()
+
+    def end_turn(self) -> None:
+        """Let any task settle the messages that were nacked in this turn; the first nack has the loop call this."""
+        nacked, self.just_nacked = self.just_nacked, []
+        for message in nacked:
+            message._nacking = None
 
     def check_open(self) -> Acks:
         """Return the acknowledgements of an open consumer, in its event loop.

@@ -269,7 +269,7 @@ class Message(ReceivedMessage):
 
     async def _hold(self, settled_as: str, delay: Delay | None, reason: str) -> None:
         """Nack or defer the message."""
-        before, settler, delivery = self._settled_as, self._settler, self._delivery
+        before, settler, state, delivery = self._settled_as, self._settler, self._settler.state, self._delivery
         if settler.leases is not None and before is None:
             settler.leases.check(self._lease)
         self._settled_as = settled_as
@@ -281,15 +281,16 @@ class Message(ReceivedMessage):
             self._settled_as = before = settled_as
             if written is not None:
                 await settler.until_durable(delivery.id, written)
-            elif settler.turn.now_ms - settler.turn.yielded_at_ms >= YIELD_AFTER_MS and settler.turn.is_long():
+            elif state.now_ms - state.yielded_at_ms >= YIELD_AFTER_MS:
+                state.yielded_at_ms = state.now_ms
                 await asyncio.sleep(0)
         except BaseException:
             self._settled_as = before
             raise
         finally:
-            if not settler.turn.nacked:
-                asyncio.get_running_loop().call_soon(settler.turn.end)
-            settler.turn.nacked.append(self)
+            if not state.just_nacked:
+                asyncio.get_running_loop().call_soon(state.end_turn)
+            state.just_nacked.append(self)
 
     async def in_progress(self, delay: Delay | None = None) -> None:
         """Let the lease of the message end ``delay`` from now (seconds or a timedelta), None: the consumer's ``lease``.
@@ -392,9 +393,8 @@ class Message(ReceivedMessage):
             async with message.process(on_error={ConnectionError: Retry(delay=5), ValueError: DeadLetter("bad")}):
                 await work(message.data)
         """
-        if on_error is None:
-            return Processing(self, {})
-        return Processing(self, checked_rules(on_error, has_dead_letters=self._settler.state.has_dead_letters))
+        has_dead_letters = self._settler.state.has_dead_letters
+        return Processing(self, {} if on_error is None else checked_rules(on_error, has_dead_letters=has_dead_letters))
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {self._size()}>"

@@ -47,7 +47,6 @@ class Receiver:
         self.on_unreadable: Callable[[], None]
         """Called after :attr:`unreadable` is set; itself set by what closes the consumer then."""
         self.is_draining = False
-        self.turn = settler.turn
         self.state = state = settler.state
         self._port = port
         self._settler = settler
@@ -80,14 +79,14 @@ class Receiver:
 
     def take_ready(self, receive_nowait: Callable[[], Delivery | None]) -> Message | None:
         """Take a message without waiting, if no call waits and a message is here."""
-        inbox, turn = self.inbox, self.turn
+        inbox, state = self.inbox, self.state
         if inbox.waiters or (self._letters is not None and self._letters.is_full and not inbox.ready):
             return None
         if inbox.ready and (message := inbox.get_nowait()) is not None:
-            turn.now_ms = self._clock.now_ms()
+            state.now_ms = self._clock.now_ms()
             return message
         while not self._is_pumping and (delivery := receive_nowait()) is not None:
-            turn.now_ms = self._clock.now_ms()
+            state.now_ms = self._clock.now_ms()
             if (message := self._take(delivery)) is not None:
                 return message
             if self._letters is not None and self._letters.is_full:
@@ -136,7 +135,7 @@ class Receiver:
 
     async def let_others_run(self, message: Message) -> None:
         """Let other tasks run before a message is delivered; if the call is cancelled, the next one gets it."""
-        self.turn.yielded_at_ms = self.turn.now_ms
+        self.state.yielded_at_ms = self.state.now_ms
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -271,7 +270,7 @@ class Receiver:
 
     def _take_known(self, delivery: Delivery, message_id: MessageId) -> Message | None:
         """Judge a delivery of a message that is or may be known, or whose arrival is to be noted."""
-        now_ms = self.turn.now_ms = self._clock.now_ms()
+        now_ms = self.state.now_ms = self._clock.now_ms()
         known = self._table.get(message_id)
         if self.state.durable is not None and known is None:
             if self.state.durable.was_acked(message_id):

@@ -34,7 +34,6 @@ class Settler:
 
     def __init__(self, state: ConsumerState, lease: Delay | None) -> None:
         self.state = state
-        self.turn = state.turn
         self.queue = queue = state.queue
         self.dropped = self.acked_through = self.given_up = self.handler_errors = 0
         self.leases = None if lease is None else Leases(state, lease)
@@ -171,7 +170,7 @@ class Settler:
         """
         if get_ident() != self.state.thread._thread_id:
             self.state.check_open()
-        now_ms = self.turn.now_ms = self.queue.clock.now_ms()
+        now_ms = self.state.now_ms = self.queue.clock.now_ms()
         milliseconds = self.state.default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
         if reason or type(reason) is not str:
             reason = as_reason(reason)
@@ -196,7 +195,7 @@ class Settler:
             waited_ms = await self._wait_for_room(message_id, attempt, plan, payload)
             left_ms = max(milliseconds - waited_ms, 0)
             plan = choose(message_id, left_ms)
-            now_ms = self.turn.now_ms = self.queue.clock.now_ms()
+            now_ms = self.state.now_ms = self.queue.clock.now_ms()
         record = self._table.hold(message_id)
         self.queue.hold(record, left_ms, payload, plan, now_ms)
         if is_deferred:

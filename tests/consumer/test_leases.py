@@ -132,7 +132,7 @@ async def test_nacked_by_id_while_receive_lets_others_run(ports: Ports) -> None:
         await message.nack(0)
         nacking = asyncio.ensure_future(nack_soon(consumer, message))
         await asyncio.sleep(0.001)
-        consumer._state.turn.yielded_at_ms -= 10
+        consumer._state.yielded_at_ms -= 10
         await consumer.receive()
         await nacking
         began = now()
