@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Final, Generic, NoReturn, Self, SupportsIndex, TypeAlias, TypeVar
 
 from ._foreign import quoted
-from .errors import AlreadyEnteredError, WrongLoopError
+from .errors import AlreadyEnteredError, ClosedError, WrongLoopError
 
 _LOG: Final = logging.getLogger("pulsar_nack.lifetime")
 running_loop = asyncio._get_running_loop
@@ -57,24 +57,6 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
         raise WrongLoopError(what)
 
 
-class LoopBound:
-    """Base class of objects that belong to the event loop in which they are made or first used."""
-
-    _loop: asyncio.AbstractEventLoop | None
-
-    def __new__(cls, *_args: Any, **_settings: Any) -> Self:
-        """Note the running event loop, if there is one."""
-        self = super().__new__(cls)
-        self._loop = running_loop()
-        return self
-
-    def _check_loop(self, what: str) -> None:
-        if self._loop is None:
-            self._loop = running_loop()
-        elif self._loop is not running_loop():
-            raise WrongLoopError(what)
-
-
 class ClosesOnExit:
     """Base class of objects that are closed at the end of an ``async with`` block."""
 
@@ -89,6 +71,39 @@ class ClosesOnExit:
 
     async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
+
+
+class LoopBound(ClosesOnExit):
+    """Base class of what is used in one event loop, that in which it is made or first used, until it is closed.
+
+    A subclass sets ``_is_closed``.
+    """
+
+    _what: str
+    """What errors call it."""
+    _is_closed = False
+    _loop: asyncio.AbstractEventLoop | None
+
+    def __new__(cls, *_args: Any, **_settings: Any) -> Self:
+        """Note the running event loop, if there is one."""
+        self = super().__new__(cls)
+        self._loop = running_loop()
+        return self
+
+    async def __aenter__(self) -> Self:
+        self._ensure_open()
+        return self
+
+    def _check_loop(self, what: str = "") -> None:
+        if self._loop is None:
+            self._loop = running_loop()
+        elif self._loop is not running_loop():
+            raise WrongLoopError(what or self._what)
+
+    def _ensure_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(self._what)
+        self._check_loop()
 
 
 _C = TypeVar("_C", bound=ClosesOnExit)

@@ -15,10 +15,10 @@ from os import PathLike
 from typing import Self, TypeVar
 
 from .._check import check_text, config_of
-from .._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
+from .._lifetime import NO_THREAD, LoopBound, loop_thread_of
 from .._tasks import retrieve_error
 from ..config import DELAYED_PREFIX, CursorConfig
-from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
+from ..errors import InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ids import Position
 from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
@@ -37,7 +37,7 @@ from .logs import CursorLog
 _T = TypeVar("_T")
 
 
-class Cursor(ClosesOnExit, LoopBound):
+class Cursor(LoopBound):
     """What a subscription has acknowledged, kept in bounded memory and on a store of logs.
 
     Open it with :meth:`open` or :meth:`open_local`; close it with :meth:`aclose` or ``async with``. Acknowledgements
@@ -47,6 +47,7 @@ class Cursor(ClosesOnExit, LoopBound):
     It is also a :class:`~pulsar_nack.delayed.DelayedCursor`.
     """
 
+    _what = "Cursor"
     _owned: LocalLogStore | None = None
     _closing: asyncio.Task[None] | None = None
     _is_closed = True
@@ -115,10 +116,6 @@ class Cursor(ClosesOnExit, LoopBound):
         self._owned = store
         return self
 
-    async def __aenter__(self) -> Self:
-        self._ensure_open()
-        return self
-
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if not self._is_closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
@@ -138,7 +135,7 @@ class Cursor(ClosesOnExit, LoopBound):
         :raises TimeoutError: storage did not answer in time
         """
         if not self._is_closed:
-            self._check_loop("the cursor")
+            self._check_loop()
         if self._closing is None:
             self._is_closed, self._home = True, NO_THREAD
             finish = self._operations.finish(self._config.close_timeout.total_seconds(), self._release)
@@ -152,9 +149,7 @@ class Cursor(ClosesOnExit, LoopBound):
             await self._owned.aclose()
 
     def _ensure_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("Cursor")
-        self._check_loop("the cursor")
+        super()._ensure_open()
         if self._flusher.broken is not None:
             raise LogFencedError(self._flusher.broken.log)
 

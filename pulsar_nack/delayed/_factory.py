@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from .._check import check_callable, check_clock, check_has, check_text, config_of
-from .._lifetime import ClosesOnExit, LoopBound
+from .._lifetime import LoopBound
 from .._tasks import TaskOwner
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
@@ -26,7 +26,6 @@ from .bucket import BucketDelayedDeliveryTracker, SharedDelayedIndex
 from .format import snapshot_protobuf
 from .storage import BucketSnapshotStorage, DelayedCursor
 
-_NAME: Final = "DelayedDeliveryTrackerFactory"
 _MAX_RETRY_S: Final = 5.0
 """How long to continue with a storage of which every read fails, if ``recovery_timeout`` is not shorter."""
 _log = logging.getLogger("pulsar_nack.delayed")
@@ -69,7 +68,7 @@ class _Request:
     on_due: Callable[[], object] | None
 
 
-class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
+class DelayedDeliveryTrackerFactory(LoopBound):
     """Makes trackers in memory, trackers in buckets, or disabled ones, as ``config`` says.
 
     A bucket tracker is replaced by one in memory if its storage does not start, or if its recovery fails or exceeds
@@ -87,6 +86,8 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
     :param on_fallback: a plain function that is called soon after a fallback, with a :class:`TrackerFallback`
     :raises InvalidArgumentError: buckets are configured and there is no storage
     """
+
+    _what = "DelayedDeliveryTrackerFactory"
 
     def __init__(
         self,
@@ -127,9 +128,7 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
         :raises MissingExtraError: protobuf is not installed, and buckets are configured
         :raises ClosedError: after :meth:`aclose`
         """
-        if self._closing is not None:
-            raise ClosedError(_NAME)
-        self._check_loop(_NAME)
+        self._ensure_open()
         if self._config.tracker_kind == "bucket" and self._storage is not None:
             snapshot_protobuf()
             try:
@@ -165,9 +164,9 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
         tracker = None
         try:
             tracker = await self._make(request)
-            if self._closing is not None:
+            if self._is_closed:
                 await tracker.aclose()
-                raise ClosedError(_NAME)
+                raise ClosedError(self._what)
         finally:
             self._registry.settle(topic_name, cursor_name, tracker)
         return tracker
@@ -188,7 +187,7 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
 
     async def wait_until_clean(self) -> None:
         """Wait until the unused snapshots of every cursor are deleted, or their deletion waits for its next attempt."""
-        self._check_loop(_NAME)
+        self._check_loop()
         if self._cleaner is not None:
             await self._cleaner.idle()
 
@@ -200,7 +199,8 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
     async def aclose(self) -> None:
         """Close all trackers, stop cleaning, close the storage. Idempotent; closing continues if this is cancelled."""
         if self._closing is None:
-            self._check_loop(_NAME)
+            self._check_loop()
+            self._is_closed = True
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -219,11 +219,9 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, LoopBound):
     # -- making ------------------------------------------------------------------------------------------------------
 
     def _check(self, request: _Request) -> None:
-        if self._closing is not None:
-            raise ClosedError(_NAME)
-        self._check_loop(_NAME)
+        self._ensure_open()
         if not self._is_started:
-            raise NotOpenError(_NAME)
+            raise NotOpenError(self._what)
         check_on_due(request.on_due)
         check_text("topic_name", request.topic_name)
         check_text("cursor_name", request.cursor_name)

@@ -27,8 +27,8 @@ from functools import partial
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from .._check import check_integer, check_list
-from .._lifetime import ClosesOnExit, LoopBound
-from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
+from .._lifetime import LoopBound
+from ..errors import InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._protocol import LogDamage, LogState, Record
 from .files import as_storage_error, storage_errors
 from .format import MAX_BODY, body_size
@@ -43,7 +43,7 @@ READ_ONLY: Final = "it is open for reading only"
 DAMAGED: Final = "it is damaged, and open for reading only"
 
 
-class AsyncLog(LoopBound, ClosesOnExit):
+class AsyncLog(LoopBound):
     """A :class:`~pulsar_nack.ledger.Log` over blocking work, which subclasses implement in four methods.
 
     :param location: the folder or the URL of its store, for errors
@@ -55,6 +55,7 @@ class AsyncLog(LoopBound, ClosesOnExit):
         self, name: str, location: str, state: LogState, executor: ThreadPoolExecutor, why_read_only: str
     ) -> None:
         self._name = name
+        self._what = f"log {name}"
         self._location = location
         self._state = state
         self._executor = executor
@@ -127,7 +128,7 @@ class AsyncLog(LoopBound, ClosesOnExit):
 
     async def read(self, first: int, last: int) -> list[bytes]:
         """Return records ``first`` to ``last``, both included."""
-        self._check_open()
+        self._ensure_open()
         for field, value in (("first", first), ("last", last)):
             check_integer(field, value, 0, self.length - 1)
         return await self._run(self._read_all, first, last)
@@ -136,27 +137,27 @@ class AsyncLog(LoopBound, ClosesOnExit):
         """Iterate over the records from ``first`` to the present end, with about 1 MiB in memory at a time."""
         check_integer("first", first, 0, _ALL)
         while first < self.length:
-            self._check_open()
+            self._ensure_open()
             for data in await self._run(self._read, first, self.length - 1, _CHUNK):
                 yield Record(first, data)
                 first += 1
 
     async def seal(self) -> None:
         """Seal the log durably. Idempotent."""
-        self._check_open()
+        self._ensure_open()
         if not self.is_sealed:
             self._check_writable()
             await self._append(())
 
     async def delete(self) -> None:
         """Delete the log, and close it even if that fails. A reader takes the log over first."""
-        self._check_open()
+        self._ensure_open()
         await asyncio.shield(self._end(self._delete))
 
     async def aclose(self) -> None:
         """Finish the appends that were called, then release the log for other writers. Idempotent."""
         if self._closing is None:
-            self._check_loop(f"log {self.name}")
+            self._check_loop()
         closing = self.close_soon()
         await asyncio.wait([closing])
         error = closing.exception()
@@ -172,6 +173,7 @@ class AsyncLog(LoopBound, ClosesOnExit):
             work()
             return 0
 
+        self._is_closed = True
         self._closing = self._commit.run_after_pending(end)
         return self._closing
 
@@ -197,13 +199,8 @@ class AsyncLog(LoopBound, ClosesOnExit):
     async def _run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *args, **kwargs))
 
-    def _check_open(self) -> None:
-        if self._closing is not None:
-            raise ClosedError(f"log {self.name}")
-        self._check_loop(f"log {self.name}")
-
     def _check_writable(self) -> None:
-        self._check_open()
+        self._ensure_open()
         if self._why_read_only:
             raise LogStorageError(self.name, "append", self._why_read_only, folder=self._location)
         if self.is_sealed:

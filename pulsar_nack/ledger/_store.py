@@ -14,8 +14,7 @@ from functools import partial
 from typing import Generic, Self, TypeVar
 
 from .._check import check_flag
-from .._lifetime import ClosesOnExit, LoopBound
-from ..errors import ClosedError
+from .._lifetime import LoopBound
 from ._log import AsyncLog
 from ._protocol import BlockingStore
 from .format import check_name
@@ -24,8 +23,10 @@ _O = TypeVar("_O")
 _L = TypeVar("_L", bound=AsyncLog)
 
 
-class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
+class AsyncLogStore(LoopBound, Generic[_O, _L]):
     """A :class:`~pulsar_nack.ledger.LogStore` over a blocking store."""
+
+    _what = "the store of logs"
 
     def __init__(self, directory: BlockingStore[_O], executor: ThreadPoolExecutor) -> None:
         self._directory = directory
@@ -34,7 +35,6 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         self._opening: set[asyncio.Future[_O]] = set()
         self._owned: list[Self] = []
         self._is_owned = False
-        self._is_closed = False
 
     def _make_log(self, opened: _O) -> _L:
         raise NotImplementedError
@@ -47,7 +47,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
         each log is locked instead.
         """
         check_name(name)
-        self._check_open()
+        self._ensure_open()
         directory = self._directory.for_owner()
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, directory.take_ownership, name)
@@ -76,13 +76,13 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
 
     async def names(self) -> list[str]:
         """Return the names of all logs, sorted."""
-        self._check_open()
+        self._ensure_open()
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._directory.names)
 
     async def delete(self, name: str) -> None:
         """Delete a log that nobody has open for writing."""
         check_name(name)
-        self._check_open()
+        self._ensure_open()
         await asyncio.get_running_loop().run_in_executor(self._executor, self._directory.delete, name)
 
     def close_soon(self) -> None:
@@ -98,7 +98,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
     async def aclose(self) -> None:
         """Close all logs that were opened here, then the store. Idempotent; continues when the call is cancelled."""
         if not self._is_closed:
-            self._check_loop("the store of logs")
+            self._check_loop()
         self.close_soon()
         while opening := self._all_opening():
             await asyncio.wait(opening)
@@ -109,7 +109,7 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
 
     async def _open_log(self, work: Callable[[str], _O], name: str) -> _L:
         """Open a log in a thread; if the call is cancelled, the log is closed as soon as it is open."""
-        self._check_open()
+        self._ensure_open()
         opening = asyncio.get_running_loop().run_in_executor(self._executor, work, name)
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
@@ -136,8 +136,3 @@ class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
 
     def _all_logs(self) -> set[_L]:
         return self._logs.union(*(owned._all_logs() for owned in self._owned))
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the store of logs")
-        self._check_loop("the store of logs")

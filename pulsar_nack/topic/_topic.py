@@ -12,14 +12,13 @@ from typing import Any, Self, overload
 
 from .._check import check_integer, check_text
 from .._delays import FIRST_PUBLISH_MS, seek_position
-from .._lifetime import ClosesOnExit, LoopBound, Opening
+from .._lifetime import LoopBound, Opening
 from ..clock import Clock
 from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, PortTraits, Subscribing
 from ..consumer.transport import AnyPosition, AnyType
 from ..consumer.transport import initial_position as as_initial_position
 from ..cursor import Cursor
-from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
 from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
@@ -32,7 +31,7 @@ from ._retry_topics import LocalPublisher, RetryTopics
 from ._subscription import TopicStatistics
 
 
-class LocalTopic(ClosesOnExit, LoopBound):
+class LocalTopic(LoopBound):
     """A topic without a broker: durable, ordered, with the four subscription types.
 
     Open it with :meth:`open`, and close it with :meth:`aclose` or ``async with``. A message survives kill -9 once
@@ -47,6 +46,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
                 await message.nack(delay=2.5)
     """
 
+    _what = "LocalTopic"
     _place: LogStore
 
     def __init__(self, name: str, store: LogStore, ledgers: TopicLedgers, settings: TopicSettings) -> None:
@@ -106,10 +106,6 @@ class LocalTopic(ClosesOnExit, LoopBound):
         self._subscriptions.trim()
         return self
 
-    async def __aenter__(self) -> Self:
-        self._ensure_open()
-        return self
-
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if not self._is_closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
@@ -126,7 +122,7 @@ class LocalTopic(ClosesOnExit, LoopBound):
         :raises TimeoutError: storage did not answer in time; the topic is released once it does
         """
         if not self._is_closed:
-            self._check_loop("the topic")
+            self._check_loop()
         if self._closing is None:
             self._is_closed = True
             self._closing = self._subscriptions.begin_close(
@@ -136,11 +132,6 @@ class LocalTopic(ClosesOnExit, LoopBound):
             self._settings.config.cursor.close_timeout.total_seconds(), f"LocalTopic {self.name!r}"
         ):
             await asyncio.shield(self._closing)
-
-    def _ensure_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("LocalTopic")
-        self._check_loop("the topic")
 
     # -- reading -----------------------------------------------------------------------------------------------
 

@@ -18,12 +18,12 @@ from typing import Final, NamedTuple, Self
 
 from ..._check import INT64_MAX, check_integer
 from ..._delays import Delay, delay_seconds
-from ..._lifetime import ClosesOnExit, LoopBound
+from ..._lifetime import LoopBound
 from ..._tasks import TaskOwner, set_error
 from ...config import DELAYED_PREFIX, CursorConfig
 from ...cursor.format import LogNames, MarkerContents, change_properties, delayed_cursor, log_names
 from ...cursor.logs import CursorLog, open_without_acks
-from ...errors import ClosedError, InvalidArgumentError
+from ...errors import InvalidArgumentError
 from ...ids import Position
 from ...ledger import LogStore
 from ...ledger.ownership import storage_timeout
@@ -44,11 +44,13 @@ class _Change(NamedTuple):
     properties: Mapping[str, str | None]
 
 
-class LogDelayedCursor(ClosesOnExit, LoopBound):
+class LogDelayedCursor(LoopBound):
     """A :class:`~pulsar_nack.delayed.DelayedCursor` on a store of logs, with one owner at a time.
 
     Open it with :meth:`open`, and close it before its store, with :meth:`aclose` or ``async with``.
     """
+
+    _what = "LogDelayedCursor"
 
     def __init__(self, log: CursorLog, name: str, close_timeout_s: float) -> None:
         self._log = log
@@ -59,7 +61,6 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         self._queue: list[_Change] = []
         self._writing: asyncio.Task[None] | None = None
         self._tasks = TaskOwner()
-        self._is_closed = False
 
     @classmethod
     async def open(
@@ -143,7 +144,7 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
         :raises TimeoutError: storage did not answer in time; the cursor is given up as soon as it does
         """
         if not self._is_closed:
-            self._check_loop("the cursor")
+            self._check_loop()
         self._is_closed = True
         try:
             async with storage_timeout(self._close_timeout_s, f"the cursor {self._name}"):
@@ -151,15 +152,6 @@ class LogDelayedCursor(ClosesOnExit, LoopBound):
                 await self._log.aclose()
         finally:
             self._log.close_soon()
-
-    async def __aenter__(self) -> Self:
-        self._ensure_open()
-        return self
-
-    def _ensure_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("LogDelayedCursor")
-        self._check_loop("the cursor")
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

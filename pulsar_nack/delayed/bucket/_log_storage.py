@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from os import PathLike
-from types import TracebackType
 from typing import Final, Self
 
 from ..._check import INT64_MAX, INT64_MIN, check_clock, check_has, check_integer, check_kind, check_list, check_text
@@ -26,7 +25,6 @@ from ..._tasks import TaskOwner
 from ...clock import Clock, WallClock
 from ...config import BucketConfig
 from ...errors import (
-    ClosedError,
     LedgerError,
     LogExistsError,
     LogNotFoundError,
@@ -68,6 +66,8 @@ class LogSnapshotStorage(LoopBound):
     :param close_timeout: how long closing waits for unfinished writes, in seconds or as a timedelta
     """
 
+    _what = "LogSnapshotStorage"
+
     def __init__(
         self,
         store: LogStore,
@@ -91,7 +91,6 @@ class LogSnapshotStorage(LoopBound):
         self._unfinished: set[int] = set()
         self._undeleted: set[str] = set()
         self._last_id = 0
-        self._is_closed = False
 
     async def start(self) -> None:
         """List the snapshots.
@@ -106,7 +105,7 @@ class LogSnapshotStorage(LoopBound):
         :raises TimeoutError: storage did not answer in time; unfinished work ends as soon as it does
         """
         if not self._is_closed:
-            self._check_loop("the snapshots")
+            self._check_loop()
         self._is_closed = True
         self._open_snapshots.drop_all()
         async with storage_timeout(self._close_timeout_s, "the snapshots"):
@@ -116,10 +115,7 @@ class LogSnapshotStorage(LoopBound):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    aclose = close
 
     async def create_bucket_snapshot(
         self, metadata: bytes, segments: Sequence[bytes], bucket_key: str, topic_name: str, cursor_name: str
@@ -279,11 +275,6 @@ class LogSnapshotStorage(LoopBound):
         except BaseException:
             await log.aclose()
             raise
-
-    def _ensure_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("LogSnapshotStorage")
-        self._check_loop("the snapshots")
 
 
 class TrackerLogs:

@@ -9,13 +9,12 @@ from _thread import get_ident
 from array import array
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from ..._check import INT64_MAX, INT64_MIN, check_flag, check_integer, clock_of, config_of
-from ..._lifetime import NO_THREAD, ClosesOnExit, LoopBound, loop_thread_of
+from ..._lifetime import NO_THREAD, LoopBound, loop_thread_of
 from ...clock import Clock
 from ...config import BucketConfig
-from ...errors import ClosedError
 from ...ids import Position
 from ...index import MAX_ENTRY
 from ...ledger import LogStore
@@ -32,10 +31,8 @@ from ._statistics import BucketStatistics
 from ._timer import DispatchTimer
 from ._worker import Worker
 
-_NAME: Final = "BucketDelayedDeliveryTracker"
 
-
-class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
+class BucketDelayedDeliveryTracker(LoopBound):
     """Holds back delayed messages of one subscription, with most of the index on storage, over restarts (PIP-195).
 
     Times are exact to the ms. If it is not strict, a message may be taken up to a tick before its time; if it is
@@ -45,6 +42,8 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
     Open it with :meth:`open`, and close it with :meth:`aclose` or ``async with``. Messages that are not on storage by
     then are lost from the index, but not from the topic: the dispatcher reads and adds them again.
     """
+
+    _what = "BucketDelayedDeliveryTracker"
 
     def __init__(
         self, snapshots: Snapshots, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
@@ -57,7 +56,6 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
         self._worker = Worker(self._index, snapshots, config, clock, timer)
         timer.start_work = self._worker.start
         self._trimmed_to = -1
-        self._is_closed = False
 
     @classmethod
     async def open(
@@ -126,13 +124,9 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
         snapshot_protobuf()
         return await LogBucketTracker._open_with(await TrackerLogs.open_local(path, config), config, clock, on_due)
 
-    async def __aenter__(self) -> Self:
-        self._ensure_open()
-        return self
-
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
-        return f"<{_NAME} {state}, {len(self._index.pending)} delayed, {len(self._index.buckets)} buckets>"
+        return f"<{self._what} {state}, {len(self._index.pending)} delayed, {len(self._index.buckets)} buckets>"
 
     # -- adding and taking -------------------------------------------------------------------------------------------
 
@@ -303,13 +297,13 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
     async def wait_until_recovered(self, *, once: bool = False) -> None:
         """Wait until all snapshots of an earlier run are read; ``once``: until each was tried once."""
         check_flag("once", once)
-        self._check_loop("the tracker")
+        self._check_loop()
         recovery = self._worker.recovery
         await (recovery.is_tried.wait() if once else recovery.ended())
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is being stored, loaded, merged or deleted, except what waits for its next attempt."""
-        self._check_loop("the tracker")
+        self._check_loop()
         await self._worker.tasks.wait_until_idle()
 
     def statistics(self) -> BucketStatistics:
@@ -319,7 +313,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
     async def aclose(self) -> None:
         """Close the tracker: unfinished work is dropped, snapshots stay, ``on_due`` is not called again. Idempotent."""
         if not self._is_closed:
-            self._check_loop("the tracker")
+            self._check_loop()
         self._is_closed, self._home = True, NO_THREAD
         self._timer.close()
         await self._worker.aclose()
@@ -327,11 +321,6 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, LoopBound):
     def _check_home(self) -> None:
         self._ensure_open()
         self._home = loop_thread_of(self._loop)
-
-    def _ensure_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError(_NAME)
-        self._check_loop("the tracker")
 
 
 class LogBucketTracker(BucketDelayedDeliveryTracker):
