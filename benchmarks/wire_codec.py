@@ -18,7 +18,7 @@ from _timing import best, thread_ns
 
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
-from pulsar_nack.wire._consumer._ack_sets import AckSets
+from pulsar_nack.wire._consumer._acknowledger import AckSets
 from pulsar_nack.wire._consumer._consumer_session import ack_command, redeliver_command
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory
 from pulsar_nack.wire._consumer._entry_reader import EntryReader

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.ids import MessageId
-from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, remaining_of, words_of
+from pulsar_nack.wire._consumer._acknowledger import AckSets
+from pulsar_nack.wire._protocol._batches import all_of, remaining_of, words_of
 
 
 @given(st.integers(min_value=0, max_value=2**300))

@@ -16,12 +16,12 @@ from pulsar_nack import MessageId
 from pulsar_nack.consumer import Delivery
 from pulsar_nack.errors import MissingExtraError, ProtocolError, UndecodableMessageError
 from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, words_of
+from pulsar_nack.wire._consumer._acknowledger import AckSets
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory, PlainBatchMember, PlainDelivery
 from pulsar_nack.wire._consumer._entry_reader import EntryReader
 from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._batches import encode_batch
+from pulsar_nack.wire._protocol._batches import all_of, encode_batch, words_of
 from pulsar_nack.wire._protocol._chunks import ChunkAssembler
 from pulsar_nack.wire._protocol._compression import compress
 from pulsar_nack.wire._protocol._frames import FrameDecoder, MessageCommand, encode_headers_and_payload

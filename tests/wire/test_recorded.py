@@ -7,7 +7,6 @@ import pytest
 from pulsar_nack import MessageId
 from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
-from pulsar_nack.wire._consumer._ack_sets import remaining_of
 from pulsar_nack.wire._consumer._consumer_session import (
     ack_command,
     close_command,
@@ -18,7 +17,7 @@ from pulsar_nack.wire._consumer._consumer_session import (
     unsubscribe_command,
 )
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._batches import encode_batch
+from pulsar_nack.wire._protocol._batches import encode_batch, remaining_of
 from pulsar_nack.wire._protocol._entries import unpack
 from pulsar_nack.wire._protocol._frames import encode_command, encode_frame, encode_headers_and_payload
 from tests.for_each import for_each

@@ -4,26 +4,105 @@ An acknowledged member of a batch is noted in the ack sets before the broker con
 together complete their entry. If the broker refuses, the note is taken back: no other member may complete an entry
 with a message that is not acknowledged. On a non-durable subscription complete entries are noted in its position.
 
+The ack sets have what this consumer acknowledged in its present session, nothing from before: the subscription may have
+been moved back since then, and a set that is too small would acknowledge too much. The broker intersects all the sets
+that it gets, so a set may repeat an earlier one.
+
 Once the topic is missing or deleted there is nothing to acknowledge: acknowledgements succeed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ...consumer import AcksDone
 from ...errors import BrokerError, ClosedError
 from ...ids import MessageId
+from .._protocol._batches import all_of
 from ._ack_groups import AckGroupingTracker, Done
-from ._ack_sets import AckSets, check_size
 from ._positions import NonDurablePosition
 from ._subscribe_options import SubscribeOptions
 
 T = TypeVar("T")
+_MAX_ENTRIES: Final = 50_000
+
+
+class AckSets:
+    """The ack sets of partly acknowledged entries, at most 50 000; beyond that the oldest are forgotten.
+
+    Forgetting one is harmless: the entry is never acknowledged as a whole, so the broker sends it again.
+    """
+
+    def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
+        self.generation = 0
+        """Grows whenever a set is forgotten."""
+        self._max_entries = max_entries
+        self.sets: OrderedDict[tuple[int, int], int] = OrderedDict()
+        """The remaining members of each entry."""
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def acked(self, message_id: MessageId) -> int:
+        """Note an acknowledged message; return the remaining members of its entry, 0: none.
+
+        :raises BrokerError: the id lacks the size of its batch
+        """
+        index, size = message_id.batch_index, message_id.batch_size
+        position = (message_id.ledger, message_id.entry)
+        if index < 0 or size == 1:
+            if self.sets:
+                self.sets.pop(position, None)
+            return 0
+        _check_size(message_id)
+        return self.intersect(position, ((1 << size) - 1) & ~(1 << index))
+
+    def failed(self, message_id: MessageId, generation: int) -> None:
+        """Note that acknowledging a message failed: its entry is not complete without it.
+
+        :param generation: that of these sets when the message was noted; one of an earlier generation is forgotten
+        """
+        if generation == self.generation and message_id.batch_index >= 0:
+            position = (message_id.ledger, message_id.entry)
+            self.sets[position] = self.sets.get(position, 0) | 1 << message_id.batch_index
+
+    def acked_through(self, message_id: MessageId) -> int:
+        """Note that all messages up to this one are acknowledged; return its entry's remaining members. O(entries).
+
+        :raises BrokerError: the id lacks the size of its batch
+        """
+        index, size = message_id.batch_index, message_id.batch_size
+        position = (message_id.ledger, message_id.entry)
+        _check_size(message_id)
+        for known in [known for known in self.sets if known < position]:
+            del self.sets[known]
+        remaining = 0 if index < 0 else all_of(size) & ~all_of(index + 1)
+        if not remaining:
+            self.sets.pop(position, None)
+            return 0
+        return self.intersect(position, remaining)
+
+    def intersect(self, position: tuple[int, int], remaining: int) -> int:
+        """Note that at most these members of an entry remain; return those that remain by all that is known."""
+        known = self.sets.pop(position, None)
+        if known is not None:
+            remaining &= known
+        if remaining:
+            self.sets[position] = remaining
+            if len(self.sets) > self._max_entries:
+                self.sets.popitem(last=False)
+                self.generation += 1
+        return remaining
+
+    def forget(self) -> None:
+        """Forget all sets, because the broker may not have them any more."""
+        self.sets.clear()
+        self.generation += 1
 
 
 class _BatchMember(NamedTuple):
@@ -87,7 +166,7 @@ class Acknowledger:
             return
         self._check_open()
         for message_id in ids:
-            check_size(message_id)  # none of them is noted unless all can be acknowledged
+            _check_size(message_id)  # none of them is noted unless all can be acknowledged
 
         def begin(done: AcksDone[None]) -> None:
             for message_id in ids:
@@ -197,3 +276,11 @@ class Acknowledger:
         error = await answer
         if error is not None:
             raise error
+
+
+def _check_size(message_id: MessageId) -> None:
+    """Raise BrokerError if the id of a batch's member lacks the size of the batch."""
+    if message_id.batch_index >= message_id.batch_size:
+        raise BrokerError(
+            f"{message_id!r} cannot be acknowledged: its batch_size, the number of messages in its batch, is missing"
+        )

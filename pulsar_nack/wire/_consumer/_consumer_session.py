@@ -10,9 +10,9 @@ from ...ids import MessageId
 from .._connection._connection import Connection
 from .._connection._session import Session
 from .._protocol import _pulsar_pb2 as pb
+from .._protocol._batches import all_of, words_of
 from .._protocol._frames import MessageCommand, encode_command
 from ._ack_groups import AckGroup, Answered
-from ._ack_sets import all_of, words_of
 from ._subscribe_options import SubscribeOptions
 
 _FIRST_WITH_RECEIPTS: Final = 17

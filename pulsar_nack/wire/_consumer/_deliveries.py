@@ -18,7 +18,7 @@ from .._connection._options import ClientOptions
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._entries import is_batch, key_of, ordering_key_of, properties_of, text_of
 from .._protocol._frames import MessageCommand, wrong_text
-from ._ack_sets import AckSets
+from ._acknowledger import AckSets
 
 NO_METADATA: Final = pb.MessageMetadata()
 PlainMessage = tuple[bytes, int, int, int, bytes]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ...consumer import Delivery
 from ...errors import InvalidArgumentError, MissingExtraError, ProtocolError, UndecodableMessageError
 from ...ids import MessageId, Position, _delivered_id
+from .._protocol._batches import all_of, remaining_of
 from .._protocol._chunks import ChunkAssembler
 from .._protocol._compression import require_compression
 from .._protocol._entries import (
@@ -18,7 +19,6 @@ from .._protocol._entries import (
     unpack,
 )
 from .._protocol._frames import MessageCommand
-from ._ack_sets import all_of, remaining_of
 from ._deliveries import NO_METADATA, DeliveryFactory, PlainMessage
 from ._unread_entry import UnreadEntry
 

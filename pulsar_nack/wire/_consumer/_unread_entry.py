@@ -18,11 +18,10 @@ from ...consumer import Delivery
 from ...consumer.transport import PROPERTY_BYTES
 from ...errors import MissingExtraError, UndecodableMessageError
 from ...ids import MessageId, _delivered_id
-from .._protocol._batches import Member
+from .._protocol._batches import Member, all_of
 from .._protocol._compression import LARGE
 from .._protocol._entries import Entry, unpack
 from .._protocol._frames import MessageCommand
-from ._ack_sets import all_of
 from ._deliveries import DeliveryFactory, plain_member
 
 READ_AT_ONCE: Final = 100

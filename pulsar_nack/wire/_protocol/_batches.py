@@ -1,10 +1,14 @@
-"""The payload of a batch, after decompression: for each message its metadata's size (4), its metadata, its payload."""
+"""The payload of a batch, after decompression, and its ack set: which of its messages are not acknowledged.
+
+The payload has for each message its metadata's size (4), its metadata and its payload. On the wire an ack set is a list
+of signed 64-bit words, the lowest first; a set bit is a message that is NOT acknowledged. Here it is one int.
+"""
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -17,6 +21,7 @@ DEFAULT_MAX_METADATA_BYTES: Final = 256 << 10
 DEFAULT_MAX_BATCH_MESSAGES: Final = 1_000_000
 MIN_PROPERTY_BYTES: Final = 6  # tags and sizes of a pair, its name and its value
 _MIN_MESSAGE_BYTES: Final = 6  # the metadata's size, and the payload's in it
+_WORD_BITS: Final = 64
 _SIZE: Final = struct.Struct(">I")
 _is_plain = re.compile(
     rb"\x18(?:[\x00-\x7f]|[\x80-\xff][\x00-\x7f])"  # payload size, below 16 KiB
@@ -92,3 +97,28 @@ def _parsed(
 
 def _damaged(index: int, count: int, problem: str, *, is_local: bool = False) -> UndecodableMessageError:
     return UndecodableMessageError(f"batch: message {index} of {count}: {problem}", batch_size=count, is_local=is_local)
+
+
+# --- ack sets ---------------------------------------------------------------------------------------------------------
+
+
+def words_of(remaining: int) -> list[int]:
+    """Return an ack set as signed words."""
+    count = -(-remaining.bit_length() // _WORD_BITS)
+    return list(struct.unpack(f"<{count}q", remaining.to_bytes(8 * count, "little")))
+
+
+def remaining_of(words: Sequence[int], size: int | None = None) -> int:
+    """Return an ack set from the broker as bits.
+
+    :param size: the batch size, beyond which bits are ignored, however many words there are; None: all bits count
+    """
+    if size is not None:
+        words = words[: -(-size // _WORD_BITS)]
+    remaining = int.from_bytes(struct.pack(f"<{len(words)}q", *words), "little")
+    return remaining if size is None or remaining.bit_length() <= size else remaining & all_of(size)
+
+
+def all_of(size: int) -> int:
+    """Return the ack set of a batch of which no message is acknowledged."""
+    return (1 << size) - 1
