@@ -21,8 +21,7 @@ from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._acknowledger import AckSets
 from pulsar_nack.wire._consumer._consumer_session import ack_command, redeliver_command
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory
-from pulsar_nack.wire._consumer._entry_reader import EntryReader
-from pulsar_nack.wire._consumer._unread_entry import READ_AT_ONCE, UnreadEntry
+from pulsar_nack.wire._consumer._entry_reader import READ_AT_ONCE, EntryReader, UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._chunks import ChunkAssembler

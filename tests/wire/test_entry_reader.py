@@ -18,8 +18,7 @@ from pulsar_nack.errors import MissingExtraError, ProtocolError, UndecodableMess
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._acknowledger import AckSets
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory, PlainBatchMember, PlainDelivery
-from pulsar_nack.wire._consumer._entry_reader import EntryReader
-from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
+from pulsar_nack.wire._consumer._entry_reader import EntryReader, UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import all_of, encode_batch, words_of
 from pulsar_nack.wire._protocol._chunks import ChunkAssembler

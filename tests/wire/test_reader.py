@@ -18,8 +18,8 @@ from pulsar_nack.consumer import ReceivedMessage
 from pulsar_nack.errors import TopicNotFoundError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, Reader
+from pulsar_nack.wire._consumer._entry_reader import UnreadEntry
 from pulsar_nack.wire._consumer._positions import is_after, start_of, starts_of
-from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.tiers import seeds, size

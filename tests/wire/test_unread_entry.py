@@ -14,7 +14,7 @@ import pytest
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer import _deliveries as deliveries
-from pulsar_nack.wire._consumer import _unread_entry as unread
+from pulsar_nack.wire._consumer import _entry_reader as unread
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._compression import compress

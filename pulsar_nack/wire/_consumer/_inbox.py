@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from ..._waiting import WaitingCalls
 from ...consumer import Delivery
 from ._deliveries import QueuedMessage
+from ._entry_reader import UnreadEntry
 from ._receiver_queue import ReceiverQueue
-from ._unread_entry import UnreadEntry
 
 
 class WireInbox:

@@ -22,11 +22,10 @@ from .._protocol._frames import MessageCommand
 from ._acknowledger import Acknowledger
 from ._consumer_session import ConsumerSession
 from ._deliveries import DeliveryFactory, QueuedMessage
-from ._entry_reader import EntryReader
+from ._entry_reader import READ_AT_ONCE, EntryReader, UnreadEntry
 from ._flow_and_redelivery import MAX_ENTRIES, ChunkTimer, PausedEntries, Permits, RedeliveryRequests
 from ._positions import NonDurablePosition, Place, places_of
 from ._subscribe_options import SubscribeOptions
-from ._unread_entry import READ_AT_ONCE, UnreadEntry
 
 Sink = Callable[[QueuedMessage | UnreadEntry, "ReceiverQueue"], None]
 """Takes what arrived, in order; synchronous."""

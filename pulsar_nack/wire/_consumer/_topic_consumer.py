@@ -23,11 +23,11 @@ from .._connection._context import ClientContext
 from .._protocol._frames import position_of
 from ._acknowledger import Acknowledger
 from ._consumer_session import last_message_id_command, seek_command, statistics_command, unsubscribe_command
+from ._entry_reader import UnreadEntry
 from ._positions import places_of
 from ._receiver_queue import ReceiverQueue, Sink
 from ._session_keeper import SessionKeeper
 from ._subscribe_options import SubscribeOptions
-from ._unread_entry import UnreadEntry
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
