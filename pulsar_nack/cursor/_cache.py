@@ -30,7 +30,6 @@ Range = tuple[Position, Position]
 """Acknowledged entries: open below, closed above."""
 
 _SPARE: Final = 64
-_FEW_RANGES: Final = 5_000
 _SLICE_S: Final = 0.004
 _log = logging.getLogger("pulsar_nack.cursor")
 
@@ -148,14 +147,6 @@ class LedgerCache:
         """
         if self._state.table.loaded(ledger) is not None:
             self.use_positions([(ledger, 0)])
-
-    def ranges_at_once(self) -> list[list[Range]] | None:
-        """Return the ranges of each ledger, if they are few and all in memory."""
-        table = self._state.table
-        if table.evicted or table.range_count >= _FEW_RANGES:
-            return None
-        states = table.states
-        return [ranges for ledger in sorted(states) if (ranges := as_positions(ledger, states[ledger]))]
 
     async def read_ranges(self, is_wanted: IsWanted) -> list[list[Range]]:
         """Return the ranges of each ledger; nothing changes meanwhile, because later operations wait for this one."""

@@ -231,8 +231,6 @@ class Cursor(LoopBound):
     async def build_individual_deleted_message_ranges(self) -> list[list[Range]]:
         """Return the acknowledged ranges beyond the mark-delete position, by ledger (PIP-81). May load."""
         self._ensure_open()
-        if not self._executor.is_busy and (ranges := self._cache.ranges_at_once()) is not None:
-            return ranges
         return await self._executor.run(self._cache.read_ranges)
 
     async def lru_switch(self, ledger_id: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, Protocol, Self, TypeVar, runtime_checkable
+from typing import Final, Protocol, Self, runtime_checkable
 from weakref import WeakSet
 
 from .._lifetime import ClosesOnExit
@@ -13,8 +13,6 @@ from ..errors import ClosedError
 from ._protocol import Log, LogStore
 
 __all__ = ["OwnableStore", "close_on_error", "storage_timeout", "take_ownership"]
-
-_L = TypeVar("_L", bound=Log)
 
 _CLOSE_WAIT_S: Final = 0.1
 
@@ -111,16 +109,16 @@ class _WholeStore(ClosesOnExit):
 
     async def create(self, name: str) -> Log:
         self._check_open()
-        return self._keep(await self._store.create(name))
+        return await self._keep(self._store.create(name))
 
     async def open_log(self, name: str, *, read_only: bool = False) -> Log:
         self._check_open()
-        return self._keep(await self._store.open_log(name, read_only=read_only))
+        return await self._keep(self._store.open_log(name, read_only=read_only))
 
     async def open_damaged(self, name: str) -> Log:
         self._check_open()
         open_damaged = getattr(self._store, "open_damaged", self._store.open_log)
-        return self._keep(await open_damaged(name))
+        return await self._keep(open_damaged(name))
 
     async def names(self) -> list[str]:
         return await self._store.names()
@@ -141,7 +139,10 @@ class _WholeStore(ClosesOnExit):
         if self._closing is not None:
             raise ClosedError("the store of logs")
 
-    def _keep(self, log: _L) -> _L:
+    async def _keep(self, opening: Awaitable[Log]) -> Log:
+        log = await opening
+        if self._closing is not None:
+            await log.aclose()
         with suppress(TypeError):  # a log that takes no weak references is closed by its opener
             self._logs.add(log)
         return log

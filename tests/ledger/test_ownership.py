@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from obstore.store import MemoryStore
@@ -39,7 +40,7 @@ class PlainStore:
         """Close the store."""
         await self._inner.aclose()
 
-    async def __aenter__(self) -> PlainStore:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -82,6 +83,35 @@ async def test_a_store_without_owners_is_owned_as_a_whole(tmp_path: Path) -> Non
                 await opening
         async with await store.open_log("a") as log:
             assert await log.append(b"x") == 0
+
+
+class SlowStore(PlainStore):
+    """Such a store that makes no log until it may."""
+
+    def __init__(self, inner: LocalLogStore) -> None:
+        super().__init__(inner)
+        self.may_create = asyncio.Event()
+
+    async def create(self, name: str) -> Log:
+        """Wait, then make a log."""
+        await self.may_create.wait()
+        return await super().create(name)
+
+
+async def test_a_log_that_is_made_while_its_owner_closes(tmp_path: Path) -> None:
+    """It is closed as soon as it is there, so that others can open it."""
+    async with await LocalLogStore.open(tmp_path) as inner:
+        store = SlowStore(inner)
+        part = await take_ownership(store, "state")
+        creating = asyncio.ensure_future(part.create("a"))
+        await asyncio.sleep(0)
+        await part.aclose()
+        store.may_create.set()
+        log = await creating
+        with pytest.raises(ClosedError):
+            await log.append(b"x")
+        async with await store.open_log("a") as again:
+            assert await again.append(b"x") == 0
 
 
 @pytest.mark.parametrize("kind", [PlainStore, SalvagingStore])
