@@ -323,7 +323,7 @@ def test_every_logger_is_listed() -> None:
 
 def test_every_metric_is_listed() -> None:
     """The page of buckets names each metric with its type."""
-    families = pytest.importorskip("pulsar_nack.observe._delayed_families").FAMILIES
+    families = pytest.importorskip("pulsar_nack.observe._delayed_metrics").FAMILIES
     rows = {cells[0].strip("` "): cells[1] for cells in table_rows("delayed-buckets.md", "Metrics")}
     assert rows == {name: kind for name, (kind, _) in families.items()}
 

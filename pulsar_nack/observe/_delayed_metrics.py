@@ -1,4 +1,4 @@
-"""The metrics of delayed delivery with the names, types and labels of PIP-195; imports prometheus-client.
+"""Metrics of delayed delivery for Prometheus, with the names, types and labels of the broker (PIP-195).
 
 ``prometheus-client`` writes a counter with ``_total`` behind its name, in the line of its type too. The proposal's
 counter has no such ending, and its histogram has its limits in the label ``quantile``; so these families name their
@@ -8,21 +8,27 @@ types by a word that the writer does not recognize.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Final
-
-from prometheus_client import Metric
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from .._topic_pattern import full_name
 from ..delayed import (
     BucketDelayedDeliveryTracker,
     BucketStatistics,
     DelayedDeliveryTracker,
+    DelayedDeliveryTrackerFactory,
     OpenTracker,
     SharedSubscription,
+    TrackerRegistry,
 )
 from ..delayed.bucket import LATENCY_BOUNDS_MS, OPERATION_STATES, OPERATION_TYPES
-from ._scraping import namespace_of
+from ..errors import InvalidArgumentError
+from ._scraping import namespace_of, prometheus
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
 
 Labels = dict[str, str]
 
@@ -43,42 +49,66 @@ FAMILIES: Final = {
 }
 
 
-class _Type(str):
-    """A type name that equals no other string, and is written as it is."""
+class DelayedMetrics:
+    """A collector for ``prometheus-client`` (extra ``metrics``) over trackers of delayed messages.
 
-    __slots__ = ()
+    A scrape covers the trackers that are open then, of watched factories and those that were added. Trackers are held
+    weakly, so they need not be removed. Any thread may scrape.
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    Names, types and labels are the broker's, for topics and also for each subscription (label ``subscription``).
+    Counters only grow while a tracker lives; trackers with the same name are added up.
 
-    def __hash__(self) -> int:
-        return str.__hash__(self)
+    ::
+
+        metrics = DelayedMetrics(prometheus_client.REGISTRY, cluster="eu")
+        metrics.watch(factory)
+
+    :param registry: the registry to register with; None: none, and you can register the collector yourself
+    :param cluster: the label ``cluster``
+    :param subscriptions: False leaves out the samples of single subscriptions
+    :raises MissingExtraError: prometheus-client is not installed
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, cluster: str = "", subscriptions: bool = True
+    ) -> None:
+        if not isinstance(cluster, str):
+            raise InvalidArgumentError("cluster", cluster, "a string")
+        prometheus()
+        self._cluster = cluster
+        self._subscriptions = subscriptions
+        self._factories: list[ref[DelayedDeliveryTrackerFactory]] = []
+        self._trackers = TrackerRegistry()
+        if registry is not None:
+            registry.register(self)
+
+    def watch(self, factory: DelayedDeliveryTrackerFactory) -> None:
+        """Export all trackers of a factory, including those that it makes later."""
+        living = [each for each in self._factories if each() not in (None, factory)]
+        self._factories = [*living, ref(factory)]
+
+    def add(self, tracker: DelayedDeliveryTracker, *, topic_name: str = "", subscription: str = "") -> None:
+        """Export a tracker that was made without a factory.
+
+        :raises InvalidArgumentError: another open tracker was added for this subscription of the topic
+        """
+        self._trackers.reserve(topic_name, subscription)
+        self._trackers.settle(topic_name, subscription, tracker)
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the current metrics; called for each scrape."""
+        factories = [factory for each in self._factories if (factory := each()) is not None]
+        trackers = [*self._trackers.all(), *(each for factory in factories for each in factory.trackers())]
+        once = {id(each.tracker): each for each in trackers}
+        return _families_of(once.values(), self._cluster, subscriptions=self._subscriptions)
+
+    def describe(self) -> Iterator[Metric]:
+        """Return the metrics without samples, so that a registry sees that their names are taken."""
+        metric = prometheus().Metric
+        return (metric(name, documentation, kind) for name, (kind, documentation) in FAMILIES.items())
 
 
-class Family(Metric):
-    """A family of samples that is written under exactly its name and type."""
-
-    def __init__(self, name: str) -> None:
-        kind, documentation = FAMILIES[name]
-        super().__init__(name, documentation, kind)
-        self.type = _Type(kind)
-
-    def _restricted_metric(self, names: Iterable[str]) -> Family | None:
-        """Return the family with only these samples, for a scrape with ``name[]``."""
-        samples = [sample for sample in self.samples if sample.name in names]
-        if not samples:
-            return None
-        restricted = Family(self.name)
-        restricted.samples = samples
-        return restricted
-
-
-def described() -> Iterator[Metric]:
-    """Return the families without samples, so that a registry sees that their names are taken."""
-    return (Metric(name, documentation, kind) for name, (kind, documentation) in FAMILIES.items())
-
-
-def families_of(trackers: Iterable[OpenTracker], cluster: str, *, subscriptions: bool) -> Iterator[Metric]:
+def _families_of(trackers: Iterable[OpenTracker], cluster: str, *, subscriptions: bool) -> Iterator[Metric]:
     """Return the families with the sums over trackers, by topic and, if wanted, by subscription.
 
     A shared index counts once for its topic, and for no subscription.
@@ -88,7 +118,7 @@ def families_of(trackers: Iterable[OpenTracker], cluster: str, *, subscriptions:
     named = [(full_name(topic_name), subscription, tracker) for topic_name, subscription, tracker in trackers]
     for topic_name, subscription, tracker in sorted(named, key=lambda each: each[:2]):
         of_topic = {"cluster": cluster, "namespace": namespace_of(topic_name), "topic": topic_name}
-        memory_bytes, statistics = tracker.buffer_memory_usage, statistics_of(tracker)
+        memory_bytes, statistics = tracker.buffer_memory_usage, _statistics_of(tracker)
         if subscriptions:
             of_one = {**of_topic, "subscription": subscription}
             sums.add("pulsar_subscription_delayed", of_one, tracker.number_of_delayed_messages)
@@ -102,7 +132,7 @@ def families_of(trackers: Iterable[OpenTracker], cluster: str, *, subscriptions:
         sums.add_buckets(of_topic, statistics)
     for of_topic, index in shared.values():
         sums.add("pulsar_delayed_message_index_size_bytes", of_topic, index.buffer_memory_usage)
-        sums.add_buckets(of_topic, statistics_of(index))
+        sums.add_buckets(of_topic, _statistics_of(index))
     return sums.families()
 
 
@@ -137,13 +167,13 @@ class _Sums:
     def families(self) -> Iterator[Metric]:
         """Return all families, also those without samples."""
         for name, values in self._values.items():
-            family = Family(name)
+            family = _family(name)
             for (sample, labels), value in values.items():
                 family.add_sample(sample, dict(labels), value)
             yield family
 
 
-def statistics_of(tracker: DelayedDeliveryTracker) -> BucketStatistics | None:
+def _statistics_of(tracker: DelayedDeliveryTracker) -> BucketStatistics | None:
     """Return the statistics of a bucket tracker, None of another; an event loop may change it in another thread."""
     if not isinstance(tracker, BucketDelayedDeliveryTracker):
         return None
@@ -153,3 +183,31 @@ def statistics_of(tracker: DelayedDeliveryTracker) -> BucketStatistics | None:
         except RuntimeError:  # a bucket was added or removed during the iteration
             continue
     return None
+
+
+class _Type(str):
+    """A type name that equals no other string, and is written as it is."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return str.__hash__(self)
+
+
+def _family(name: str) -> Any:
+    """Return a family of samples that is written under exactly its name and type."""
+    kind, documentation = FAMILIES[name]
+    family = prometheus().Metric(name, documentation, kind)
+    family.type = _Type(kind)
+    family._restricted_metric = partial(_restricted, family)
+    return family
+
+
+def _restricted(family: Any, names: Collection[str]) -> Any:
+    """Return a family with only these samples, for a scrape with ``name[]``; None without any."""
+    restricted = _family(family.name)
+    restricted.samples = [sample for sample in family.samples if sample.name in names]
+    return restricted if restricted.samples else None
