@@ -64,7 +64,7 @@ def test_a_day_stays_small(hours: int) -> None:
             most_entries = max(most_entries, acks.entries)
     assert acks.entries <= most_entries <= 60_000 // 200 * 9 / 8 + 1
     assert most_bytes < 3_000
-    written = sum(len(records.encode_ranges(item)) for item in acks.records() if isinstance(item, RangeAcks))
+    written = sum(len(item.encode()) for item in acks.records() if isinstance(item, RangeAcks))
     assert written == pytest.approx(acks.bytes, rel=0.35)
 
 
@@ -231,7 +231,7 @@ def test_ranges_are_written_and_read(steps: list[tuple[int, int]], at_ms: int) -
             ranges.append((end + gap, end + gap + length))
             end += gap + length + 2
     acks = RangeAcks(MessageId(2**62, 0, 7, topic="persistent://public/default/ü"), at_ms, ranges)
-    written = records.encode_ranges(acks)
+    written = acks.encode()
     assert records.decode_record(written) == acks
     for wrong in (written[:-1], written + b"\0"):
         with pytest.raises(records.UnreadableRecordError):

@@ -74,7 +74,7 @@ async def opened(
 @given(ids(), INT64, INT64, st.integers(-1, 2**40), st.sampled_from(list(RecordKind)[:6]))
 def test_changes_are_read_as_written(message_id: MessageId, at: int, time: int, count: int, kind: RecordKind) -> None:
     """U9: a change comes back with every field, its topic too, the count -1 too; one beyond 32 bits is cut."""
-    read = records.decode_record(records.encode_change(Change(kind, message_id, at, time, count)))
+    read = records.decode_record(Change(kind, message_id, at, time, count).encode())
     assert isinstance(read, Change)
     assert read == (kind, message_id, at, time, min(count, 2**32 - 2))
     assert read.id.topic == message_id.topic
@@ -88,14 +88,14 @@ def test_pages_are_read_as_written(rows: list[tuple[int, int, int]], topic: str 
     """U9: a page comes back with its columns, on machines of either byte order."""
     columns = [array(code, [row[at] for row in rows]) for at, code in enumerate("QqI")]
     page = PendingPage(3, -1, 17, topic, *columns)
-    assert records.decode_record(records.encode_page(page)) == page
+    assert records.decode_record(page.encode()) == page
 
 
 @given(st.integers(1, 300), st.data())
 def test_acks_of_a_batch_are_read_as_written(size: int, data: st.DataObject) -> None:
     """U3: which members of a batch are acknowledged comes back."""
     entry = BatchAcks(MessageId(1, 2, batch_size=size, topic="t"), 5, data.draw(st.integers(0, 2**size - 1)))
-    read = records.decode_record(records.encode_batch(entry))
+    read = records.decode_record(entry.encode())
     assert read == entry
     assert isinstance(read, BatchAcks)
     assert (read.id.batch_size, read.id.topic) == (size, "t")
@@ -119,9 +119,9 @@ def test_unreadable_records_are_told(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        records.encode_ranges(RangeAcks(MessageId(1, 0), 5, [(0, 1 << 31), (1 << 32, 1 << 40)])),
-        records.encode_batch(BatchAcks(MessageId(1, 2, batch_size=1 << 21), 5, 1)),
-        records.encode_batch(BatchAcks(MessageId(1, 2, batch_size=9), 5, 1 << 12)),
+        RangeAcks(MessageId(1, 0), 5, [(0, 1 << 31), (1 << 32, 1 << 40)]).encode(),
+        BatchAcks(MessageId(1, 2, batch_size=1 << 21), 5, 1).encode(),
+        BatchAcks(MessageId(1, 2, batch_size=9), 5, 1 << 12).encode(),
     ],
     ids=["too many entries", "too large a batch", "more members than the batch has"],
 )
@@ -167,7 +167,7 @@ def test_pending_messages_are_a_map(data: st.DataObject) -> None:
         else:
             copy = PendingMessages()
             for page in pending.pages():
-                read = records.decode_record(records.encode_page(page))
+                read = records.decode_record(page.encode())
                 assert isinstance(read, PendingPage)
                 copy.load(read)
             pending = copy
@@ -195,7 +195,7 @@ def test_large_batches_are_written_in_parts() -> None:
     pending, copy = PendingMessages(), PendingMessages()
     for index in range(150_000):
         pending.put(MessageId(1, 7, batch_index=index), index, 1)
-    parts = [records.encode_page(page) for page in pending.pages()]
+    parts = [page.encode() for page in pending.pages()]
     assert len(parts) == 3
     assert max(map(len, parts)) < 2 << 20
     pages = [page for part in parts if isinstance(page := records.decode_record(part), PendingPage)]

@@ -27,7 +27,7 @@ from ...clock import Clock
 from ...errors import ClosedError, LogExistsError, LogFencedError
 from ...ledger import Log, LogStore
 from ._generations import MAX_STEP_S, RecoveredLogs, base_name, delete_all, log_name
-from ._records import Change, RecordKind, encode_change
+from ._records import Change, RecordKind
 from ._state import DurableState
 
 COMPACT_BYTES: Final = 4 << 20
@@ -131,7 +131,7 @@ class Journal:
         if self._is_ended:
             done.set_result(ClosedError("the consumer"))
             return done
-        self._queue.append(_Waiting(change, encode_change(change), done))
+        self._queue.append(_Waiting(change, change.encode(), done))
         self._is_idle.clear()
         self._has_work.set()
         return done

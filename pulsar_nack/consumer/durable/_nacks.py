@@ -22,7 +22,7 @@ from .._message_table import MessageTable
 from .._port import Delivery
 from ._generations import IN_USE, STATE, acquire_ownership, recover
 from ._journal import COMPACT_BYTES, Journal, MonotonicWallClock, Outcome
-from ._records import NO_ID, Change, RecordKind, encode_change
+from ._records import NO_ID, Change, RecordKind
 from ._state import DurableState
 
 DurableHome = str | PathLike[str] | LogStore
@@ -110,7 +110,7 @@ class DurableNacks:
             logs = await recover(part, state)
             clock.advance_to(state.last_at_ms)
             opened = Change(RecordKind.OPENED, NO_ID, clock.now_ms(), clock.now_ms())
-            await logs.log.append(encode_change(opened))
+            await logs.log.append(opened.encode())
         state.apply(opened)
         self._store = part
         self.journal = Journal(part, logs, state, clock, compact_bytes=self._compact_bytes)

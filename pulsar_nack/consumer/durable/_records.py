@@ -68,6 +68,13 @@ class Change(NamedTuple):
     time_ms: int
     redeliveries: int = 0
 
+    def encode(self) -> bytes:
+        """Return the bytes of the record."""
+        kind, message_id, at_ms, time_ms, count = self
+        ledger, entry, partition, batch_index = message_id
+        head = (RECORD_VERSION << 4 | kind, at_ms, time_ms, stored_count(count), ledger, entry, partition, batch_index)
+        return _CHANGE.pack(*head, message_id.batch_size) + (message_id.topic or "").encode()
+
 
 class PendingPage(NamedTuple):
     """The pending messages of up to 256 entries, in columns: keys, times and redelivery counts."""
@@ -79,6 +86,13 @@ class PendingPage(NamedTuple):
     keys: array[int]
     times: array[int]
     counts: array[int]
+
+    def encode(self) -> bytes:
+        """Return the bytes of the record."""
+        topic = (self.topic or "").encode()
+        head = (RECORD_VERSION << 4 | RecordKind.PAGE, self.ledger, self.partition, self.number)
+        columns = map(_column_bytes, (self.keys, self.times, self.counts))
+        return b"".join([_PAGE.pack(*head, len(self.keys), len(topic)), topic, *columns])
 
 
 class BatchAcks(NamedTuple):
@@ -93,6 +107,14 @@ class BatchAcks(NamedTuple):
         """Return whether the whole batch is acknowledged."""
         return self.acked.bit_count() >= self.id.batch_size
 
+    def encode(self) -> bytes:
+        """Return the bytes of the record."""
+        topic = (self.id.topic or "").encode()
+        ledger, entry, partition, _ = self.id
+        size = self.id.batch_size
+        head = (RECORD_VERSION << 4 | RecordKind.BATCH, self.at_ms, ledger, entry, partition, size)
+        return _BATCH.pack(*head, len(topic)) + topic + self.acked.to_bytes((size + 7) // 8, "little")
+
 
 class RangeAcks(NamedTuple):
     """Acknowledged entries of a ledger, as ascending ranges (first, last), both included.
@@ -103,6 +125,18 @@ class RangeAcks(NamedTuple):
     id: MessageId
     at_ms: int
     ranges: Sequence[tuple[int, int]]
+
+    def encode(self) -> bytes:
+        """Return the bytes of the record."""
+        topic = (self.id.topic or "").encode()
+        numbers = bytearray()
+        end = 0
+        for first, last in self.ranges:
+            write_varint(numbers, first - end)
+            write_varint(numbers, last - first)
+            end = last + 1
+        head = (RECORD_VERSION << 4 | RecordKind.RANGES, self.at_ms, self.id.ledger, self.id.partition)
+        return _RANGES.pack(*head, len(self.ranges), len(topic)) + topic + numbers
 
 
 Record = Change | PendingPage | BatchAcks | RangeAcks
@@ -124,62 +158,6 @@ def stored_count(count: int) -> int:
 def count_of(stored: int) -> int:
     """Return the redelivery count of a stored one."""
     return -1 if stored == DEFERRED_FIRST else stored
-
-
-def encode_change(change: Change) -> bytes:
-    """Return the bytes of a change."""
-    kind, message_id, at_ms, time_ms, count = change
-    ledger, entry, partition, batch_index = message_id
-    topic = message_id.topic
-    return _CHANGE.pack(
-        RECORD_VERSION << 4 | kind,
-        at_ms,
-        time_ms,
-        stored_count(count),
-        ledger,
-        entry,
-        partition,
-        batch_index,
-        message_id.batch_size,
-    ) + (topic.encode() if topic else b"")
-
-
-def encode_page(page: PendingPage) -> bytes:
-    """Return the bytes of a page."""
-    topic = (page.topic or "").encode()
-    head = _PAGE.pack(
-        RECORD_VERSION << 4 | RecordKind.PAGE, page.ledger, page.partition, page.number, len(page.keys), len(topic)
-    )
-    return b"".join([head, topic, *map(_column_bytes, (page.keys, page.times, page.counts))])
-
-
-def encode_batch(batch: BatchAcks) -> bytes:
-    """Return the bytes of a batch's acknowledged messages."""
-    topic = (batch.id.topic or "").encode()
-    ledger, entry, partition, _ = batch.id
-    size = batch.id.batch_size
-    head = _BATCH.pack(RECORD_VERSION << 4 | RecordKind.BATCH, batch.at_ms, ledger, entry, partition, size, len(topic))
-    return head + topic + batch.acked.to_bytes((size + 7) // 8, "little")
-
-
-def encode_ranges(acks: RangeAcks) -> bytes:
-    """Return the bytes of acknowledged ranges."""
-    topic = (acks.id.topic or "").encode()
-    numbers = bytearray()
-    end = 0
-    for first, last in acks.ranges:
-        write_varint(numbers, first - end)
-        write_varint(numbers, last - first)
-        end = last + 1
-    head = (
-        RECORD_VERSION << 4 | RecordKind.RANGES,
-        acks.at_ms,
-        acks.id.ledger,
-        acks.id.partition,
-        len(acks.ranges),
-        len(topic),
-    )
-    return _RANGES.pack(*head) + topic + numbers
 
 
 def batch_bytes(topic: str | None, size: int) -> int:

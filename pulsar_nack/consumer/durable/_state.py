@@ -27,10 +27,6 @@ from ._records import (
     Record,
     RecordKind,
     count_of,
-    encode_batch,
-    encode_change,
-    encode_page,
-    encode_ranges,
     stored_count,
 )
 
@@ -102,15 +98,11 @@ class DurableState:
 
         Changes may be applied between the steps.
         """
-        yield encode_change(Change(RecordKind.OPENED, NO_ID, now_ms, now_ms))
+        yield Change(RecordKind.OPENED, NO_ID, now_ms, now_ms).encode()
         self.drop_old(now_ms)
-        for record in self.acked.records():
-            if isinstance(record, Change):
-                yield encode_change(record)
-            else:
-                yield encode_ranges(record) if isinstance(record, RangeAcks) else encode_batch(record)
+        yield from (record.encode() for record in self.acked.records())
         yield from self.pending.drop_before(now_ms - self._ttl_ms)
-        yield from map(encode_page, self.pending.pages())
+        yield from (page.encode() for page in self.pending.pages())
 
 
 class PendingMessage(NamedTuple):
