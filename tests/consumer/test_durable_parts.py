@@ -22,11 +22,11 @@ from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.consumer.durable import _generations as generations
 from pulsar_nack.consumer.durable import _records as records
 from pulsar_nack.consumer.durable._acked import SLICES, AckedMessages
-from pulsar_nack.consumer.durable._journal import MonotonicWallClock
+from pulsar_nack.consumer.durable._journal import Journal, MonotonicWallClock
 from pulsar_nack.consumer.durable._records import BatchAcks, Change, PendingPage, RangeAcks, RecordKind
 from pulsar_nack.consumer.durable._state import DurableState, PendingMessage, PendingMessages
 from pulsar_nack.errors import LogCorruptedError, LogStorageError, LogVersionError
-from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger import LocalLogStore, LogStore
 from pulsar_nack.ledger.faults import FaultyFiles
 from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import ManualClock
@@ -454,6 +454,11 @@ async def test_a_log_that_the_opening_could_not_delete() -> None:
         assert durable.journal.failures == 0
 
 
+def journal_of(store: LogStore) -> Journal:
+    """Return a journal to open."""
+    return Journal(store, DurableState(1, 1), MonotonicWallClock(ManualClock(1_000)))
+
+
 async def test_missing_and_foreign_logs_are_told() -> None:
     """U22: a log that is missing, one without a seal before others, a later version: an error that names it."""
     for broken, error, match in (
@@ -471,7 +476,7 @@ async def test_missing_and_foreign_logs_are_told() -> None:
                     await log.append(b"x")
             before = await store.names()
             with pytest.raises(error, match=match):
-                await generations.recover(store, DurableState(1, 1))
+                await journal_of(store).open()
             assert await store.names() == before
 
 
@@ -482,14 +487,15 @@ async def test_a_base_without_its_log_is_told() -> None:
             await base.seal()
         part = await store.take_ownership(generations.STATE)
         with pytest.raises(LogCorruptedError, match="nacks-0000000002"):
-            await generations.recover(part, DurableState(1, 1))
+            await journal_of(part).open()
         await part.aclose()
         await store.delete(generations.base_name(1))
         async with await store.create(generations.base_name(1)):
             pass
-        chain = await generations.recover(store, DurableState(1, 1))
-        assert (chain.number, await store.names()) == (1, ["nacks-0000000001"])
-        await chain.log.aclose()
+        journal = journal_of(store)
+        await journal.open()
+        assert (journal._number, await store.names()) == (1, ["nacks-0000000001"])
+        await journal._log.aclose()
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import (
@@ -58,17 +57,6 @@ def base_name(number: int) -> str:
     return f"{log_name(number)}-base"
 
 
-@dataclass
-class RecoveredLogs:
-    """The log to append to, its number, the sizes of the others, the base, and obsolete logs that are still there."""
-
-    log: Log
-    number: int
-    others: dict[str, int] = field(default_factory=dict)
-    base: str | None = None
-    undeleted: list[str] = field(default_factory=list)
-
-
 async def acquire_ownership(store: LogStore) -> Log:
     """Become the one consumer that uses the store, for as long as the returned log is open.
 
@@ -82,33 +70,6 @@ async def acquire_ownership(store: LogStore) -> Log:
         return await store.open_log(OWNER_LOG)
     except LogLockedError as error:
         raise error.because(IN_USE) from error
-
-
-async def recover(store: LogStore, state: DurableState) -> RecoveredLogs:
-    """Read the current logs into an empty state, delete the obsolete ones, and open or create the log to append to.
-
-    If this fails, the logs that it opened stay open; the caller closes its part of the store.
-
-    :raises LogCorruptedError: a log is damaged or missing
-    :raises LogVersionError: a later release wrote it
-    """
-    bases, logs = _numbers(await store.names())
-    opened: list[Log] = []
-    base = await _newest_base(store, bases, opened)
-    number = await _open_logs(store, [number for number in logs if number > base], base, opened)
-    for log in opened:
-        await _replay(log, state)
-    obsolete = {base_name(number) for number in bases} | {log_name(number) for number in logs}
-    undeleted = await delete_all(store, sorted(obsolete - {log.name for log in opened}))
-    if number == base or opened[-1].is_sealed:
-        number += 1
-        log = await store.create(log_name(number))
-    else:
-        log = opened.pop()
-    for other in opened:
-        await other.aclose()
-    others = {other.name: other.size for other in opened}
-    return RecoveredLogs(log, number, others, base_name(base) if base else None, undeleted)
 
 
 async def delete_all(store: LogStore, names: Iterable[str]) -> list[str]:
@@ -129,14 +90,14 @@ async def delete_all(store: LogStore, names: Iterable[str]) -> list[str]:
     return undeleted
 
 
-def _numbers(names: Iterable[str]) -> tuple[list[int], list[int]]:
-    """Return the sorted numbers of the bases and of the logs."""
+def numbers_of(names: Iterable[str]) -> tuple[list[int], list[int]]:
+    """Return the sorted numbers of the bases and of the logs with these names."""
     found = [match for name in names if (match := _NAME.fullmatch(name))]
     bases, logs = ([int(match[1]) for match in found if bool(match[2]) is is_base] for is_base in (True, False))
     return sorted(bases), sorted(logs)
 
 
-async def _newest_base(store: LogStore, bases: list[int], opened: list[Log]) -> int:
+async def open_base(store: LogStore, bases: list[int], opened: list[Log]) -> int:
     """Open the newest valid base and return its number; 0: there is no base."""
     for number in reversed(bases):
         base = await store.open_log(base_name(number))
@@ -147,8 +108,11 @@ async def _newest_base(store: LogStore, bases: list[int], opened: list[Log]) -> 
     return 0
 
 
-async def _open_logs(store: LogStore, logs: list[int], base: int, opened: list[Log]) -> int:
-    """Open the logs after a base, except an unused empty one; return the last number, or that of the base."""
+async def open_logs(store: LogStore, logs: list[int], base: int, opened: list[Log]) -> int:
+    """Open the logs after a base, except an unused empty one; return the last number, or that of the base.
+
+    :raises LogCorruptedError: one is missing, or was left without a seal
+    """
     last = base
     if (base and not logs) or logs != list(range(base + 1, base + 1 + len(logs))):
         missing = next(number for number in range(base + 1, base + len(logs) + 2) if number not in logs)
@@ -167,8 +131,12 @@ async def _open_logs(store: LogStore, logs: list[int], base: int, opened: list[L
     return last
 
 
-async def _replay(log: Log, state: DurableState) -> None:
-    """Apply all records of a log; other tasks run in between."""
+async def replay(log: Log, state: DurableState) -> None:
+    """Apply all records of a log; other tasks run in between.
+
+    :raises LogCorruptedError: a record is damaged
+    :raises LogVersionError: a later release wrote it
+    """
     paused_at = time.monotonic()
     async for record in log.records():
         try:

@@ -26,8 +26,8 @@ from typing import Final, NamedTuple
 from ...clock import Clock
 from ...errors import ClosedError, LogExistsError, LogFencedError
 from ...ledger import Log, LogStore
-from ._generations import MAX_STEP_S, RecoveredLogs, base_name, delete_all, log_name
-from ._records import Change, RecordKind
+from ._generations import MAX_STEP_S, base_name, delete_all, log_name, numbers_of, open_base, open_logs, replay
+from ._records import NO_ID, Change, RecordKind
 from ._state import DurableState
 
 COMPACT_BYTES: Final = 4 << 20
@@ -74,32 +74,27 @@ class _Waiting(NamedTuple):
 
 
 class Journal:
-    """The writer of one consumer's state.
+    """The writer of one consumer's state; :meth:`open` it first.
 
     :param compact_bytes: compact when this much was written since the last base, and at least its size
     """
 
+    _log: Log  # the one to append to
+    _number: int  # of that log
+
     def __init__(
-        self,
-        store: LogStore,
-        logs: RecoveredLogs,
-        state: DurableState,
-        clock: MonotonicWallClock,
-        *,
-        compact_bytes: int = COMPACT_BYTES,
+        self, store: LogStore, state: DurableState, clock: MonotonicWallClock, *, compact_bytes: int = COMPACT_BYTES
     ) -> None:
         self.compactions = 0
         self.failures = 0
         self._store = store
         self._state = state
         self._clock = clock
-        self._log = logs.log
-        self._number = logs.number
-        self._others = logs.others
-        self._base = logs.base
-        self._sealed_bytes = sum(size for name, size in logs.others.items() if name != logs.base)
+        self._others: dict[str, int] = {}  # the sizes of the current logs before that one, and of undeleted ones
+        self._base: str | None = None
+        self._sealed_bytes = 0
         self._compact_bytes = compact_bytes
-        self._unfinished = set(logs.undeleted)
+        self._unfinished: set[str] = set()
         self._queue: deque[_Waiting] = deque()
         self._writing: list[_Waiting] = []
         self._has_work = asyncio.Event()
@@ -114,6 +109,37 @@ class Journal:
         self.on_written: Callable[[], None] = lambda: None
         """Called after changes were applied to the state."""
         self._has_warned = False
+
+    async def open(self) -> None:
+        """Read the current logs into the empty state, delete the obsolete ones, and note the opening in the log.
+
+        If this fails, the logs that it opened stay open; the caller closes its part of the store.
+
+        :raises LogCorruptedError: a log is damaged or missing
+        :raises LogVersionError: a later release wrote it
+        """
+        bases, logs = numbers_of(await self._store.names())
+        opened: list[Log] = []
+        base = await open_base(self._store, bases, opened)
+        self._number = await open_logs(self._store, [number for number in logs if number > base], base, opened)
+        for log in opened:
+            await replay(log, self._state)
+        obsolete = {*map(base_name, bases), *map(log_name, logs)} - {log.name for log in opened}
+        self._unfinished.update(await delete_all(self._store, sorted(obsolete)))
+        if self._number == base or opened[-1].is_sealed:
+            self._number += 1
+            self._log = await self._store.create(log_name(self._number))
+        else:
+            self._log = opened.pop()
+        for log in opened:
+            await log.aclose()
+        self._others = {log.name: log.size for log in opened}
+        self._base = base_name(base) if base else None
+        self._sealed_bytes = sum(size for name, size in self._others.items() if name != self._base)
+        self._clock.advance_to(self._state.last_at_ms)
+        opening = Change(RecordKind.OPENED, NO_ID, self._clock.now_ms(), self._clock.now_ms())
+        await self._log.append(opening.encode())
+        self._state.apply(opening)
 
     @property
     def bytes(self) -> int:

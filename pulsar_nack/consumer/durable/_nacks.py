@@ -20,7 +20,7 @@ from ...ledger.ownership import OwnableStore, close_on_error, take_ownership
 from .._message_state import MessageState
 from .._message_table import MessageTable
 from .._port import Delivery
-from ._generations import IN_USE, STATE, acquire_ownership, recover
+from ._generations import IN_USE, STATE, acquire_ownership
 from ._journal import COMPACT_BYTES, Journal, MonotonicWallClock, Outcome
 from ._records import NO_ID, Change, RecordKind
 from ._state import DurableState
@@ -103,17 +103,12 @@ class DurableNacks:
         return self
 
     async def _open(self, store: LogStore) -> None:
-        state, clock = self.state, self._clock
         part = await take_ownership(store, STATE)
+        self.journal = Journal(part, self.state, self._clock, compact_bytes=self._compact_bytes)
         async with close_on_error([part]):
             self._owner_log = await acquire_ownership(part)
-            logs = await recover(part, state)
-            clock.advance_to(state.last_at_ms)
-            opened = Change(RecordKind.OPENED, NO_ID, clock.now_ms(), clock.now_ms())
-            await logs.log.append(opened.encode())
-        state.apply(opened)
+            await self.journal.open()
         self._store = part
-        self.journal = Journal(part, logs, state, clock, compact_bytes=self._compact_bytes)
         self.journal.on_written = self._on_written
         self._on_written()
 
