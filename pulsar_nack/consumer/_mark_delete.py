@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from .._waiting import wait_at_most
 from ..clock import Clock
 from ..ids import Position
 from ._batches import Place, place_of
@@ -51,7 +50,8 @@ class MarkDeleteWatch:
         """Messages that began to wait since the position was read last, of each place where something waits."""
         self._seen: dict[Place, tuple[int, int]] = {}
         self._next_at_ms: int | None = None
-        self._is_sooner = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_time = asyncio.Event()
 
     def note(self, record: MessageState, delay_ms: int, now_ms: int | None = None) -> None:
         """Note that a message waits from now on, for this delay."""
@@ -66,8 +66,13 @@ class MarkDeleteWatch:
             now_ms = self._clock.now_ms()
         at_ms = now_ms + min(max(delay_ms >> 1, _SOONEST_MS), _INTERVAL_MS)
         if self._next_at_ms is None or at_ms < self._next_at_ms:
-            self._next_at_ms = at_ms
-            self._is_sooner.set()
+            self._ask_at(at_ms, now_ms)
+
+    def _ask_at(self, at_ms: int, now_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_at_ms = at_ms
+        self._timer = asyncio.get_running_loop().call_later((at_ms - now_ms) / 1000, self._is_time.set)
 
     async def check(self, record: MessageState) -> None:
         """Check whether the position has passed one message; without a session, wait for one first."""
@@ -79,13 +84,15 @@ class MarkDeleteWatch:
     async def run(self) -> None:
         """Ask for positions until cancelled."""
         while True:
-            self._is_sooner.clear()
-            at_ms = self._next_at_ms
-            delay_ms = None if at_ms is None else at_ms - self._clock.now_ms()
-            if delay_ms is None or delay_ms > 0:
-                await wait_at_most(self._is_sooner, None if delay_ms is None else delay_ms / 1000)
+            await self._is_time.wait()
+            self._is_time.clear()
+            at_ms, now_ms = self._next_at_ms, self._clock.now_ms()
+            if at_ms is None:
                 continue
-            self._next_at_ms = self._clock.now_ms() + _INTERVAL_MS
+            if at_ms > now_ms:  # the clock is not the loop's
+                self._ask_at(at_ms, now_ms)
+                continue
+            self._ask_at(now_ms + _INTERVAL_MS, now_ms)
             await asyncio.gather(*(self._follow(place) for place in list(self._new)))
             if not self._is_waiting():
                 self._new.clear()
