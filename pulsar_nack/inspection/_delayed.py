@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from ..cursor.format import CURSOR_LOG_NAME, delayed_cursor_of
@@ -47,7 +48,7 @@ def _with_rest(reports: list[DelayedReport], rest: tuple[BucketReport, ...]) -> 
     if len(reports) != 1:
         return [*reports, DelayedReport(None, None, None, {}, rest)]
     (one,) = reports
-    return [DelayedReport(one.cursor, one.log, one.mark_delete, one.properties, one.buckets + rest)]
+    return [replace(one, buckets=one.buckets + rest)]
 
 
 def _new_cursors(store: InspectedStore) -> Iterator[DelayedReport]:

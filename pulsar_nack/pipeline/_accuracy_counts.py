@@ -1,24 +1,36 @@
 """Counts millions of events in one pass: lateness by delay class, and what became due or ended in each slice of time.
 
-Events come sorted by message. Those of each message are sorted by time, and paired with array operations: the next
-event of a message is the next element. Events of a message that the end of an Arrow batch cuts off are kept until the
-rest arrives. Equal facts are counted together whenever there are many, so that few rows are left for Spark.
+Spark brings the events of each message together by a hash of its identity; some bits of a second hash distinguish
+messages whose first hashes are equal. The shuffle takes most of the time, so rows are filtered and narrowed before it,
+with hashes instead of names.
+
+Workers sort the events of each message by wall time, monotonic time, attempt and kind of event (:class:`Code`), and
+pair them with array operations: the next event of a message is the next element. Events of a message that the end of an
+Arrow batch cuts off are kept until the rest arrives. Equal facts are counted together whenever there are many, so that
+few rows are left for Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from ._messages import CODES, GROUP, KINDS, MESSAGE, UNKNOWN, WHAT, Kind, what_bits
+from ._messages import GROUP, MESSAGE, Code, lateness, message_hash, source_hash
 
+WHAT: Final = "what"
+"""A column: attempt, :class:`Code`, :class:`Kind`, delay class and a part of a hash; see :func:`nacks_and_ends`."""
+
+CODES: Final = 16
+KINDS: Final = 4
+UNKNOWN: Final = -(2**63)
 MOMENT: Final = 16
 """A moment is a time in ms times this, plus 1 and the Code of the event at that time, or plus 0: the trace ended."""
 
@@ -40,6 +52,66 @@ _OTHER_HASH: Final = "_other_hash"
 _ORDER: Final = (MESSAGE, _OTHER_HASH, "time_ms", "mono_ns", WHAT)
 _MANY: Final = 500_000
 """The number of facts above which equal ones are counted."""
+
+
+class Kind(IntEnum):
+    """The role of an event for a nack: the nack itself, its redelivery, or another end."""
+
+    END = 0
+    NACK = 1
+    REDELIVERY = 2
+
+
+def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> DataFrame:
+    """Return nacks, redeliveries and all other events that end a nack, sorted by message, as numbers only.
+
+    An arrival is a redelivery if it has a deadline or is not a first attempt; with ``redeliver`` every request is one.
+
+    The columns are :data:`MESSAGE`, a hash of the message, ``time_ms``, ``mono_ns``, ``source`` (:func:`source_hash`),
+    ``ms``, the deadline of a nack or the lateness of a redelivery, and :data:`WHAT`. The lower :func:`what_bits` of
+    that are ``(((attempt + 1) * CODES + code) * KINDS + kind) * classes + class``, the upper ones part of a second hash
+    of the message. Unknown values are :data:`UNKNOWN`, and -1 for attempts. The class of a nack with a delay is 1 plus
+    the number of bounds below the delay, that of all other events 0; there are ``len(bounds_ms) + 2`` classes.
+
+    :param answer: the event that answers a nack, ``arrive`` or ``redeliver``
+    :param bounds_ms: the bounds of the delay classes, in order
+    """
+    event = sf.col("event")
+    is_nack = event == "nack"
+    is_answer = event == answer
+    if answer == "arrive":
+        is_answer = is_answer & (sf.col("deadline_ms").isNotNull() | (sf.col("attempt") > 0))
+    kind = sf.when(is_nack, int(Kind.NACK)).when(is_answer, int(Kind.REDELIVERY)).otherwise(int(Kind.END))
+    number = sf.when(is_nack, int(Code.NACK)).when(event == "arrive", int(Code.ARRIVE))
+    number = number.when(event == "ack", int(Code.ACK)).when(event == "redeliver", int(Code.REDELIVER))
+    number = number.otherwise(int(Code.CANCEL))
+    classes = len(bounds_ms) + 2
+    attempts = sf.greatest(sf.coalesce("attempt", sf.lit(-1)), sf.lit(-1)).cast("long") + 1
+    what = ((attempts * CODES + number) * KINDS + kind) * classes + _delay_class(is_nack, bounds_ms)
+    entry_hash = sf.xxhash64(*(sf.coalesce(name, sf.lit(-1)) for name in ("ledger", "entry")))
+    unknown = sf.lit(UNKNOWN)
+    events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
+        message_hash().alias(MESSAGE),
+        "time_ms",
+        sf.coalesce("mono_ns", unknown).alias("mono_ns"),
+        (sf.shiftleft(entry_hash, what_bits(classes)) + what).alias(WHAT),
+        source_hash().alias("source"),
+        sf.coalesce(sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()), unknown).alias("ms"),
+    )
+    return events.repartition(MESSAGE).sortWithinPartitions(MESSAGE)
+
+
+def what_bits(classes: int) -> int:
+    """Return how many bits of :data:`WHAT` describe the event, with attempts below 2**31."""
+    return (2**31 * CODES * KINDS * classes).bit_length()
+
+
+def _delay_class(is_nack: Column, bounds_ms: Sequence[int]) -> Column:
+    delay = sf.col("delay_ms")
+    found = sf.when(~is_nack | delay.isNull(), 0)
+    for place, bound in enumerate(bounds_ms, 1):
+        found = found.when(delay <= bound, place)
+    return found.otherwise(len(bounds_ms) + 1)
 
 
 def counts(events: DataFrame, names: DataFrame, classes: int, slice_ms: int) -> DataFrame:

@@ -201,10 +201,10 @@ def read_stats(path: str, text: str, written_ms: int) -> Iterator[HoleRow]:
 
 def _values(text: str) -> list[tuple[str, str]]:
     """Return the JSON text of each value of a file with its place: of one value, or one per line."""
-    lines = [(f"line {number}: ", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    head, _, others = text.strip().partition("\n")
     with suppress(_InvalidError):
-        if len(lines) > 1 and isinstance(_parsed(lines[0][1]), dict):
-            return lines
+        if others and isinstance(_parsed(head), dict):
+            return [(f"line {number}: ", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     return [("", text)]
 
 

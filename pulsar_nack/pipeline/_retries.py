@@ -9,7 +9,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
 from ._checks import at_least, milliseconds, require_columns
-from ._messages import CODE, GROUP, MESSAGE, Code, code, message_hash, parsed_once, with_sound_times
+from ._messages import DEAD_LETTER, GROUP, MESSAGE, Code, message_hash, parsed_once, with_sound_times
 from .schemas import IDENTITY, TRACE
 
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "consumer", "deadline_ms", "actual_ms"}]
@@ -17,6 +17,9 @@ DEAD: Final = "dead letter"
 ACKED: Final = "acked"
 OPEN: Final = "open"
 _MOST: Final = 2**63 - 1
+_HELD_NACKS: Final = ("busy batch mates", "no room")
+"""Reasons for which a nack or a nacked message is held; all other holds are of arrivals."""
+_CODE: Final = "code"
 _USEFUL: Final = "useful"
 """Column: how many arrivals of a message were followed by an acknowledgement."""
 _IS_DEAD: Final = "is_dead"
@@ -104,15 +107,15 @@ def _messages(traces: DataFrame) -> DataFrame:
     delay, reason = (sf.when(sf.col("event") == "nack", value) for value in (sf.col("delay_ms"), _reason_hash()))
     of_nack = (delay.alias("delay_ms"), reason.alias(_REASON))
     message = message_hash().alias(MESSAGE)
-    events = traces.select(*IDENTITY, "time_ms", "mono_ns", "attempt", *of_nack, code(), message)
-    kind = sf.col(CODE)
+    events = traces.select(*IDENTITY, "time_ms", "mono_ns", "attempt", *of_nack, _code(), message)
+    kind = sf.col(_CODE)
     is_nack = kind == int(Code.NACK)
     is_ack = kind == int(Code.ACK)
     is_dead = kind == int(Code.DEAD_LETTER)
     is_acked = kind.isin(int(Code.ACK), int(Code.DEAD_LETTER))
     is_redelivery = kind == int(Code.REDELIVER)
     is_arrival = kind == int(Code.ARRIVE)
-    by_message = Window.partitionBy(MESSAGE, *IDENTITY).orderBy("time_ms", "mono_ns", "attempt", CODE, _REASON)
+    by_message = Window.partitionBy(MESSAGE, *IDENTITY).orderBy("time_ms", "mono_ns", "attempt", _CODE, _REASON)
     before = by_message.rowsBetween(Window.unboundedPreceding, -1)
 
     def latest(*kinds: Code) -> Column:
@@ -147,6 +150,18 @@ def _messages(traces: DataFrame) -> DataFrame:
         sf.bit_xor("change").alias(_REASON),  # all changes together lead to the last one
     )
     return found.drop(MESSAGE)
+
+
+def _code() -> Column:
+    """Return the :class:`Code` of an event."""
+    event, reason = sf.col("event"), sf.col("reason")
+    found = sf.when(event == "nack", int(Code.NACK))
+    for kind in (Code.ARRIVE, Code.REDELIVER, Code.CANCEL, Code.ERROR):
+        found = found.when(event == kind.name.lower(), int(kind))
+    found = found.when((event == "ack") & reason.eqNullSafe(DEAD_LETTER), int(Code.DEAD_LETTER))
+    found = found.when(event == "ack", int(Code.ACK))
+    found = found.when((event == "hold") & reason.isin(*_HELD_NACKS), int(Code.HELD_NACK))
+    return found.when(event == "hold", int(Code.HOLD)).alias(_CODE)
 
 
 def _attempts(chains: DataFrame) -> DataFrame:

@@ -141,8 +141,8 @@ def test_order_and_batches_do_not_matter(size: int) -> None:
     import numpy as np
     import pyarrow as pa
 
-    from pulsar_nack.pipeline._accuracy_counts import counter
-    from pulsar_nack.pipeline._messages import CODES, KINDS, MESSAGE, UNKNOWN, WHAT, Code, Kind, what_bits
+    from pulsar_nack.pipeline._accuracy_counts import CODES, KINDS, UNKNOWN, WHAT, Kind, counter, what_bits
+    from pulsar_nack.pipeline._messages import MESSAGE, Code
 
     classes, rng = 7, np.random.default_rng(1)
     message = np.sort(rng.integers(0, 300, 1_500))
