@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +17,8 @@ from ._address import Address
 from ._authentication import Authentication, TlsAuthentication
 from ._options import ClientOptions, TlsOptions
 
-PROTOCOL_VERSION: Final = 21
-CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"
+_PROTOCOL_VERSION: Final = 21
+_CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"
 _MAX_CHALLENGES: Final = 10
 _MIN_SECRET: Final = 4
 """A shorter secret is not replaced in texts, because it may be part of any word."""
@@ -155,8 +154,8 @@ class Handshake:
 def _connect(method: str, data: bytes, proxy_to: str | None) -> pb.BaseCommand:
     has_data = method != "none"
     body = pb.CommandConnect(
-        client_version=CLIENT_VERSION,
-        protocol_version=PROTOCOL_VERSION,
+        client_version=_CLIENT_VERSION,
+        protocol_version=_PROTOCOL_VERSION,
         auth_method_name=method if has_data else None,
         auth_data=data if has_data else None,
         proxy_to_broker_url=proxy_to,
@@ -169,8 +168,8 @@ def _connect(method: str, data: bytes, proxy_to: str | None) -> pb.BaseCommand:
 
 def _auth_response(method: str, data: bytes) -> pb.BaseCommand:
     body = pb.CommandAuthResponse(
-        client_version=CLIENT_VERSION,
-        protocol_version=PROTOCOL_VERSION,
+        client_version=_CLIENT_VERSION,
+        protocol_version=_PROTOCOL_VERSION,
         response=pb.AuthData(auth_method_name=method, auth_data=data),
     )
     return pb.BaseCommand(type=pb.BaseCommand.AUTH_RESPONSE, authResponse=body)
@@ -187,7 +186,7 @@ async def make_context(options: TlsOptions, certificate: tuple[Path, Path | None
     """
     if options.context is not None:
         return options.context
-    return await asyncio.get_running_loop().run_in_executor(None, partial(_make, options, certificate))
+    return await asyncio.get_running_loop().run_in_executor(None, _make, options, certificate)
 
 
 def _make(options: TlsOptions, certificate: tuple[Path, Path | None] | None) -> ssl.SSLContext:
