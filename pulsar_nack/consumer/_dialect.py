@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from .._check import check_flag, check_integer, check_name, check_strings, suggest_name
 from ..errors import InvalidArgumentError
@@ -83,42 +83,35 @@ OFFICIAL_NAMES: Final = {
 _OUR_NAMES: Final = {official: ours for ours, official in OFFICIAL_NAMES.items()}
 
 
-class _Missing(NamedTuple):
-    """A setting that a client does not have: the values that are accepted without effect, and what to use instead."""
-
-    same: tuple[Any, ...]
-    use: str
-
-
+_Missing = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Settings that a client does not have: the values that are accepted without effect, and what to use in their place."""
 _IN_NO_CLIENT: Final = {
     "negative_ack_redelivery_delay_ms": "nothing, as pulsar_nack redelivers: use backoff, in seconds, or config",
     "subscription_name": "nothing: the name is the argument 'subscription'",
 }
-_NOT_NATIVE: Final = {
-    "schema": _Missing((None,), "None: a message's data are bytes; client.schema() has the definition"),
-    "max_total_receiver_queue_size_across_partitions": _Missing((), "nothing: use the client's max_prefetched_bytes"),
-    "unacked_messages_timeout_ms": _Missing(
-        (None, 0), "None: use lease, in seconds; the native client has no such timeout"
-    ),
-    "broker_consumer_stats_cache_time_ms": _Missing((), "nothing: consumer.statistics() is never cached"),
-    "crypto_key_reader": _Missing((None,), "None: the native client does not decrypt; use pulsar_nack.subscribe"),
-    "crypto_failure_action": _Missing((), "nothing: the native client does not decrypt; use pulsar_nack.subscribe"),
-    "auto_ack_oldest_chunked_message_on_queue_full": _Missing((False,), "False: chunks go back to the broker"),
-    "start_message_id_inclusive": _Missing((True,), "True: seek always delivers the message that it names"),
-    "batch_receive_policy": _Missing((None,), "None: give the limits to consumer.batch_receive()"),
-    "dead_letter_policy": _Missing((None,), "None: use dead_letter=DeadLetterPolicy(...)"),
-    "regex_subscription_mode": _Missing((), "PersistentOnly: other topics' messages have no unique ids"),
+_NOT_NATIVE: Final[_Missing] = {
+    "schema": ((None,), "None: a message's data are bytes; client.schema() has the definition"),
+    "max_total_receiver_queue_size_across_partitions": ((), "nothing: use the client's max_prefetched_bytes"),
+    "unacked_messages_timeout_ms": ((None, 0), "None: use lease, in seconds; the native client has no such timeout"),
+    "broker_consumer_stats_cache_time_ms": ((), "nothing: consumer.statistics() is never cached"),
+    "crypto_key_reader": ((None,), "None: the native client does not decrypt; use pulsar_nack.subscribe"),
+    "crypto_failure_action": ((), "nothing: the native client does not decrypt; use pulsar_nack.subscribe"),
+    "auto_ack_oldest_chunked_message_on_queue_full": ((False,), "False: chunks go back to the broker"),
+    "start_message_id_inclusive": ((True,), "True: seek always delivers the message that it names"),
+    "batch_receive_policy": ((None,), "None: give the limits to consumer.batch_receive()"),
+    "dead_letter_policy": ((None,), "None: use dead_letter=DeadLetterPolicy(...)"),
+    "regex_subscription_mode": ((), "PersistentOnly: other topics' messages have no unique ids"),
 }
-_NOT_OFFICIAL: Final = {
-    "priority_level": _Missing((0,), "0: the official client has no levels; use pulsar_nack.connect"),
-    "subscription_properties": _Missing(({},), "nothing: the official client has none; use pulsar_nack.connect"),
-    "ack_group_ms": _Missing((), "nothing: the official client has its own; use pulsar_nack.connect"),
-    "max_chunked_bytes": _Missing((), "nothing: the official client has no such bound; use pulsar_nack.connect"),
-    "chunk_timeout": _Missing((), "nothing: the official client has its own; use pulsar_nack.connect"),
-    "durable_subscription": _Missing((True,), "True: the official client has no other; use pulsar_nack.connect"),
-    "create_topic": _Missing((True,), "True: the official client leaves it to the broker; use pulsar_nack.connect"),
-    "start_message_id": _Missing((None,), "None: the official client has no such start; use pulsar_nack.connect"),
-    "discovery_interval": _Missing((), "nothing: the official client has its own; use pulsar_nack.connect"),
+_NOT_OFFICIAL: Final[_Missing] = {
+    "priority_level": ((0,), "0: the official client has no levels; use pulsar_nack.connect"),
+    "subscription_properties": (({},), "nothing: the official client has none; use pulsar_nack.connect"),
+    "ack_group_ms": ((), "nothing: the official client has its own; use pulsar_nack.connect"),
+    "max_chunked_bytes": ((), "nothing: the official client has no such bound; use pulsar_nack.connect"),
+    "chunk_timeout": ((), "nothing: the official client has its own; use pulsar_nack.connect"),
+    "durable_subscription": ((True,), "True: the official client has no other; use pulsar_nack.connect"),
+    "create_topic": ((True,), "True: the official client leaves it to the broker; use pulsar_nack.connect"),
+    "start_message_id": ((None,), "None: the official client has no such start; use pulsar_nack.connect"),
+    "discovery_interval": ((), "nothing: the official client has its own; use pulsar_nack.connect"),
 }
 ALL_NAMES: Final = (*DialectSettings.__annotations__, *_IN_NO_CLIENT, *_NOT_NATIVE, *_NOT_OFFICIAL)
 """The names of all settings of either client."""
@@ -264,12 +257,12 @@ def _by_our_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _is_missing(name: str, value: object, missing: Mapping[str, _Missing]) -> bool:
+def _is_missing(name: str, value: object, missing: _Missing) -> bool:
     """Return whether a client does not have a setting; raise unless leaving out its value changes nothing."""
-    entry = missing.get(name)
-    if entry is None:
+    if name not in missing:
         return False
-    is_same = any(type(value) is type(each) and value == each for each in entry.same)
+    accepted, use = missing[name]
+    is_same = any(type(value) is type(each) and value == each for each in accepted)
     if not is_same and not (name == "regex_subscription_mode" and _word_of(value) == "persistentonly"):
-        raise InvalidArgumentError(name, value, entry.use)
+        raise InvalidArgumentError(name, value, use)
     return True

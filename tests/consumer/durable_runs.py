@@ -10,12 +10,13 @@ from random import Random
 from pulsar_nack import MessageId
 from pulsar_nack.consumer.durable import DurableNacks, Outcome
 from pulsar_nack.consumer.durable._records import BatchAcks, RangeAcks
-from pulsar_nack.consumer.durable._state import PendingMessage
 from pulsar_nack.errors import LedgerError
 from pulsar_nack.ledger import LogStore
 from pulsar_nack.testing import ManualClock
 from tests.crash_homes import AnyHome
 
+Pending = tuple[int, int]
+"""The time and the redelivery count of a pending message."""
 STEPS = 30
 TTL_MS = 10_000_000
 MEMORY_MS = 500_000
@@ -31,7 +32,7 @@ IDS = [
 class Model:
     """For each id the states that may be found: the last that was reported durable, and what was tried since."""
 
-    may_be: dict[MessageId, list[PendingMessage | None]] = field(default_factory=lambda: {each: [None] for each in IDS})
+    may_be: dict[MessageId, list[Pending | None]] = field(default_factory=lambda: {each: [None] for each in IDS})
 
     settled: set[MessageId] = field(default_factory=set)
     """Those whose acknowledgement was reported durable, and of which nothing was called for since."""
@@ -43,18 +44,18 @@ class Model:
         states = {message_id: states[:] for message_id, states in self.may_be.items()}
         return Model(states, set(self.settled), ManualClock(self.clock.now_ms()))
 
-    def tried(self, message_id: MessageId, found: PendingMessage | None) -> None:
+    def tried(self, message_id: MessageId, found: Pending | None) -> None:
         """A change was called for."""
         self.may_be[message_id].append(found)
         self.settled.discard(message_id)
 
-    def durable(self, message_id: MessageId, found: PendingMessage | None) -> None:
+    def durable(self, message_id: MessageId, found: Pending | None) -> None:
         """It was reported durable, and nothing of this id was called for since."""
         self.may_be[message_id] = [found]
         if found is None:
             self.settled.add(message_id)
 
-    def check(self, find: Callable[[MessageId], PendingMessage | None], acked: set[MessageId]) -> None:
+    def check(self, find: Callable[[MessageId], Pending | None], acked: set[MessageId]) -> None:
         """Compare with what was found, and take it over: it was made durable when it was opened."""
         for message_id in IDS:
             found = find(message_id)
@@ -133,15 +134,13 @@ class Run:
         chance, count = self.random.random(), self.random.randrange(100)
         now_ms, delay_ms = self.clock.now_ms(), self.random.randrange(100_000)
         if chance < 0.4:
-            await self._await(
-                message_id, PendingMessage(now_ms + delay_ms, count), durable.nacked(message_id, delay_ms, count)
-            )
+            await self._await(message_id, (now_ms + delay_ms, count), durable.nacked(message_id, delay_ms, count))
         elif chance < 0.6:
-            await self._await(message_id, PendingMessage(now_ms, count), durable.delivered(message_id, count))
+            await self._await(message_id, (now_ms, count), durable.delivered(message_id, count))
         else:
             await self._await(message_id, None, durable.acked(message_id))
 
-    async def _await(self, message_id: MessageId, found: PendingMessage | None, written: Awaitable[Outcome]) -> None:
+    async def _await(self, message_id: MessageId, found: Pending | None, written: Awaitable[Outcome]) -> None:
         self.model.tried(message_id, found)
         if self.random.random() < 0.1:
             return  # nobody waits

@@ -21,7 +21,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...clock import Clock
 from ...errors import ClosedError, LogExistsError, LogFencedError
@@ -40,6 +40,8 @@ _LARGE: Final = 1 << 10
 _log = logging.getLogger("pulsar_nack.consumer")
 
 Outcome = Exception | None
+_Waiting = tuple[Change, bytes, asyncio.Future[Outcome]]
+"""A change that is to be written, its bytes, and the future of the call that waits for it."""
 
 
 class MonotonicWallClock:
@@ -65,12 +67,6 @@ class MonotonicWallClock:
     def advance_to(self, at_ms: int) -> None:
         """Return at least this time from now on."""
         self._last_ms = max(self._last_ms, at_ms)
-
-
-class _Waiting(NamedTuple):
-    change: Change
-    data: bytes
-    done: asyncio.Future[Outcome]
 
 
 class Journal:
@@ -157,7 +153,7 @@ class Journal:
         if self._is_ended:
             done.set_result(ClosedError("the consumer"))
             return done
-        self._queue.append(_Waiting(change, change.encode(), done))
+        self._queue.append((change, change.encode(), done))
         self._is_idle.clear()
         self._has_work.set()
         return done
@@ -198,16 +194,16 @@ class Journal:
     async def _write(self, some: list[_Waiting]) -> None:
         error: Outcome = None
         try:
-            await self._log.append_many([waiting.data for waiting in some])
+            await self._log.append_many([data for _, data, _ in some])
         except Exception as failure:  # noqa: BLE001 - passed to the callers, and counted
             error = failure
             self._note_failure(len(some), failure)
         except BaseException:
             self._answer(some, ClosedError("the consumer"))
             raise
-        for waiting in some:
-            if error is None or waiting.change.kind is not RecordKind.CLEARED:
-                self._state.apply(waiting.change)
+        for change, _, _ in some:
+            if error is None or change.kind is not RecordKind.CLEARED:
+                self._state.apply(change)
         self._answer(some, error)
         self.on_written()
 
@@ -222,9 +218,9 @@ class Journal:
 
     @staticmethod
     def _answer(some: list[_Waiting] | deque[_Waiting], error: Outcome) -> None:
-        for waiting in some:
-            if not waiting.done.done():
-                waiting.done.set_result(error)
+        for _, _, done in some:
+            if not done.done():
+                done.set_result(error)
 
     async def _switch(self, log: Log, done: asyncio.Future[Outcome]) -> None:
         """Seal the log and continue with the next one."""

@@ -188,11 +188,12 @@ class DurableNacks:
         pending = self.state.pending.find(delivery.id)
         if pending is None:
             return False
-        remaining_ms = pending.time_ms - self._clock.now_ms()
+        deadline_ms, redeliveries = pending
+        remaining_ms = deadline_ms - self._clock.now_ms()
         if remaining_ms <= 0:
-            states.requests.remember(delivery.id, pending.redeliveries)
+            states.requests.remember(delivery.id, redeliveries)
             return False
-        record = states.restore(delivery.id, pending.redeliveries, delivery.redelivery_count)
+        record = states.restore(delivery.id, redeliveries, delivery.redelivery_count)
         self._hold(record, remaining_ms, delivery)
         self.restored += 1
         return True

@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...ids import MessageId
 from ._acked import AckedMessages
@@ -105,15 +105,11 @@ class DurableState:
         yield from (page.encode() for page in self.pending.pages())
 
 
-class PendingMessage(NamedTuple):
-    """The deadline of a nacked message, or the time of its delivery (epoch ms), and its redelivery count."""
-
-    time_ms: int
-    redeliveries: int
-
-
 class PendingMessages:
-    """A packed map from ids of pending messages to times and redelivery counts."""
+    """A packed map from ids of pending messages to times and redelivery counts.
+
+    The time is the deadline of a nacked message, or when another one was delivered, epoch ms.
+    """
 
     def __init__(self) -> None:
         self._pages: dict[_PageKey, PendingPage] = {}
@@ -122,7 +118,7 @@ class PendingMessages:
     def __len__(self) -> int:
         return self._length
 
-    def find(self, message_id: MessageId) -> PendingMessage | None:
+    def find(self, message_id: MessageId) -> tuple[int, int] | None:
         """Return the time and count of a message, None if it is not pending. O(log messages of 256 entries)."""
         page = self._pages.get(_page_key(message_id))
         if page is None:
@@ -131,7 +127,7 @@ class PendingMessages:
         at = bisect_left(page.keys, key)
         if at == len(page.keys) or page.keys[at] != key:
             return None
-        return PendingMessage(page.times[at], count_of(page.counts[at]))
+        return page.times[at], count_of(page.counts[at])
 
     def put(self, message_id: MessageId, time_ms: int, count: int) -> None:
         """Set the time and count of a message."""
