@@ -1,4 +1,4 @@
-"""The two kinds of bucket, and when the mutable one is sealed. Pure.
+"""The two kinds of bucket. Pure.
 
 The indexes of both are in the shared queue, ``loaded`` of them; an immutable bucket has the others on storage.
 """
@@ -22,11 +22,14 @@ _BUCKET_BYTES: Final = 1_400
 
 @dataclass(slots=True, eq=False)
 class MutableBucket:
-    """The newest indexes: their ledgers and their age.
+    """The newest indexes: their ledgers and their age, and when they are sealed.
 
     A sealed bucket does not change, and its indexes stay in memory, until its snapshot is stored.
     """
 
+    min_size: int
+    max_size: int
+    max_age_ms: int
     loaded: int = 0
     added: int = 0
     """How many indexes were added in all; some may be gone."""
@@ -35,6 +38,12 @@ class MutableBucket:
     since_ms: int = 0
     is_dropped: bool = False
     """Whether it was cleared: its snapshot is not wanted any more."""
+
+    @classmethod
+    def of(cls, config: BucketConfig) -> MutableBucket:
+        """Return an empty bucket with the limits of a configuration."""
+        min_size = min(config.delayed_delivery_min_index_count_per_bucket, config.largest_bucket)
+        return cls(min_size, config.largest_bucket, delay_ms(config.max_unsealed_age))
 
     def add(self, ledger: int, now_ms: int, count: int = 1) -> None:
         """Note that indexes of a ledger were added."""
@@ -46,6 +55,22 @@ class MutableBucket:
         elif ledger > self.end:
             self.end = ledger
         self.added += count
+
+    def is_full(self, ledger: int, now_ms: int) -> bool:
+        """Return whether to seal it before adding an index of ``ledger``: a new ledger, or it is large or old."""
+        if self.loaded < self.min_size:
+            return False
+        return ledger > self.end or self.loaded >= self.max_size or now_ms >= self.old_at
+
+    @property
+    def old_at(self) -> int:
+        """Return when to seal it because it is old, NEVER while it is too small."""
+        return self.since_ms + self.max_age_ms if self.loaded >= self.min_size else NEVER
+
+    @property
+    def room(self) -> int:
+        """Return how many indexes can be added before :meth:`is_full` has to be asked again, at least 1."""
+        return max((self.min_size if self.loaded < self.min_size else self.max_size) - self.loaded, 1)
 
 
 class ImmutableBucket:
@@ -174,35 +199,3 @@ class ImmutableBucket:
 
 
 AnyBucket = MutableBucket | ImmutableBucket
-
-
-@dataclass(frozen=True, slots=True)
-class SealRule:
-    """When the mutable bucket is sealed."""
-
-    min_size: int
-    max_size: int
-    max_age_ms: int
-
-    @classmethod
-    def of(cls, config: BucketConfig) -> SealRule:
-        """Return the rule of a configuration."""
-        return cls(
-            min(config.delayed_delivery_min_index_count_per_bucket, config.largest_bucket),
-            config.largest_bucket,
-            delay_ms(config.max_unsealed_age),
-        )
-
-    def is_full(self, bucket: MutableBucket, ledger: int, now_ms: int) -> bool:
-        """Return whether to seal before adding an index of ``ledger``: a new ledger, or the bucket is large or old."""
-        if bucket.loaded < self.min_size:
-            return False
-        return ledger > bucket.end or bucket.loaded >= self.max_size or now_ms >= self.old_at(bucket)
-
-    def old_at(self, bucket: MutableBucket) -> int:
-        """Return when to seal the bucket because it is old, NEVER while it is too small."""
-        return bucket.since_ms + self.max_age_ms if bucket.loaded >= self.min_size else NEVER
-
-    def room(self, bucket: MutableBucket) -> int:
-        """Return how many indexes can be added before :meth:`is_full` has to be asked again, at least 1."""
-        return max((self.min_size if bucket.loaded < self.min_size else self.max_size) - bucket.loaded, 1)

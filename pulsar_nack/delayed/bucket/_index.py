@@ -23,7 +23,7 @@ from ...config import BucketConfig
 from ...ids import Position
 from ...index import NEVER, PositionSet
 from ..format import Columns
-from ._buckets import AnyBucket, ImmutableBucket, MutableBucket, SealRule
+from ._buckets import AnyBucket, ImmutableBucket, MutableBucket
 from ._queue import DueQueue
 
 _BATCH: Final = 64
@@ -43,9 +43,9 @@ class BucketIndex:
     """The state of a bucket tracker; see the head of the module. Times are epoch ms."""
 
     def __init__(self, config: BucketConfig) -> None:
-        self._rule = SealRule.of(config)
+        self._config = config
         self.pending = PositionSet()
-        self.mutable = MutableBucket()
+        self.mutable = MutableBucket.of(config)
         self.queue = DueQueue(self.mutable)
         self.sealing: deque[MutableBucket] = deque()
         self.buckets: list[ImmutableBucket] = []
@@ -111,7 +111,7 @@ class BucketIndex:
         """Hold a position; return False if it is held already, which keeps its time. O(log)."""
         if not self.pending.add(ledger, entry):
             return False
-        if self._rule.is_full(self.mutable, ledger, now_ms):
+        if self.mutable.is_full(ledger, now_ms):
             self.seal()
         self.queue.push((deliver_at, ledger, entry))
         self.mutable.add(ledger, now_ms)
@@ -121,9 +121,9 @@ class BucketIndex:
         """Hold positions of a ledger (entries of typecode ``I``); those that are already held keep their times."""
         at = 0
         while at < len(entries):
-            if self._rule.is_full(self.mutable, ledger, now_ms):
+            if self.mutable.is_full(ledger, now_ms):
                 self.seal()
-            to = at + self._rule.room(self.mutable)
+            to = at + self.mutable.room
             part = entries[at:to]
             if self.pending.add_new(ledger, part):
                 self.queue.push_many(Columns.of_ledger(ledger, part, times[at:to]))
@@ -140,14 +140,14 @@ class BucketIndex:
 
     def seal(self) -> None:
         """Seal the mutable bucket, so that it is stored, and begin a new one."""
-        sealed, self.mutable = self.mutable, MutableBucket()
+        sealed, self.mutable = self.mutable, MutableBucket.of(self._config)
         self.queue.change_tail_owner(self.mutable)
         self.sealing.append(sealed)
 
     @property
     def seal_at(self) -> int:
         """Return when the mutable bucket has to be sealed because it is old, NEVER while it is too small."""
-        return self._rule.old_at(self.mutable)
+        return self.mutable.old_at
 
     @property
     def ready_at(self) -> int:
@@ -262,7 +262,7 @@ class BucketIndex:
             each.is_dropped = True
         self.pending.clear()
         self.queue.clear()
-        self.mutable = MutableBucket()
+        self.mutable = MutableBucket.of(self._config)
         self.queue.change_tail_owner(self.mutable)
         self.sealing.clear()
         self.buckets.clear()

@@ -10,13 +10,13 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
-from typing import Final
+from typing import Final, Self
 
 from ...errors import SnapshotFormatError
 from ...index import NEVER, PositionSet
 from ..format import STEP, Columns, Index, SegmentRow, encode_indexes, encode_metadata
 from ._buckets import ImmutableBucket
-from ._snapshots import NewSnapshot, Snapshots, add_bitmaps
+from ._snapshots import Snapshots, add_bitmaps
 
 _MAX_PIECE: Final = 128
 """How many indexes of a source are merged at a time."""
@@ -25,7 +25,10 @@ _MAX_BITMAPS: Final = 1_000
 
 
 class SnapshotBuilder:
-    """Builds a snapshot from indexes in order of time.
+    """A snapshot that is built from indexes in order of time.
+
+    ``segments`` are those that have ended, each with an earliest time or a lower bound of it in ``mins``, a latest time
+    in ``maxs``, and the number of its indexes in ``counts``.
 
     :param step_ms: the times of a segment span less than this, from the segment's first time
     :param max_indexes: the maximum of indexes in a segment; -1: unlimited
@@ -35,10 +38,10 @@ class SnapshotBuilder:
         self._step_ms = step_ms
         self._max_indexes = max_indexes
         self._metadata: list[bytes] = []
-        self._segments: list[bytes] = []
-        self._mins: list[int] = []
-        self._maxs: list[int] = []
-        self._counts: list[int] = []
+        self.segments: list[bytes] = []
+        self.mins: list[int] = []
+        self.maxs: list[int] = []
+        self.counts: list[int] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -69,11 +72,16 @@ class SnapshotBuilder:
             self._close()
         self._put(segment, row._replace(min_at=min_at), min_at, count)  # later releases of Pulsar need min_at
 
-    def finish(self) -> NewSnapshot:
-        """Return the snapshot; it has no segments if nothing was added."""
+    def finish(self) -> Self:
+        """End the last segment, and return the snapshot; it has no segments if nothing was added."""
         if self._count:
             self._close()
-        return NewSnapshot(b"".join(self._metadata), self._segments, self._mins, self._maxs, self._counts)
+        return self
+
+    @property
+    def metadata(self) -> bytes:
+        """Return the metadata of the segments."""
+        return b"".join(self._metadata)
 
     def _end(self, indexes: Sequence[Index], at: int) -> int:
         """Return the end of the indexes, from ``at`` on, that belong to the current segment."""
@@ -97,11 +105,11 @@ class SnapshotBuilder:
         self._begin()
 
     def _put(self, segment: bytes, row: SegmentRow, min_at: int, count: int) -> None:
-        self._segments.append(segment)
+        self.segments.append(segment)
         self._metadata.append(encode_metadata([row]))
-        self._mins.append(min_at)
-        self._maxs.append(row.max_at)
-        self._counts.append(count)
+        self.mins.append(min_at)
+        self.maxs.append(row.max_at)
+        self.counts.append(count)
 
 
 def choose_pair(buckets: Sequence[ImmutableBucket]) -> tuple[ImmutableBucket, ImmutableBucket] | None:
@@ -177,32 +185,28 @@ class MergeSource:
         return part
 
 
-class StreamMerger:
-    """Merges sources whose indexes arrive in pieces. Pure."""
+def is_first(source: MergeSource, max_at: int, sources: Iterable[MergeSource]) -> bool:
+    """Return whether the next piece of an exhausted source comes before all indexes of the other sources.
 
-    def __init__(self, sources: Sequence[MergeSource]) -> None:
-        self._sources = sources
+    :param max_at: the latest time of that piece
+    """
+    return source.is_wanting and all(max_at < each.first_at for each in sources if each is not source)
 
-    def is_first(self, source: MergeSource, max_at: int) -> bool:
-        """Return whether the next piece of an exhausted source comes before all indexes of the other sources.
 
-        :param max_at: the latest time of that piece
-        """
-        return source.is_wanting and all(max_at < each.first_at for each in self._sources if each is not source)
+def wanted_of(sources: Iterable[MergeSource]) -> MergeSource | None:
+    """Return a source whose next piece is needed before more can be taken; None: no piece is needed."""
+    return next((source for source in sources if source.is_wanting), None)
 
-    def wanted(self) -> MergeSource | None:
-        """Return a source whose next piece is needed before more can be taken; None: no piece is needed."""
-        return next((source for source in self._sources if source.is_wanting), None)
 
-    def take(self) -> list[Index]:
-        """Return the next merged indexes; empty: all sources have ended. Call it when no piece is wanted."""
-        ends = [source.columns[source.end - 1] for source in self._sources if source.has_more]
-        bound = min(ends) if ends else None
-        taken: list[Index] = []
-        for source in self._sources:
-            taken += source.take(bound)
-        taken.sort()
-        return taken
+def take_merged(sources: Iterable[MergeSource]) -> list[Index]:
+    """Remove and return the next indexes, merged; empty: all sources have ended. Call it when no piece is wanted."""
+    ends = [source.columns[source.end - 1] for source in sources if source.has_more]
+    bound = min(ends) if ends else None
+    taken: list[Index] = []
+    for source in sources:
+        taken += source.take(bound)
+    taken.sort()
+    return taken
 
 
 class Merge:
@@ -229,15 +233,15 @@ class Merge:
         self._snapshots = snapshots
         self._pending = pending
         self._min_copied = min_copied
-        self._merger = StreamMerger([MergeSource(), *map(MergeSource, buckets)])
+        self._sources = [MergeSource(), *map(MergeSource, buckets)]
 
     async def into(self, builder: SnapshotBuilder) -> None:
         """Add the indexes whose messages are still held to a snapshot, a few at a time."""
         while True:
-            while (source := self._merger.wanted()) is not None:
+            while (source := wanted_of(self._sources)) is not None:
                 if not await self._copy(source, builder):
                     source.feed(await self._read(source))
-            taken = self._merger.take()
+            taken = take_merged(self._sources)
             if not taken:
                 return
             builder.add(self._pending.held_of(taken))
@@ -263,7 +267,7 @@ class Merge:
         bucket, number = source.bucket, source.next
         if bucket is None or number == len(bucket.mins) or bucket.counts[number] < self._min_copied:
             return False
-        if not self._merger.is_first(source, bucket.maxs[number]):
+        if not is_first(source, bucket.maxs[number], self._sources):
             return False
         try:
             row = await self._row(source, bucket)

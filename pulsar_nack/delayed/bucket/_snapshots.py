@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 
@@ -31,16 +31,6 @@ _T = TypeVar("_T")
 MAX_READS: Final = 8
 """How many reads run at the same time, late ones not counted."""
 _LATE_MS: Final = 100
-
-
-class NewSnapshot(NamedTuple):
-    """A snapshot to be stored: its metadata and segments, and the times and size of each segment."""
-
-    metadata: bytes
-    segments: list[bytes]
-    mins: list[int]
-    maxs: list[int]
-    counts: list[int]
 
 
 class Snapshots:
@@ -107,7 +97,8 @@ class Snapshots:
 
     async def store(
         self,
-        snapshot: NewSnapshot,
+        metadata: bytes,
+        segments: Sequence[bytes],
         start: int,
         end: int,
         *,
@@ -121,11 +112,9 @@ class Snapshots:
         key = free_key(start, end, self._reserved | set(self._cursor.properties()))
         self._reserved.add(key)
         try:
-            snapshot_id = await self._storage.create_bucket_snapshot(
-                snapshot.metadata, snapshot.segments, key, *self._names
-            )
+            snapshot_id = await self._storage.create_bucket_snapshot(metadata, segments, key, *self._names)
             self._created.add(snapshot_id)
-            self._note_size(snapshot_id, len(snapshot.metadata) + sum(map(len, snapshot.segments)))
+            self._note_size(snapshot_id, len(metadata) + sum(map(len, segments)))
             named = NamedSnapshot(key, snapshot_id, start, end)
             async with self._naming:
                 if not is_wanted():

@@ -24,7 +24,7 @@ from ._index import BucketIndex
 from ._queue import in_order
 from ._recovery import Recovery
 from ._snapshot_builder import Merge, SnapshotBuilder, choose_pair
-from ._snapshots import NewSnapshot, ReadSlots, Snapshots
+from ._snapshots import ReadSlots, Snapshots
 from ._statistics import BucketStatistics
 from ._timer import DispatchTimer
 
@@ -212,7 +212,7 @@ class Worker:
             del piece  # see STEP
             await asyncio.sleep(0)
 
-    async def _store(self, owners: Sequence[AnyBucket], snapshot: NewSnapshot, start: int, end: int) -> None:
+    async def _store(self, owners: Sequence[AnyBucket], snapshot: SnapshotBuilder, start: int, end: int) -> None:
         """Store the snapshot that was made from some buckets, and replace them with its bucket."""
         if all(owner.is_dropped for owner in owners):
             return
@@ -220,7 +220,8 @@ class Worker:
             self._index.replace(owners, _empty(start, end), 0, None)
             return
         named = await self._snapshots.store(
-            snapshot,
+            snapshot.metadata,
+            snapshot.segments,
             start,
             end,
             is_wanted=lambda: not all(owner.is_dropped for owner in owners),

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import InvalidArgumentError, Position
+from pulsar_nack import BucketConfig, InvalidArgumentError, Position
 from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
-from pulsar_nack.delayed.bucket._snapshot_builder import MergeSource, StreamMerger
+from pulsar_nack.delayed.bucket._snapshot_builder import MergeSource, is_first
 from pulsar_nack.delayed.format import Columns, Index, NamedSnapshot
 from pulsar_nack.index import PositionSet
 from tests.for_each import for_each
@@ -220,7 +220,7 @@ def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
 @given(st.lists(INDEXES, max_size=5), INDEXES, st.integers(0, 45), st.integers(1, 30))
 def test_many_are_taken_from_the_queue(runs: list[list[Index]], tail: list[Index], until: int, most: int) -> None:
     """What is taken out in bulk is in order, all that is due and no more, and owners know what is left."""
-    owners = [MutableBucket() for _ in range(len(runs) + 1)]
+    owners = [MutableBucket.of(BucketConfig()) for _ in range(len(runs) + 1)]
     queue = DueQueue(owners[0])
     for owner, run in zip(owners[1:], runs, strict=True):
         queue.add(Columns(sorted(run)), owner)
@@ -239,7 +239,7 @@ def test_many_are_taken_from_the_queue(runs: list[list[Index]], tail: list[Index
 
 def test_runs_that_follow_each_other_are_one() -> None:
     """A long run of added indexes is cut, so that its memory is released bit by bit."""
-    owner = MutableBucket()
+    owner = MutableBucket.of(BucketConfig())
     queue = DueQueue(owner)
     indexes = [(at, 1, at) for at in range(20_000)]
     queue.push_many(Columns(indexes))
@@ -253,7 +253,7 @@ def test_runs_that_follow_each_other_are_one() -> None:
 
 def test_few_at_a_time_are_kept_together() -> None:
     """Many small additions take no more than as many single ones, and come out in order."""
-    owner = MutableBucket()
+    owner = MutableBucket.of(BucketConfig())
     queue = DueQueue(owner)
     indexes = [(number * 7_919 % 10_007, 1, number) for number in range(10_000)]
     for at in range(0, len(indexes), 10):
@@ -261,13 +261,13 @@ def test_few_at_a_time_are_kept_together() -> None:
     assert owner.loaded == 10_000
     assert len(queue.runs([owner])) == 4
     assert queue.bytes < 24 * 10_000 + 4 * 400 + 2_048 * 170
-    queue.change_tail_owner(MutableBucket())
+    queue.change_tail_owner(MutableBucket.of(BucketConfig()))
     assert list(in_order(queue.runs([owner]))) == sorted(indexes)
 
 
 def test_many_runs_that_lie_over_each_other() -> None:
     """Merging hundreds of runs takes time in proportion to what is in them."""
-    owner = MutableBucket()
+    owner = MutableBucket.of(BucketConfig())
     queue = DueQueue(owner)
     runs = [[(at * 1_000 + number, 1, at) for at in range(300)] for number in range(400)]
     for run in reversed(runs):
@@ -281,11 +281,11 @@ def test_which_piece_comes_first() -> None:
     one, other = (
         MergeSource(ImmutableBucket(NamedSnapshot("k", 1, 1, 1), mins=[at], maxs=[50], counts=[2])) for at in (5, 10)
     )
-    merger = StreamMerger([one, other])
-    assert merger.is_first(one, 9)
-    assert not merger.is_first(one, 10)
+    sources = [one, other]
+    assert is_first(one, 9, sources)
+    assert not is_first(one, 10, sources)
     other.feed(Columns([(12, 1, 1)]))
-    assert merger.is_first(one, 11)
-    assert not merger.is_first(other, 1)
+    assert is_first(one, 11, sources)
+    assert not is_first(other, 1, sources)
     one.feed(None)
-    assert not merger.is_first(one, 1)
+    assert not is_first(one, 1, sources)

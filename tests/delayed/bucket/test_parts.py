@@ -10,10 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import BucketConfig
-from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket, SealRule
+from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket
 from pulsar_nack.delayed.bucket._queue import TAIL, DueQueue
-from pulsar_nack.delayed.bucket._snapshot_builder import MergeSource, SnapshotBuilder, StreamMerger, choose_pair
-from pulsar_nack.delayed.bucket._snapshots import NewSnapshot
+from pulsar_nack.delayed.bucket._snapshot_builder import (
+    MergeSource,
+    SnapshotBuilder,
+    choose_pair,
+    take_merged,
+    wanted_of,
+)
 from pulsar_nack.delayed.format import (
     Columns,
     Index,
@@ -36,7 +41,7 @@ def bucket_of(start: int, end: int, size: int, snapshot_id: int = 1) -> Immutabl
     )
 
 
-def cut(times: list[int], step: int, most: int, piece: int = 100) -> NewSnapshot:
+def cut(times: list[int], step: int, most: int, piece: int = 100) -> SnapshotBuilder:
     """Cut indexes with these times, given in pieces."""
     builder = SnapshotBuilder(step, most)
     indexes = [(at, 1, entry) for entry, at in enumerate(times)]
@@ -93,7 +98,7 @@ def test_segments_say_what_is_in_them(times: list[int], step: int, most: int, pi
 @given(st.lists(st.one_of(INDEX, st.lists(INDEX, min_size=1), st.none())))
 def test_queue_gives_the_earliest(steps: list[Index | list[Index] | None]) -> None:
     """Pushed alone or added as a run, indexes come out in order, and owners know how many of theirs are left."""
-    owners = [MutableBucket(), MutableBucket()]
+    owners = [MutableBucket.of(BucketConfig()) for _ in range(2)]
     queue, model = DueQueue(owners[0]), list[Index]()
     counts = [0, 0]
     for step in steps:
@@ -123,7 +128,7 @@ def test_queue_gives_the_earliest(steps: list[Index | list[Index] | None]) -> No
 
 def test_queue_folds_a_full_tail() -> None:
     """Added indexes are kept in columns except the last few, and come out in order."""
-    owner = MutableBucket()
+    owner = MutableBucket.of(BucketConfig())
     queue = DueQueue(owner)
     for number in range(3 * TAIL + 5):
         queue.push((number * 7919 % 10_007, 1, number))
@@ -159,12 +164,12 @@ def test_merge_of_pieces(sources: list[list[list[Index]]]) -> None:
         rest = iter(ordered)
         pieces.append([[next(rest) for _ in piece] for piece in source])
     fed = [MergeSource() for _ in sources]
-    merger, merged = StreamMerger(fed), list[Index]()
+    merged = list[Index]()
     while True:
-        while (wanted := merger.wanted()) is not None:
+        while (wanted := wanted_of(fed)) is not None:
             left = pieces[fed.index(wanted)]
             wanted.feed(Columns(left.pop(0)) if left else None)
-        taken = merger.take()
+        taken = take_merged(fed)
         if not taken:
             break
         merged += taken
@@ -207,28 +212,28 @@ def test_names_that_are_none(key: str, value: str) -> None:
 
 def test_when_to_seal() -> None:
     """A bucket with enough indexes is sealed at a new ledger, at its largest size, or when it is old; never before."""
-    rule = SealRule(min_size=3, max_size=5, max_age_ms=100)
-    bucket = MutableBucket()
+    bucket = MutableBucket(min_size=3, max_size=5, max_age_ms=100)
     for number in range(3):
         bucket.add(7, 1_000 + number)
         bucket.loaded += 1
-        assert not (number < 2 and rule.is_full(bucket, 8, 10_000))
-        assert rule.old_at(bucket) == (NEVER if number < 2 else 1_100)
-    assert rule.is_full(bucket, 8, 1_002)
-    assert not rule.is_full(bucket, 7, 1_099)
-    assert not rule.is_full(bucket, 6, 1_099)
-    assert rule.is_full(bucket, 7, 1_100)
+        assert not (number < 2 and bucket.is_full(8, 10_000))
+        assert bucket.old_at == (NEVER if number < 2 else 1_100)
+    assert bucket.is_full(8, 1_002)
+    assert not bucket.is_full(7, 1_099)
+    assert not bucket.is_full(6, 1_099)
+    assert bucket.is_full(7, 1_100)
     bucket.loaded = 5
-    assert rule.is_full(bucket, 7, 1_002)
+    assert bucket.is_full(7, 1_002)
     bucket.add(3, 1_003)
     assert (bucket.start, bucket.end, bucket.added) == (3, 7, 4)
 
 
-def test_rule_of_a_config() -> None:
-    """The rule is read from the config; a bucket is never sealed below the least size."""
-    assert SealRule.of(BucketConfig()) == SealRule(50_000, 100_000, 300_000)
+def test_limits_of_a_config() -> None:
+    """The limits are read from the config; a bucket is never sealed below the least size."""
+    bucket = MutableBucket.of(BucketConfig())
+    assert (bucket.min_size, bucket.max_size, bucket.max_age_ms) == (50_000, 100_000, 300_000)
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=70, max_indexes_per_bucket=50)
-    assert SealRule.of(config).max_size == 70
+    assert MutableBucket.of(config).max_size == 70
 
 
 def test_a_bucket_is_used_up_segment_by_segment() -> None:
