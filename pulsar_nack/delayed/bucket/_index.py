@@ -16,13 +16,14 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from ...config import BucketConfig
 from ...ids import Position
 from ...index import NEVER, PositionSet
 from ..format import Columns
+from ..ticks import LATEST
 from ._buckets import AnyBucket, ImmutableBucket, MutableBucket
 from ._queue import DueQueue
 
@@ -133,10 +134,15 @@ class BucketIndex:
                     self.add(ledger, entry, deliver_at, now_ms)
             at = to
 
-    def drop(self, ledger: int, entries: Iterable[int]) -> None:
-        """Stop holding positions of a ledger."""
-        for entry in entries:
+    def add_later(self, ledger: int, entries: array[int], times: array[int], cutoff: int, now_ms: int) -> list[int]:
+        """Hold positions whose time is after ``cutoff``; stop holding the others, and return their entries."""
+        due, entries, times = split_due(entries, times, cutoff)
+        if times and max(times) > LATEST:
+            times = array("q", (min(at, LATEST) for at in times))
+        self.add_many(ledger, entries, times, now_ms)
+        for entry in due:
             self.pending.discard(ledger, entry)
+        return due
 
     def seal(self) -> None:
         """Seal the mutable bucket, so that it is stored, and begin a new one."""

@@ -15,7 +15,6 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from os import PathLike
 from typing import Final, Self
 
 from ..._check import INT64_MAX, INT64_MIN, check_clock, check_has, check_integer, check_kind, check_list, check_text
@@ -33,7 +32,7 @@ from ...errors import (
 )
 from ...ledger import LocalLogStore, LogStore
 from ...ledger.format import group_records
-from ...ledger.ownership import OwnableStore, close_on_error, storage_timeout, take_ownership
+from ...ledger.ownership import OwnableStore, storage_timeout, take_ownership
 from ..format import (
     SNAPSHOT_LOG_NAME,
     Footer,
@@ -277,58 +276,16 @@ class LogSnapshotStorage(LoopBound):
             raise
 
 
-class TrackerLogs:
-    """A cursor and a snapshot storage that are opened and closed together.
+async def own_logs(store: LogStore) -> OwnableStore:
+    """Become the owner of a tracker's cursor and snapshots in a store; whoever owns the cursor's name owns them all."""
+    return await take_ownership(store, (await names_of(store, CURSOR)).cursor)
 
-    The owner of the cursor's name in the store also owns the snapshots.
 
-    :param place: the store, or its owned part, that is closed at last
-    """
-
-    def __init__(
-        self,
-        cursor: LogDelayedCursor,
-        storage: LogSnapshotStorage,
-        place: OwnableStore | LocalLogStore,
-        close_timeout_s: float,
-    ) -> None:
-        self.cursor = cursor
-        self.storage = storage
-        self.place = place
-        self._close_timeout_s = close_timeout_s
-
-    @classmethod
-    async def open_store(cls, store: LogStore, config: BucketConfig) -> Self:
-        """Open the logs in a store, which its owner closes afterwards."""
-        part = await take_ownership(store, (await names_of(store, CURSOR)).cursor)
-        async with close_on_error([part]):
-            return await cls._open(part, part, config)
-
-    @classmethod
-    async def open_local(cls, path: str | PathLike[str], config: BucketConfig) -> Self:
-        """Open the logs in a folder, which is created if it is missing."""
-        store = await LocalLogStore.open(path)
-        async with close_on_error([store]):
-            names = await names_of(store, CURSOR)
-            return await cls._open(await take_ownership(store, names.cursor), store, config)
-
-    @classmethod
-    async def _open(cls, part: OwnableStore, place: OwnableStore | LocalLogStore, config: BucketConfig) -> Self:
-        timeout = config.close_timeout
-        cursor = await LogDelayedCursor.open(part, close_timeout=timeout)
-        max_append = _MAX_LOCAL_APPEND if isinstance(part, LocalLogStore) else _MAX_APPEND
-        storage = LogSnapshotStorage(part, max_append=max_append, close_timeout=timeout)
-        await storage.start()
-        return cls(cursor, storage, place, timeout.total_seconds())
-
-    async def aclose(self) -> None:
-        """Close cursor, storage and store. Takes at most ``close_timeout``.
-
-        :raises TimeoutError: storage did not answer in time; everything is closed as soon as it does
-        """
-        try:
-            async with storage_timeout(self._close_timeout_s, "the tracker"):
-                await asyncio.gather(self.cursor.aclose(), self.storage.close())
-                await self.place.aclose()
-        finally:
-            self.place.close_soon()
+async def open_logs(owned: LogStore, config: BucketConfig) -> tuple[LogDelayedCursor, LogSnapshotStorage]:
+    """Open the cursor and the snapshots of a tracker."""
+    timeout = config.close_timeout
+    cursor = await LogDelayedCursor.open(owned, close_timeout=timeout)
+    max_append = _MAX_LOCAL_APPEND if isinstance(owned, LocalLogStore) else _MAX_APPEND
+    storage = LogSnapshotStorage(owned, max_append=max_append, close_timeout=timeout)
+    await storage.start()
+    return cursor, storage

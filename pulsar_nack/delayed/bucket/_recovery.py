@@ -114,6 +114,8 @@ class Recovery:
     """Reads all snapshots when the tracker is opened, and retries those that fail.
 
     ``is_tried`` is set once each was tried. ``delete`` is called with the snapshots that are not needed.
+
+    :param max_start_s: how many seconds :meth:`start` waits at most; never more than five
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Recovery:
         reads: ReadSlots,
         timer: DispatchTimer,
         *,
+        max_start_s: float,
         delete: Callable[[NamedSnapshot], object],
     ) -> None:
         self._index = index
@@ -131,6 +134,7 @@ class Recovery:
         self._tasks = tasks
         self._reads = reads
         self._timer = timer
+        self._max_start_s = min(max_start_s, _MAX_START_S)
         self._delete = delete
         self._task: asyncio.Task[None] | None = None
         self.is_tried = asyncio.Event()
@@ -145,12 +149,12 @@ class Recovery:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def start(self, timeout_s: float) -> None:
+    async def start(self) -> None:
         """Start to read snapshots and to delete orphans; return when each snapshot was tried, or after some seconds."""
         self._tasks.start(self._delete_orphans())
         self._task = self._tasks.start(self._run())
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(timeout_s, _MAX_START_S)):
+            async with asyncio.timeout(self._max_start_s):
                 await self.is_tried.wait()
 
     def stop(self) -> None:

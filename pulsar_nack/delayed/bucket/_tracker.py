@@ -5,6 +5,7 @@ The state is in ``_index``, the work on storage in ``_worker``, and the calls to
 
 from __future__ import annotations
 
+import asyncio
 from _thread import get_ident
 from array import array
 from collections.abc import Callable
@@ -17,15 +18,15 @@ from ...clock import Clock
 from ...config import BucketConfig
 from ...ids import Position
 from ...index import MAX_ENTRY
-from ...ledger import LogStore
-from ...ledger.ownership import close_on_error
+from ...ledger import LocalLogStore, LogStore
+from ...ledger.ownership import OwnableStore, close_on_error, storage_timeout
 from .._protocol import check_message, check_on_due, check_tick, entries_of, times_of
 from ..format import snapshot_protobuf
 from ..storage import BucketSnapshotStorage, DelayedCursor
 from ..ticks import LATEST
-from ._index import BucketIndex, split_due
+from ._index import BucketIndex
 from ._log_cursor import LogDelayedCursor
-from ._log_storage import TrackerLogs
+from ._log_storage import LogSnapshotStorage, open_logs, own_logs
 from ._snapshots import Snapshots
 from ._statistics import BucketStatistics
 from ._timer import DispatchTimer
@@ -48,6 +49,7 @@ class BucketDelayedDeliveryTracker(LoopBound):
     def __init__(
         self, snapshots: Snapshots, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
     ) -> None:
+        snapshot_protobuf()
         self._now_ms = clock.now_ms
         self._home = NO_THREAD  # where calls need no further check
         self._snapshots = snapshots
@@ -85,20 +87,17 @@ class BucketDelayedDeliveryTracker(LoopBound):
         """
         check_on_due(on_due)
         snapshots = Snapshots(storage, cursor, topic_name, cursor_name)
-        return await cls._recover(snapshots, config_of(config, BucketConfig), clock_of(clock), on_due)
+        self = cls(snapshots, config_of(config, BucketConfig), clock_of(clock), on_due)
+        await self._recover()
+        return self
 
-    @classmethod
-    async def _recover(
-        cls, snapshots: Snapshots, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
-    ) -> Self:
-        snapshot_protobuf()
-        self = cls(snapshots, config, clock, on_due)
+    async def _recover(self) -> None:
+        """Recover what an earlier run stored; the tracker is closed if this fails."""
         try:
-            await self._worker.recovery.start(config.recovery_timeout.total_seconds())
+            await self._worker.recovery.start()
         except BaseException:
             await self.aclose()
             raise
-        return self
 
     @staticmethod
     async def open_local(
@@ -122,7 +121,9 @@ class BucketDelayedDeliveryTracker(LoopBound):
         check_on_due(on_due)
         config, clock = config_of(config, BucketConfig), clock_of(clock)
         snapshot_protobuf()
-        return await LogBucketTracker._open_with(await TrackerLogs.open_local(path, config), config, clock, on_due)
+        store = await LocalLogStore.open(path)
+        async with close_on_error([store]):
+            return await LogBucketTracker._open_in(await own_logs(store), store, config, clock, on_due)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"
@@ -194,12 +195,7 @@ class BucketDelayedDeliveryTracker(LoopBound):
         if not entries:
             return []
         now_ms = self._now_ms()
-        due, entries, times = split_due(entries, times, max(now_ms + self._timer.ticks.lead, -1))
-        if times and max(times) > LATEST:
-            times = array("q", (min(at, LATEST) for at in times))
-        self._index.add_many(ledger_id, entries, times, now_ms)
-        if due:
-            self._index.drop(ledger_id, due)
+        due = self._index.add_later(ledger_id, entries, times, max(now_ms + self._timer.ticks.lead, -1), now_ms)
         if due or min(times) < self._timer.call_at or self._has_to_seal():
             self._timer.update(now_ms)
         return due
@@ -330,7 +326,12 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
     opened.
     """
 
-    _logs: TrackerLogs | None = None
+    cursor: LogDelayedCursor
+    """The cursor: report acknowledgements with ``await tracker.cursor.mark_delete(position)``."""
+    _storage: LogSnapshotStorage
+    _close_timeout_s: float
+    _place: OwnableStore | LocalLogStore | None = None
+    """The store, or its owned part, that is closed at last; None until the tracker is open."""
 
     @classmethod
     async def open_store(
@@ -350,22 +351,24 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         check_on_due(on_due)
         config, clock = config_of(config, BucketConfig), clock_of(clock)
         snapshot_protobuf()
-        return await cls._open_with(await TrackerLogs.open_store(store, config), config, clock, on_due)
+        part = await own_logs(store)
+        async with close_on_error([part]):
+            return await cls._open_in(part, part, config, clock, on_due)
 
     @classmethod
-    async def _open_with(
-        cls, logs: TrackerLogs, config: BucketConfig, clock: Clock, on_due: Callable[[], object] | None
+    async def _open_in(
+        cls,
+        part: OwnableStore,
+        place: OwnableStore | LocalLogStore,
+        config: BucketConfig,
+        clock: Clock,
+        on_due: Callable[[], object] | None,
     ) -> Self:
-        async with close_on_error([logs.place]):
-            self = await cls.open(logs.storage, logs.cursor, config, clock=clock, on_due=on_due)
-        self._logs = logs
+        cursor, storage = await open_logs(part, config)
+        self = await cls.open(storage, cursor, config, clock=clock, on_due=on_due)
+        self.cursor, self._storage, self._place = cursor, storage, place
+        self._close_timeout_s = config.close_timeout.total_seconds()
         return self
-
-    @property
-    def cursor(self) -> LogDelayedCursor:
-        """Return the cursor: report acknowledgements with ``await tracker.cursor.mark_delete(position)``."""
-        assert self._logs is not None
-        return self._logs.cursor
 
     async def aclose(self) -> None:
         """Close the tracker and its logs; snapshots stay. Takes at most ``close_timeout``. Idempotent.
@@ -373,5 +376,11 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         :raises TimeoutError: storage did not answer in time; the logs are closed as soon as it does
         """
         await super().aclose()
-        if self._logs is not None:
-            await self._logs.aclose()
+        if self._place is None:
+            return
+        try:
+            async with storage_timeout(self._close_timeout_s, "the tracker"):
+                await asyncio.gather(self.cursor.aclose(), self._storage.close())
+                await self._place.aclose()
+        finally:
+            self._place.close_soon()

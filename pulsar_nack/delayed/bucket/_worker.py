@@ -63,7 +63,15 @@ class Worker:
         self._clock = interval_clock(clock)
         self.tasks = TaskOwner(clock)
         self._reads = ReadSlots(clock)
-        self.recovery = Recovery(index, snapshots, self.tasks, self._reads, timer, delete=self._start_deleting)
+        self.recovery = Recovery(
+            index,
+            snapshots,
+            self.tasks,
+            self._reads,
+            timer,
+            max_start_s=config.recovery_timeout.total_seconds(),
+            delete=self._start_deleting,
+        )
 
     @property
     def has_to_seal(self) -> bool:
