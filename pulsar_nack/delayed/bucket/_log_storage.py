@@ -30,7 +30,7 @@ from ...errors import (
     LogStorageError,
     SnapshotNotFoundError,
 )
-from ...ledger import LocalLogStore, LogStore
+from ...ledger import LocalLogStore, Log, LogStore
 from ...ledger.format import group_records
 from ...ledger.ownership import OwnableStore, storage_timeout, take_ownership
 from ..format import (
@@ -41,7 +41,7 @@ from ..format import (
     subscription_digest,
 )
 from ._log_cursor import CLOSE_TIMEOUT_S, CURSOR, LogDelayedCursor, names_of
-from ._open_snapshots import OpenSnapshot, SnapshotCache, snapshot_errors
+from ._open_snapshots import SnapshotCache, snapshot_errors
 
 _RANDOM_BITS: Final = 20
 _LATEST_MS: Final = 1 << 42
@@ -85,7 +85,7 @@ class LogSnapshotStorage(LoopBound):
         self._max_append = max_append
         self._clock = WallClock() if clock is None else clock
         self._tasks = TaskOwner()
-        self._open_snapshots = SnapshotCache(self._open, max_open, self._tasks)
+        self._open_snapshots = SnapshotCache(self._open_log, max_open, self._tasks)
         self._names: dict[int, str] = {}
         self._unfinished: set[int] = set()
         self._undeleted: set[str] = set()
@@ -261,18 +261,13 @@ class LogSnapshotStorage(LoopBound):
             raise SnapshotNotFoundError(snapshot_id)
         return self._names[snapshot_id]
 
-    async def _open(self, snapshot_id: int) -> OpenSnapshot:
+    async def _open_log(self, snapshot_id: int) -> Log:
         name = await self._name_of(snapshot_id)
         try:
             with snapshot_errors(snapshot_id):
-                log = await self._store.open_log(name, read_only=True)
+                return await self._store.open_log(name, read_only=True)
         except SnapshotNotFoundError:
             self._names.pop(snapshot_id, None)
-            raise
-        try:
-            return await OpenSnapshot.read(log, snapshot_id)
-        except BaseException:
-            await log.aclose()
             raise
 
 

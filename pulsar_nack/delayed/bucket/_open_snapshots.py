@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import accumulate
-from typing import Any
 
 from ..._tasks import TaskOwner
 from ...errors import LedgerError, LogCorruptedError, LogNotFoundError, SnapshotFormatError, SnapshotNotFoundError
@@ -16,33 +15,53 @@ from ..format import Footer, decode_footer
 
 
 class OpenSnapshot:
-    """A snapshot's log that is open for reading."""
+    """A snapshot whose log is open for reading, or being opened, and the number of its readers.
 
-    def __init__(self, log: Log, footer: Footer, snapshot_id: int) -> None:
-        self.log = log
-        self.footer = footer
+    :param open_log: opens the log
+    """
+
+    log: Log
+    footer: Footer
+    _ends: list[int]
+
+    def __init__(self, snapshot_id: int, open_log: Callable[[int], Awaitable[Log]], tasks: TaskOwner) -> None:
         self._id = snapshot_id
-        self._ends = list(accumulate(footer.parts.get(entry, 1) for entry in range(footer.entries)))
+        self.users = 0
+        self.opening = tasks.begin(self._open(open_log))
 
-    @classmethod
-    async def read(cls, log: Log, snapshot_id: int) -> OpenSnapshot:
-        """Read and check the footer of an open log.
+    async def _open(self, open_log: Callable[[int], Awaitable[Log]]) -> None:
+        """Open the log, and read and check its footer.
 
         :raises SnapshotFormatError: the snapshot is truncated, or this is not a snapshot
         :raises LogVersionError: a later release wrote it
         """
-        with snapshot_errors(snapshot_id):
-            if not log.is_sealed or not log.length:
-                raise SnapshotFormatError(f"snapshot {snapshot_id}", "it has no end: it was cut, or never finished")
-            (data,) = await log.read(log.length - 1, log.length - 1)
-            try:
-                footer = decode_footer(data, log.name)
-            except ValueError as error:
-                raise SnapshotFormatError(f"snapshot {snapshot_id}", str(error)) from error
-            if footer.records != log.length - 1:
-                reason = f"its footer counts {footer.records} records, there are {log.length - 1}"
-                raise SnapshotFormatError(f"snapshot {snapshot_id}", reason)
-            return cls(log, footer, snapshot_id)
+        log = await open_log(self._id)
+        try:
+            with snapshot_errors(self._id):
+                self.footer = await self._read_footer(log)
+        except BaseException:
+            await log.aclose()
+            raise
+        self.log = log
+        self._ends = list(accumulate(self.footer.parts.get(entry, 1) for entry in range(self.footer.entries)))
+
+    async def _read_footer(self, log: Log) -> Footer:
+        if not log.is_sealed or not log.length:
+            raise SnapshotFormatError(f"snapshot {self._id}", "it has no end: it was cut, or never finished")
+        (data,) = await log.read(log.length - 1, log.length - 1)
+        try:
+            footer = decode_footer(data, log.name)
+        except ValueError as error:
+            raise SnapshotFormatError(f"snapshot {self._id}", str(error)) from error
+        if footer.records != log.length - 1:
+            reason = f"its footer counts {footer.records} records, there are {log.length - 1}"
+            raise SnapshotFormatError(f"snapshot {self._id}", reason)
+        return footer
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether it could not be opened."""
+        return self.opening.done() and (self.opening.cancelled() or self.opening.exception() is not None)
 
     async def entries(self, first: int, last: int) -> Sequence[bytes]:
         """Return the entries ``first..last``, or those of them that exist.
@@ -61,6 +80,13 @@ class OpenSnapshot:
             for start, end in zip([0, *ends], ends, strict=False)
         ]
 
+    async def aclose(self) -> None:
+        """Close the log, once it is open."""
+        with suppress(Exception):  # the reader has the error
+            await self.opening
+            with suppress(LedgerError):
+                await self.log.aclose()
+
 
 @contextmanager
 def snapshot_errors(snapshot_id: int) -> Iterator[None]:
@@ -73,77 +99,53 @@ def snapshot_errors(snapshot_id: int) -> Iterator[None]:
         raise SnapshotNotFoundError(snapshot_id) from error
 
 
-class _Handle:
-    """A snapshot that is open or being opened, and the number of its readers."""
-
-    __slots__ = ("opening", "users")
-
-    def __init__(self, opening: asyncio.Task[OpenSnapshot]) -> None:
-        self.opening = opening
-        self.users = 0
-
-
 class SnapshotCache:
     """Opens each snapshot once, when it is read, and keeps at most ``max_open`` open beyond those in use."""
 
-    def __init__(
-        self, open_one: Callable[[int], Coroutine[Any, Any, OpenSnapshot]], max_open: int, tasks: TaskOwner
-    ) -> None:
-        self._open_one = open_one
+    def __init__(self, open_log: Callable[[int], Awaitable[Log]], max_open: int, tasks: TaskOwner) -> None:
+        self._open_log = open_log
         self._max_open = max_open
         self._tasks = tasks
-        self._handles: OrderedDict[int, _Handle] = OrderedDict()
+        self._snapshots: OrderedDict[int, OpenSnapshot] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._handles)
+        return len(self._snapshots)
 
     @asynccontextmanager
     async def use(self, snapshot_id: int) -> AsyncIterator[OpenSnapshot]:
         """Give a snapshot to read from; if opening it fails, the next reader tries again."""
-        handle = self._handles.get(snapshot_id)
-        if handle is None or _has_failed(handle):
-            opening = self._tasks.begin(self._open_one(snapshot_id))
-            handle = self._handles[snapshot_id] = _Handle(opening)
-        self._handles.move_to_end(snapshot_id)
-        handle.users += 1
+        snapshot = self._snapshots.get(snapshot_id)
+        if snapshot is None or snapshot.has_failed:
+            snapshot = self._snapshots[snapshot_id] = OpenSnapshot(snapshot_id, self._open_log, self._tasks)
+        self._snapshots.move_to_end(snapshot_id)
+        snapshot.users += 1
         try:
-            yield await asyncio.shield(handle.opening)
+            await asyncio.shield(snapshot.opening)
+            yield snapshot
         finally:
-            handle.users -= 1
-            self._left(snapshot_id, handle)
+            snapshot.users -= 1
+            self._left(snapshot_id, snapshot)
 
     def drop(self, snapshot_id: int) -> None:
         """Close a snapshot, or have its last reader close it."""
-        handle = self._handles.pop(snapshot_id, None)
-        if handle is not None and not handle.users:
-            self._close(handle)
+        snapshot = self._snapshots.pop(snapshot_id, None)
+        if snapshot is not None and not snapshot.users:
+            self._close(snapshot)
 
     def drop_all(self) -> None:
         """Drop every snapshot."""
-        for snapshot_id in list(self._handles):
+        for snapshot_id in list(self._snapshots):
             self.drop(snapshot_id)
 
-    def _left(self, snapshot_id: int, handle: _Handle) -> None:
-        is_kept = self._handles.get(snapshot_id) is handle
-        if is_kept and _has_failed(handle):
-            del self._handles[snapshot_id]
-        elif not is_kept and not handle.users:
-            self._close(handle)
-        idle = [each for each, its in self._handles.items() if not its.users]
-        for each in idle[: max(len(self._handles) - self._max_open, 0)]:
+    def _left(self, snapshot_id: int, snapshot: OpenSnapshot) -> None:
+        is_kept = self._snapshots.get(snapshot_id) is snapshot
+        if is_kept and snapshot.has_failed:
+            del self._snapshots[snapshot_id]
+        elif not is_kept and not snapshot.users:
+            self._close(snapshot)
+        idle = [each for each, its in self._snapshots.items() if not its.users]
+        for each in idle[: max(len(self._snapshots) - self._max_open, 0)]:
             self.drop(each)
 
-    def _close(self, handle: _Handle) -> None:
-        self._tasks.begin(_close(handle.opening))
-
-
-def _has_failed(handle: _Handle) -> bool:
-    opening = handle.opening
-    return opening.done() and (opening.cancelled() or opening.exception() is not None)
-
-
-async def _close(opening: Awaitable[OpenSnapshot]) -> None:
-    with suppress(Exception):  # the reader has the error
-        snapshot = await opening
-        with suppress(LedgerError):
-            await snapshot.log.aclose()
+    def _close(self, snapshot: OpenSnapshot) -> None:
+        self._tasks.begin(snapshot.aclose())
