@@ -19,10 +19,10 @@ from .._tasks import TaskOwner
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError, SnapshotError
-from ._factory_parts import OpenTracker, OwnedStorage, SharedIndexRegistry, SnapshotCleaner, TrackerRegistry
+from ._factory_parts import OpenTracker, OwnedStorage, SharedIndexRegistry, TrackerRegistry
 from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker, DisabledDelayedDeliveryTracker, check_on_due
-from .bucket import BucketDelayedDeliveryTracker, SharedDelayedIndex
+from .bucket import BucketDelayedDeliveryTracker, SharedDelayedIndex, delete_bucket_snapshots
 from .format import snapshot_protobuf
 from .storage import BucketSnapshotStorage, DelayedCursor
 
@@ -109,10 +109,12 @@ class DelayedDeliveryTrackerFactory(LoopBound):
         self._on_fallback = on_fallback
         self._recovery_timeout = config.recovery_timeout.total_seconds()
         self._storage = None if storage is None else OwnedStorage(storage, self._recovery_timeout)
-        self._cleaner = None if self._storage is None else SnapshotCleaner(self._storage, clock, self._note)
         self._registry = TrackerRegistry()
         self._shared = SharedIndexRegistry()
         self._tasks = TaskOwner(clock)
+        self._cleaning = TaskOwner(clock)
+        self._unclean: set[tuple[str, str]] = set()
+        self._cleaned = 0
         self._is_started = False
         self._closing: asyncio.Task[None] | None = None
         self._fallbacks = 0
@@ -180,21 +182,20 @@ class DelayedDeliveryTrackerFactory(LoopBound):
         return DelayedFactoryStatistics(
             trackers=len(self._registry.all()),
             fallbacks=self._fallbacks,
-            cleaning=0 if self._cleaner is None else self._cleaner.cleaning,
-            cleaned=0 if self._cleaner is None else self._cleaner.cleaned,
+            cleaning=len(self._unclean),
+            cleaned=self._cleaned,
             last_error=self._last_error,
         )
 
     async def wait_until_clean(self) -> None:
         """Wait until the unused snapshots of every cursor are deleted, or their deletion waits for its next attempt."""
         self._check_loop()
-        if self._cleaner is not None:
-            await self._cleaner.idle()
+        await self._cleaning.wait_until_idle()
 
     async def _stop_cleaning(self, topic_name: str, cursor_name: str) -> None:
         """Keep what is left of a cursor's snapshots: a tracker of another configuration is about to use the cursor."""
-        if self._cleaner is not None:
-            await self._cleaner.stop(topic_name, cursor_name)
+        self._unclean.discard((topic_name, cursor_name))
+        await self._cleaning.wait_until_idle()
 
     async def aclose(self) -> None:
         """Close all trackers, stop cleaning, close the storage. Idempotent; closing continues if this is cancelled."""
@@ -210,8 +211,7 @@ class DelayedDeliveryTrackerFactory(LoopBound):
                 await each.tracker.aclose()
             await self._shared.aclose()
         finally:
-            if self._cleaner is not None:
-                await self._cleaner.aclose()
+            await self._cleaning.aclose()  # the next run finds the snapshots that remain
             await self._tasks.aclose()
             if self._storage is not None:
                 await self._storage.aclose()
@@ -305,21 +305,47 @@ class DelayedDeliveryTrackerFactory(LoopBound):
             record = TrackerFallback(request.topic_name, request.cursor_name, error)
             asyncio.get_running_loop().call_soon(self._on_fallback, record)
 
+    def _note(self, error: Exception) -> None:
+        self._last_error = error
+
+    # -- cleaning ----------------------------------------------------------------------------------------------------
+
     def _clean_for(self, request: _Request) -> None:
         """Delete the snapshots that the cursors name and no tracker of this configuration uses."""
-        if self._cleaner is None:
-            return
         used = None
         if self._config.tracker_kind == "bucket":
             is_shared = self._config.delayed_delivery_shared_index_enabled
             used = request.topic_cursor if is_shared else request.cursor
         if request.cursor is not None and request.cursor is not used:
-            self._cleaner.start(request.cursor, request.topic_name, request.cursor_name)
+            self._start_cleaning(request.cursor, request.topic_name, request.cursor_name)
         if request.topic_cursor is not None and request.topic_cursor is not used:
-            self._cleaner.start(request.topic_cursor, request.topic_name, "")
+            self._start_cleaning(request.topic_cursor, request.topic_name, "")
 
-    def _note(self, error: Exception) -> None:
-        self._last_error = error
+    def _start_cleaning(self, cursor: DelayedCursor, topic_name: str, cursor_name: str) -> None:
+        """Delete all snapshots of a cursor, with retries, unless a task already does."""
+        if self._storage is not None and (topic_name, cursor_name) not in self._unclean:
+            self._unclean.add((topic_name, cursor_name))
+            self._cleaning.start(self._clean(self._storage, cursor, topic_name, cursor_name))
+
+    async def _clean(self, storage: OwnedStorage, cursor: DelayedCursor, topic_name: str, cursor_name: str) -> None:
+        key = topic_name, cursor_name
+
+        async def attempt() -> bool:
+            if key not in self._unclean:
+                return True
+            try:
+                started = await storage.get()
+                deleted = await delete_bucket_snapshots(started, cursor, topic_name=topic_name, cursor_name=cursor_name)
+            except Exception as error:  # noqa: BLE001 - kept, and retried
+                self._note(error)
+                return False
+            self._cleaned += deleted
+            return True
+
+        try:
+            await self._cleaning.retry(attempt)
+        finally:
+            self._unclean.discard(key)
 
 
 async def _recover(tracker: BucketDelayedDeliveryTracker, until: float) -> None:

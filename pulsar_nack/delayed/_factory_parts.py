@@ -1,19 +1,16 @@
-"""What a factory owns: the storage, the open trackers, the shared indexes of topics, and the deletion of snapshots."""
+"""What a factory owns: the storage, the open trackers, and the shared indexes of topics."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
-from .._tasks import TaskOwner
-from ..clock import Clock
 from ..errors import ClosedError, InvalidArgumentError, WrongLoopError
 from ._protocol import DelayedDeliveryTracker
-from .bucket import SharedDelayedIndex, delete_bucket_snapshots
-from .storage import BucketSnapshotStorage, DelayedCursor
+from .bucket import SharedDelayedIndex
+from .storage import BucketSnapshotStorage
 
 _MIN_SWEEP: Final = 16
 
@@ -106,17 +103,13 @@ class TrackerRegistry:
         return [OpenTracker(*key, tracker) for key, tracker in found if tracker is not None and _is_open(tracker)]
 
 
-@dataclass(slots=True)
-class _Topic:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    index: SharedDelayedIndex | None = None
-
-
 class SharedIndexRegistry:
     """One shared index for each topic, opened by its first subscription and closed with its last."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, _Topic] = {}
+        self._indexes: dict[str, SharedDelayedIndex] = {}
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()
+        """Those that are in use: one index at a time is opened or closed for a topic."""
         self._sweep_at = _MIN_SWEEP
 
     async def get(self, topic_name: str, open_index: Callable[[], Awaitable[SharedDelayedIndex]]) -> SharedDelayedIndex:
@@ -125,29 +118,32 @@ class SharedIndexRegistry:
         :raises Exception: ``open_index`` failed; the next call tries again
         """
         self._drop_closed()
-        topic = self._topics.setdefault(topic_name, _Topic())
-        async with topic.lock:
-            if topic.index is None or not _is_open(topic.index.tracker):
-                if topic.index is not None:
-                    await topic.index.aclose()  # its last tasks have to end first
-                topic.index = None
-                topic.index = await open_index()
-            return topic.index
+        async with self._lock_of(topic_name):
+            index = self._indexes.get(topic_name)
+            if index is None or not _is_open(index.tracker):
+                if index is not None:
+                    await index.aclose()  # its last tasks have to end first
+                    del self._indexes[topic_name]
+                index = self._indexes[topic_name] = await open_index()
+            return index
+
+    def _lock_of(self, topic_name: str) -> asyncio.Lock:
+        return self._locks.setdefault(topic_name, asyncio.Lock())
 
     def _drop_closed(self) -> None:
-        """Drop closed indexes, once there are twice as many topics as remained the last time."""
-        if len(self._topics) >= self._sweep_at:
-            for name, topic in list(self._topics.items()):
-                if not topic.lock.locked() and (topic.index is None or not _is_open(topic.index.tracker)):
-                    del self._topics[name]
-            self._sweep_at = max(_MIN_SWEEP, 2 * len(self._topics))
+        """Drop closed indexes, once there are twice as many as remained the last time."""
+        if len(self._indexes) >= self._sweep_at:
+            for name, index in list(self._indexes.items()):
+                if name not in self._locks and not _is_open(index.tracker):
+                    del self._indexes[name]
+            self._sweep_at = max(_MIN_SWEEP, 2 * len(self._indexes))
 
     async def aclose(self) -> None:
-        """Close all indexes."""
-        for topic in list(self._topics.values()):
-            async with topic.lock:
-                if topic.index is not None:
-                    await topic.index.aclose()
+        """Close all indexes, also those that are being opened."""
+        for name in dict.fromkeys([*self._indexes, *self._locks]):
+            async with self._lock_of(name):
+                if name in self._indexes:
+                    await self._indexes[name].aclose()
 
 
 def _is_open(tracker: DelayedDeliveryTracker) -> bool:
@@ -159,62 +155,3 @@ def _is_open(tracker: DelayedDeliveryTracker) -> bool:
     except WrongLoopError:  # called from a thread that exports metrics: it is open
         pass
     return True
-
-
-class SnapshotCleaner:
-    """Deletes the snapshots of cursors, one task for each; it retries with backoff until all are gone or it is closed.
-
-    :param on_error: called with the error of each failed attempt
-    """
-
-    def __init__(self, storage: OwnedStorage, clock: Clock, on_error: Callable[[Exception], None]) -> None:
-        self._storage = storage
-        self._on_error = on_error
-        self._tasks = TaskOwner(clock)
-        self._cursors: set[tuple[str, str]] = set()
-        self.cleaned = 0
-
-    @property
-    def cleaning(self) -> int:
-        """Return how many cursors still have snapshots to be deleted."""
-        return len(self._cursors)
-
-    def start(self, cursor: DelayedCursor, topic_name: str, cursor_name: str) -> None:
-        """Delete all snapshots of a cursor, unless a task already does."""
-        key = topic_name, cursor_name
-        if key not in self._cursors:
-            self._cursors.add(key)
-            self._tasks.start(self._clean(cursor, key))
-
-    async def _clean(self, cursor: DelayedCursor, key: tuple[str, str]) -> None:
-        try:
-            await self._tasks.retry(lambda: self._clean_once(cursor, key))
-        finally:
-            self._cursors.discard(key)
-
-    async def _clean_once(self, cursor: DelayedCursor, key: tuple[str, str]) -> bool:
-        topic_name, cursor_name = key
-        if key not in self._cursors:
-            return True
-        try:
-            storage = await self._storage.get()
-            self.cleaned += await delete_bucket_snapshots(
-                storage, cursor, topic_name=topic_name, cursor_name=cursor_name
-            )
-        except Exception as error:  # noqa: BLE001 - reported, and retried
-            self._on_error(error)
-            return False
-        return True
-
-    async def stop(self, topic_name: str, cursor_name: str) -> None:
-        """Stop with one cursor, and return when nothing is being deleted any more."""
-        self._cursors.discard((topic_name, cursor_name))
-        await self.idle()
-
-    async def idle(self) -> None:
-        """Wait until every cursor is clean or waits for its next attempt."""
-        await self._tasks.wait_until_idle()
-
-    async def aclose(self) -> None:
-        """Stop; the next run finds the snapshots that remain."""
-        await self._tasks.aclose()

@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from pulsar_nack import BucketDelayedDeliveryTracker, InMemoryDelayedDeliveryTracker
-from pulsar_nack.delayed import DisabledDelayedDeliveryTracker, LogDelayedCursor, LogSnapshotStorage
+from pulsar_nack.delayed import (
+    DelayedDeliveryTrackerFactory,
+    DisabledDelayedDeliveryTracker,
+    LogDelayedCursor,
+    LogSnapshotStorage,
+)
 from pulsar_nack.errors import LogFencedError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
+from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage
 
-from .factories import NAMES, TOPIC, Subscription
+from .factories import NAMES, TOPIC, Subscription, config_of
 
 HOMES = ["memory", "local"]
 
@@ -186,6 +192,21 @@ async def test_snapshots_without_a_name_are_cleaned() -> None:
     async with subscription.run("memory"):
         pass
     assert stored(subscription) == []
+
+
+async def test_cursors_that_are_cleaned_at_the_same_time_all_count() -> None:
+    """The count of cleaned snapshots has those of every cursor, however their deletions overlap."""
+    storage = MemorySnapshotStorage()
+    async with DelayedDeliveryTrackerFactory(config_of("memory"), storage) as factory:
+        both_may_list = storage.faults.hold("list")
+        for name, count in (("one", 1), ("other", 3)):
+            for number in range(count):
+                await storage.create_bucket_snapshot(b"metadata", [b"segment"], f"key {number}", TOPIC, name)
+            await factory.new_tracker(MemoryDelayedCursor(), topic_name=TOPIC, cursor_name=name)
+        both_may_list.set()
+        await factory.wait_until_clean()
+        assert not storage.snapshots
+        assert factory.statistics().cleaned == 4
 
 
 async def test_what_is_cleaned_is_the_subscription_s_own() -> None:
