@@ -2,7 +2,7 @@
 
 from ._dispatcher import SubscriptionType
 from ._port import LocalPort
-from ._subscription import SubscriptionStatistics, TopicStatistics
+from ._statistics import SubscriptionStatistics, TopicStatistics
 from ._topic import LocalTopic, OpeningTopic, open_local
 
 __all__ = [

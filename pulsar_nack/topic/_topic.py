@@ -25,10 +25,10 @@ from ..ledger.ownership import close_on_error, storage_timeout, take_ownership
 from ._arguments import TopicSettings, check_options, check_subscribe, check_subscription_name, check_topic
 from ._entry import entries_of, entry_class, is_one_payload
 from ._ledgers import STATE, TopicLedgers
+from ._letters import LocalPublisher, RetryTopics
 from ._port import LocalPort
 from ._registry import SubscriptionRegistry
-from ._retry_topics import LocalPublisher, RetryTopics
-from ._subscription import TopicStatistics
+from ._statistics import TopicStatistics
 
 
 class LocalTopic(LoopBound):

@@ -1,4 +1,4 @@
-"""The retry topics of a local topic's subscriptions: opened beside the topic when one is needed, closed with it."""
+"""The letters of a local topic: retry topics beside it, opened when one is needed and closed with it; and dead letters."""
 
 from __future__ import annotations
 
