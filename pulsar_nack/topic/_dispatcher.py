@@ -97,7 +97,7 @@ class Dispatcher:
 
     def leave(self, number: int) -> None:
         """Remove a consumer; the entries that it held go to the others."""
-        for position in list(self._consumers[number].held):
+        for position in [each for each, held in self.in_flight.items() if held.consumer == number]:
             self._return_to_queue(position)
         del self._consumers[number]
         if not self._consumers:
@@ -207,7 +207,7 @@ class Dispatcher:
         held = self.in_flight[position] = HeldEntry(number, left, info)
         if self.reserve is not None:
             self.reserve.add(position, info.batch_size)
-        self._consumers[number].take(position, held.messages)
+        self._consumers[number].take(held.messages)
         by_key = self._by_key.setdefault(info.key_hash, {})
         by_key[number] = by_key.get(number, 0) + 1
         return self._counts.get(position, 0)
@@ -285,7 +285,7 @@ class Dispatcher:
         if held is not None:
             if self.reserve is not None:
                 self.reserve.discard(position)
-            self._consumers[held.consumer].let_go(position, held.messages)
+            self._consumers[held.consumer].unacked -= held.messages
             by_key = self._by_key[held.info.key_hash]
             by_key[held.consumer] -= 1
             if not by_key[held.consumer]:
@@ -311,7 +311,7 @@ class HeldEntry:
 
 @dataclass(slots=True)
 class AttachedConsumer:
-    """A consumer: how many more messages it may get, and the entries that it holds.
+    """A consumer: how many more messages it may get, and how many of those that it got are not acknowledged.
 
     A consumer whose queue was full gets nothing before half of it is free, so that entries are not read one by one.
 
@@ -325,7 +325,6 @@ class AttachedConsumer:
     is_held: bool = False
     """It gets nothing: it is paused, or has no queue and does not wait."""
     unacked: int = 0
-    held: set[Position] = field(default_factory=set)
     is_full: bool = field(default=False, init=False)
     _refill: int = field(default=1, init=False)
 
@@ -343,16 +342,10 @@ class AttachedConsumer:
         self.room -= messages
         self.is_full = self.room <= 0 or (self.is_full and self.room < self._refill)
 
-    def take(self, position: Position, messages: int) -> None:
-        """Note that it got an entry."""
-        self.held.add(position)
+    def take(self, messages: int) -> None:
+        """Note that it got an entry with this many unacknowledged messages."""
         self.unacked += messages
         self.fill(messages)
-
-    def let_go(self, position: Position, messages: int) -> None:
-        """Note that it does not hold an entry any more, which has this many unacknowledged messages."""
-        self.held.discard(position)
-        self.unacked -= messages
 
 
 def key_ring(consumers: Iterable[tuple[int, str]]) -> KeyRing:

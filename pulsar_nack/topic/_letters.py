@@ -1,4 +1,4 @@
-"""The letters of a local topic: retry topics beside it, opened when one is needed and closed with it; and dead letters."""
+"""The letters of a local topic: its retry topics, opened beside it when needed and closed with it, and dead letters."""
 
 from __future__ import annotations
 

@@ -81,10 +81,9 @@ class DispatcherMachine(RuleBasedStateMachine):
         if not hasattr(self, "dispatcher"):
             return
         held = {position: entry.holder for position, entry in self.entries.items() if entry.holder is not None}
-        assert set(self.dispatcher.in_flight) == set(held)
+        assert {position: each.consumer for position, each in self.dispatcher.in_flight.items()} == held
         for number in self.rooms:
             mine = [position for position, holder in held.items() if holder == number]
-            assert sorted(self.dispatcher._consumers[number].held) == sorted(mine)
             assert self.dispatcher._consumers[number].unacked == sum(
                 self.entries[each].left.bit_count() for each in mine
             )

@@ -133,7 +133,7 @@ class Lives:
                 member = dispatcher._consumers[number]
                 if member.name in self.queues:
                     assert member.room + len(inbox) == self.queues[member.name]
-                held = [dispatcher.in_flight[position] for position in dispatcher._consumers[number].held]
+                held = [each for each in dispatcher.in_flight.values() if each.consumer == number]
                 assert member.unacked == sum(each.messages for each in held)
                 assert all(each.consumer == number and each.left for each in held)
 

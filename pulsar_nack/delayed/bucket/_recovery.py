@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..._tasks import TaskOwner
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
@@ -35,12 +35,8 @@ _COMPRESSED: Final = 64
 """How many bitmaps are joined, or compressed, before other tasks run: some tenths of a millisecond."""
 
 
-class RecoveredBucket(NamedTuple):
-    """A bucket that is ready to be added: its positions, and its indexes in memory."""
-
-    bucket: ImmutableBucket
-    positions: PositionSet
-    columns: Columns | None
+RecoveredBucket = tuple[ImmutableBucket, PositionSet, Columns | None]
+"""A bucket that is ready to be added, its positions, and its indexes in memory."""
 
 
 async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -> RecoveredBucket | None:
@@ -73,7 +69,7 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
         counts=counts,
     )
     bucket.skip_to(first)
-    return RecoveredBucket(bucket, positions, columns)
+    return bucket, positions, columns
 
 
 async def _add(row: SegmentRow, positions: PositionSet) -> int:
