@@ -195,7 +195,7 @@ class LocalPort:
         :raises BrokerError: it has other consumers; nothing has changed
         """
         self._check_open()
-        if not force and not all(part.subscription.is_alone for part in self._parts):
+        if not force and any(part.subscription.consumers > 1 for part in self._parts):
             raise BrokerError(f"subscription {self.names[1]!r} has other consumers")
         await self.close()
         for part in self._parts:

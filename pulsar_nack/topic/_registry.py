@@ -165,7 +165,7 @@ class SubscriptionRegistry:
         subscription = await self._get_or_create(name)
         for port in [each for each in self._ports if force and each.names[1] == name]:
             await port.close()
-        if not subscription.is_idle:
+        if subscription.consumers:
             raise BrokerError(f"subscription {name!r} has a consumer")
         if subscription.tracker is not None:
             await self._trackers.delete(subscription.tracker, subscription.delayed)
@@ -227,7 +227,7 @@ class SubscriptionRegistry:
         if known is not None and (delayed is None or delayed == known.delayed):
             return known
         if known is not None:
-            if not known.is_idle:
+            if known.consumers:
                 raise BrokerError(f"subscription {name!r} has a consumer, and keeps delayed messages in another way")
             del self.used[name]
             await known.end()

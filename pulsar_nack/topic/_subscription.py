@@ -80,21 +80,16 @@ class Subscription:
         return MessageId(*last, batch_index=size - 1, batch_size=size, topic=self.topic)
 
     @property
-    def is_idle(self) -> bool:
-        """Return whether it has no consumer."""
-        return not self._inboxes
-
-    @property
-    def type(self) -> SubscriptionType:
-        """Return how its consumers share the messages."""
-        return self._dispatcher.kind
+    def consumers(self) -> int:
+        """Return how many consumers it has."""
+        return len(self._inboxes)
 
     def statistics(self) -> SubscriptionStatistics:
         """Return a snapshot of the subscription's figures."""
         dispatcher, tracker = self._dispatcher, self.tracker
         return SubscriptionStatistics(
             type=dispatcher.kind.value,
-            consumers=len(self._inboxes),
+            consumers=self.consumers,
             backlog=self.cursor.backlog or 0,
             in_flight=len(dispatcher.in_flight),
             waiting=len(dispatcher.queue),
@@ -148,7 +143,7 @@ class Subscription:
         """
         if self._failure is not None:
             raise BrokerError(f"subscription {self.name!r} has ended: {self._failure}") from self._failure
-        number, before, kind_before = self._next_number, self._dispatcher.active, self.type
+        number, before, kind_before = self._next_number, self._dispatcher.active, self._dispatcher.kind
         kind, name, limit = joining.kind, joining.consumer_name, joining.unacked_limit
         self._dispatcher.join(number, name, room=joining.room, unacked_limit=limit, kind=kind)
         self._next_number += 1
@@ -171,11 +166,6 @@ class Subscription:
         """Note that a consumer has received a message."""
         if self._dispatcher.take_room(number, -1):
             self.wake()
-
-    @property
-    def is_alone(self) -> bool:
-        """Return whether there is one consumer at most."""
-        return len(self._inboxes) <= 1
 
     def hold(self, number: int) -> None:
         """Give a consumer nothing until :meth:`release`."""
@@ -200,6 +190,6 @@ class Subscription:
         On the other types the messages of these entries that were not received yet stay in the consumer's queue.
         """
         positions = self._dispatcher.redeliver(number, positions)
-        if not self.type.is_shared:
+        if not self._dispatcher.kind.is_shared:
             self._delivery.drop_unreceived(positions, [number])
         self._delivery.changed()

@@ -31,15 +31,6 @@ _BATCH: Final = 64
 """How many indexes are taken at a time."""
 
 
-def split_due(entries: array[int], times: array[int], cutoff: int) -> tuple[list[int], array[int], array[int]]:
-    """Return the entries whose time is at most ``cutoff``, and the other entries with their times."""
-    if min(times) > cutoff:
-        return [], entries, times
-    due = [entry for at, entry in zip(times, entries, strict=True) if at <= cutoff]
-    later = array("I", (entry for at, entry in zip(times, entries, strict=True) if at > cutoff))
-    return due, later, array("q", (at for at in times if at > cutoff))
-
-
 class BucketIndex:
     """The state of a bucket tracker; see the head of the module. Times are epoch ms."""
 
@@ -136,7 +127,11 @@ class BucketIndex:
 
     def add_later(self, ledger: int, entries: array[int], times: array[int], cutoff: int, now_ms: int) -> list[int]:
         """Hold positions whose time is after ``cutoff``; stop holding the others, and return their entries."""
-        due, entries, times = split_due(entries, times, cutoff)
+        due: list[int] = []
+        if min(times) <= cutoff:
+            due = [entry for at, entry in zip(times, entries, strict=True) if at <= cutoff]
+            entries = array("I", (entry for at, entry in zip(times, entries, strict=True) if at > cutoff))
+            times = array("q", (at for at in times if at > cutoff))
         if times and max(times) > LATEST:
             times = array("q", (min(at, LATEST) for at in times))
         self.add_many(ledger, entries, times, now_ms)

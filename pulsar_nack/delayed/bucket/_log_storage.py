@@ -140,7 +140,6 @@ class LogSnapshotStorage(LoopBound):
 
     async def get_bucket_snapshot_metadata(self, snapshot_id: int) -> bytes:
         """Return entry 0."""
-        check_integer("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
         (metadata,) = await self.get_bucket_snapshot_segment(snapshot_id, 0, 0)
         return metadata
 
