@@ -276,6 +276,22 @@ async def test_one_connection_for_all() -> None:
 
 
 @virtual_time
+async def test_an_attempt_that_is_cancelled_before_it_begins() -> None:
+    """Its callers get an error, and the next call makes another attempt."""
+    broker = FakeBroker()
+    pool, _ = client(broker)
+    waiting = asyncio.create_task(pool.get(URL))
+    await asyncio.sleep(0)
+    (attempt,) = (task for task in asyncio.all_tasks() if "connecting" in task.get_name())
+    attempt.cancel()
+    with pytest.raises(ConnectionLostError, match="cancelled"):
+        await waiting
+    assert (await pool.get(URL)).is_open
+    assert broker.dialled == [URL]
+    await pool.aclose()
+
+
+@virtual_time
 async def test_a_broken_connection_is_replaced() -> None:
     """The pool hands out no connection that is closed, and keeps none."""
     broker = FakeBroker()

@@ -154,7 +154,7 @@ class Pool:
         if connection is not None and connection.is_open:
             return connection
         task = self._opening.get(endpoint)
-        if task is None:
+        if task is None or task.done():  # done: cancelled before it began
             task = asyncio.create_task(self._connect(endpoint), name=f"pulsar_nack.wire connecting to {dialled}")
             self._opening[endpoint] = task
             task.add_done_callback(retrieve_error)
