@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import compress
 from typing import Final
 
 from ...ids import MessageId
@@ -178,9 +179,10 @@ class PendingMessages:
         for page_key in list(self._pages):
             page = self._pages.get(page_key)
             if page is not None and min(page.times) < time_ms:
-                kept = [at for at, time in enumerate(page.times) if time >= time_ms]
-                self._length -= len(page.keys) - len(kept)
-                self._set(page_key, page, (array(c.typecode, map(c.__getitem__, kept)) for c in _columns(page)))
+                is_kept = [time >= time_ms for time in page.times]
+                for column in _columns(page):
+                    column[:] = array(column.typecode, compress(column, is_kept))
+                self._shrink(page_key, page, is_kept.count(False))
             yield
 
     def pages(self) -> Iterator[PendingPage]:
@@ -210,16 +212,12 @@ class PendingMessages:
     def _cut(self, page_key: _PageKey, page: PendingPage, at: int, end: int) -> None:
         for column in _columns(page):
             del column[at:end]
-        self._length -= end - at
+        self._shrink(page_key, page, end - at)
+
+    def _shrink(self, page_key: _PageKey, page: PendingPage, removed: int) -> None:
+        self._length -= removed
         if not page.keys:
             del self._pages[page_key]
-
-    def _set(self, page_key: _PageKey, page: PendingPage, columns: Iterable[array[int]]) -> None:
-        keys, times, counts = columns
-        if keys:
-            self._pages[page_key] = page._replace(keys=keys, times=times, counts=counts)
-        else:
-            self._pages.pop(page_key, None)
 
     def _check(self) -> None:
         """Assert every invariant; for tests."""
