@@ -109,7 +109,7 @@ async def test_tokens_that_are_none(tmp_path: Path) -> None:
     """A file that is none, a pipe or empty, and a function that gives something else are named, and nothing hangs."""
     broker = FakeBroker()
     os.mkfifo(tmp_path / "pipe")
-    for source in (Path("/nowhere/token"), tmp_path / "pipe", tmp_path, lambda: "", lambda: 3):
+    for source in (Path("/nowhere/token"), tmp_path / "pipe", tmp_path, lambda: "", lambda: 3, lambda: "\ud800"):
         with pytest.raises(InvalidArgumentError, match="token"):
             await connect(broker, TokenAuthentication(source))  # type: ignore[arg-type]
     await asyncio.sleep(1)
@@ -234,13 +234,15 @@ async def test_an_authentication_of_ones_own() -> None:
 
 def test_arguments_are_checked() -> None:
     """What cannot be an authentication is refused where it is made."""
-    for wrong in ("", 3, None):
+    for wrong in ("", 3, None, "\ud800"):
         with pytest.raises(InvalidArgumentError, match="token"):
             TokenAuthentication(wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="user"):
-        BasicAuthentication("a:b", "c")
-    with pytest.raises(InvalidArgumentError, match="password"):
-        BasicAuthentication("a", 3)  # type: ignore[arg-type]
+    for wrong in ("a:b", "", None, "\ud800"):
+        with pytest.raises(InvalidArgumentError, match="user"):
+            BasicAuthentication(wrong, "c")  # type: ignore[arg-type]
+    for no_password in (3, None, b"", "\ud800"):  # None: a variable of the environment that is not set
+        with pytest.raises(InvalidArgumentError, match="password"):
+            BasicAuthentication("a", no_password)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="certificate_file"):
         TlsAuthentication("")
     for no_authentication in ("token", TokenAuthentication):

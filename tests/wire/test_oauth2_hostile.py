@@ -317,6 +317,7 @@ def test_an_issuer_with_a_password(url: str) -> None:
         *(("issuer_url", url) for url in ("http://issuer.example.com", "issuer", "", "ftp://x", 3)),
         ("client_secret", 5),
         ("client_secret", ""),
+        ("client_secret", "\ud800"),
         ("client_id", b"me"),
         ("client_id", ""),
         ("audience", 5),

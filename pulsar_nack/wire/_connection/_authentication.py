@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ..._check import path_of
+from ..._check import is_text, path_of
 from ...errors import InvalidArgumentError
 
 _MAX_TOKEN_BYTES = 1 << 20
@@ -74,7 +74,7 @@ class TokenAuthentication:
             return await asyncio.get_running_loop().run_in_executor(None, _read_file, self._source)
         given: object = self._source()
         token = await given if inspect.isawaitable(given) else given
-        if not isinstance(token, str):
+        if not is_text(token):
             raise InvalidArgumentError("token", type(token), f"text, from {self!r}")
         return token
 
@@ -92,9 +92,9 @@ class BasicAuthentication:
     method = "basic"
 
     def __init__(self, user: str, password: str) -> None:
-        if not _is_text(user) or ":" in user:
+        if not is_text(user) or not user or ":" in user:
             raise InvalidArgumentError("user", type(user), "a name without a colon, and the password beside it")
-        if not _is_text(password or "none"):
+        if not is_text(password):
             raise InvalidArgumentError("password", type(password), "text")
         self._user = user
         self._password = password
@@ -129,10 +129,6 @@ class TlsAuthentication:
         return f"TlsAuthentication({str(self._certificate[0])!r})"
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
 def pem_file(name: str, value: object) -> Path:
     """Return the path of a file in PEM form."""
     path = path_of(value)
@@ -147,7 +143,7 @@ def _source(token: object) -> str | Path | Callable[[], str | Awaitable[str]]:
         return path
     if callable(token):
         return token
-    if not isinstance(token, str) or not token:
+    if not is_text(token) or not token:
         raise InvalidArgumentError("token", type(token), "a token, the Path of a file, or a function")
     if token.startswith("file:"):
         return Path(token.removeprefix("file:").removeprefix("//"))

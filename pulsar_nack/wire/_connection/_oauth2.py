@@ -21,7 +21,7 @@ from math import inf
 from os import PathLike
 from typing import Any, Final
 
-from ..._check import check_callable, path_of
+from ..._check import check_callable, is_text, path_of
 from ..._delays import Delay, delay_seconds
 from ..._foreign import without_credentials
 from ...errors import BrokerError, InvalidArgumentError
@@ -214,7 +214,7 @@ class OAuth2Authentication:
 
 
 def _refuse_if_no_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
+    if not is_text(value) or not value:
         raise InvalidArgumentError(name, type(value), "text that is not empty")
 
 
