@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack.cli._demo import _command, _play
-from pulsar_nack.cli._demo._local import LocalDemo, publications
+from pulsar_nack.cli import _demo, _demo_play
+from pulsar_nack.cli._demo_local import LocalDemo, publications
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import EmbeddedBroker, FakePort, FakeTopic
 from pulsar_nack.testing import run as run_on_virtual_time
@@ -56,7 +56,7 @@ def break_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[FakePort]
             injects(port)
             return port
 
-        monkeypatch.setattr(_play, "FakePort", make)
+        monkeypatch.setattr(_demo_play, "FakePort", make)
 
     return use
 
@@ -275,7 +275,7 @@ def test_broken_transport_is_reported(
 
 def test_unreachable_broker_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that does not answer, and an invalid address, end in a line that names it and exit code 2."""
-    monkeypatch.setattr(_play, "_TIMEOUT", 1)
+    monkeypatch.setattr(_demo_play, "_TIMEOUT", 1)
     for url in ("pulsar://127.0.0.1:1", "nonsense"):
         code, out, err = call(["demo", "--no-plot", "--url", url], capsys)
         assert (code, out) == (2, "")
@@ -288,7 +288,7 @@ def test_plot_that_cannot_be_written_is_refused_first(
 ) -> None:
     """A wrong form, a folder that is not there, or a folder in the place of the file: refused before anything runs."""
     (tmp_path / "folder.png").mkdir()
-    monkeypatch.setattr(_command, "_run", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(_demo, "_run", lambda *_: pytest.fail("it ran"))
     code, _, err = call(["demo", "--plot", str(tmp_path / plot)], capsys)
     assert code == 2
     assert "--plot" in err

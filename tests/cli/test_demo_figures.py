@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_nack.cli._demo._figures import LONGEST, SHORTEST, Journal, delays, figures_of, percentile
-from pulsar_nack.cli._demo._report import class_of, comparison, milliseconds, span
+from pulsar_nack.cli._demo_figures import LONGEST, SHORTEST, Journal, delays, figures_of, percentile
+from pulsar_nack.cli._demo_report import class_of, comparison, milliseconds, span
 
 
 def journal_of(*failures: tuple[float, float, float | None], expected: int | None = None) -> Journal:

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .._terminal import open_console
-from ._figures import CLASSES, LONGEST, MARGIN, SHORTEST, Figures, Journal, Row
-from ._local import Restart
-from ._play import OFFICIAL, Watch
+from ._demo_figures import CLASSES, LONGEST, MARGIN, SHORTEST, Figures, Journal, Row
+from ._demo_local import Restart
+from ._demo_play import OFFICIAL, Watch
+from ._terminal import open_console
 
 _WIDTH: Final = 100  # if stdout is not a terminal
 _TENTHS_BELOW_MS: Final = 10

@@ -1,6 +1,6 @@
 """The demo's run: messages keep arriving, each fails once, and a journal notes when it comes back.
 
-It takes place on a broker, embedded or the user's, or else on the fake port; ``_local`` has the run on a local topic.
+It takes place on a broker, embedded or the user's, or else on the fake port; for a local topic see ``_demo_local``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ... import Consumer, NackConfig, connect, subscribe
-from ...consumer.transport import broker_error
-from ...errors import BrokerError, MissingExtraError, PulsarNackError
-from ...testing import EmbeddedBroker, FakePort, FakeTopic
-from ._figures import LONGEST, Journal, delays
+from .. import Consumer, NackConfig, connect, subscribe
+from ..consumer.transport import broker_error
+from ..errors import BrokerError, MissingExtraError, PulsarNackError
+from ..testing import EmbeddedBroker, FakePort, FakeTopic
+from ._demo_figures import LONGEST, Journal, delays
 
 OFFICIAL: Final = "official client"
 OURS: Final = "pulsar-nack"

@@ -15,13 +15,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ... import NackConfig, __version__
-from ...errors import MissingExtraError, PulsarNackError
-from ...testing import EmbeddedBroker
-from .._terminal import print_json, require
-from ._figures import Figures, Journal, figures_of
-from ._local import LOCAL_BROKER, Restart, open_local
-from ._play import OFFICIAL, OFFICIAL_DELAY, OURS, Load, Watch, open_stage, play
+from .. import NackConfig, __version__
+from ..errors import MissingExtraError, PulsarNackError
+from ..testing import EmbeddedBroker
+from ._demo_figures import Figures, Journal, figures_of
+from ._demo_local import LOCAL_BROKER, Restart, open_local
+from ._demo_play import OFFICIAL, OFFICIAL_DELAY, OURS, Load, Watch, open_stage, play
+from ._terminal import print_json, require
 
 _URL: Final = "PULSAR_SERVICE_URL"
 _SUFFIXES: Final = (".png", ".svg")
@@ -85,7 +85,7 @@ def _run(
     load: Load, url: str | None, config: NackConfig, *, is_local: bool
 ) -> tuple[str, list[Journal], Restart | None]:
     """Return where the demo ran, the journals of its consumers, and the restart of a local topic."""
-    from ._report import progress
+    from ._demo_report import progress
 
     async def run(watch: Watch) -> tuple[str, list[Journal], Restart | None]:
         _cancel_on_sigterm()
@@ -127,7 +127,7 @@ def _print(
 ) -> None:
     client = _version("pulsar-client")
     if not as_json:
-        from ._report import show
+        from ._demo_report import show
 
         typer.echo(
             f"{load.messages} messages in {load.seconds:g} s on {broker}; Python {platform.python_version()}"
@@ -154,7 +154,7 @@ def _print(
 
 
 def _draw(journals: Sequence[Journal], broker: str, picture: Path) -> None:
-    from ._report import save
+    from ._demo_report import save
 
     try:
         save(journals, broker, picture)

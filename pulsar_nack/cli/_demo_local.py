@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ... import Consumer, DelayedDeliveryConfig, LocalTopic, Message, NackConfig
-from ...clock import LoopClock
-from ._figures import LONGEST, Journal, delays
-from ._play import OURS, PATIENCE, Load, Watch, perform
+from .. import Consumer, DelayedDeliveryConfig, LocalTopic, Message, NackConfig
+from ..clock import LoopClock
+from ._demo_figures import LONGEST, Journal, delays
+from ._demo_play import OURS, PATIENCE, Load, Watch, perform
 
 LOCAL_BROKER: Final = "local topic, in a folder"
 DELAYED: Final = "delayed delivery"
