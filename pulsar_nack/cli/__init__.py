@@ -57,7 +57,7 @@ def _make_app() -> typer.Typer:
     app.callback()(root)
     for command in (_demo.demo, _inspect.inspect, _plan.plan):
         app.command(help=_unwrapped(command.__doc__ or ""))(command)
-    app.add_typer(_pipeline.make(), name="pipeline")
+    app.add_typer(_pipeline.jobs, name="pipeline")
     return app
 
 

@@ -5,10 +5,10 @@ A command imports PySpark when it runs: names of :mod:`pulsar_nack.pipeline` are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -38,15 +38,10 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SINKS: Final = ("console", "parquet")
 _LIMIT: Final = CursorConfig().max_per_cursor_metadata_size_in_bytes
 
-
-def make() -> typer.Typer:
-    """Make the group of commands."""
-    jobs = typer.Typer(no_args_is_help=True, help="Jobs over traces, metadata and cursors, run with PySpark.")
-    for name, command in _JOBS.items():
-        jobs.command(name)(command)
-    return jobs
+jobs: Final = typer.Typer(no_args_is_help=True, help="Jobs over traces, metadata and cursors, run with PySpark.")
 
 
+@jobs.command()
 def accuracy(
     paths: _Paths,
     *,
@@ -74,6 +69,7 @@ def accuracy(
         write_or_print(tables, out=out, as_json=json)
 
 
+@jobs.command()
 def retries(
     paths: _Paths,
     *,
@@ -109,6 +105,7 @@ def retries(
         write_or_print(tables if out is None else {"chains": found.chains, **tables}, out=out, as_json=json)
 
 
+@jobs.command()
 def plan(
     paths: _Paths,
     *,
@@ -140,6 +137,7 @@ def plan(
         write_or_print(tables, out=out, as_json=json)
 
 
+@jobs.command()
 def build_index(
     paths: _Paths,
     *,
@@ -178,6 +176,7 @@ def build_index(
         )
 
 
+@jobs.command()
 def holes(
     paths: Annotated[list[str], typer.Argument(help="Cursor folders or local topics on this machine.")],
     *,
@@ -211,6 +210,7 @@ def holes(
         raise typer.Exit(1)
 
 
+@jobs.command()
 def watch(
     folder: Annotated[Path, typer.Argument(help="The folder of traces.")],
     *,
@@ -270,6 +270,7 @@ def _raise_failures(queries: Sequence[StreamingQuery]) -> None:
             raise failure
 
 
+@jobs.command()
 def report(
     paths: _Paths,
     *,
@@ -300,14 +301,3 @@ def report(
         html = pipeline.report(traces, holes=found, plan=planned, title=title)
         pipeline.write_report(html, out, overwrite=overwrite)
     typer.echo(f"written: {out}")
-
-
-_JOBS: Final[dict[str, Callable[..., Any]]] = {
-    "accuracy": accuracy,
-    "retries": retries,
-    "plan": plan,
-    "build-index": build_index,
-    "holes": holes,
-    "watch": watch,
-    "report": report,
-}
