@@ -161,7 +161,7 @@ def own_copy(error: _E) -> _E:
     return copied
 
 
-def retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Mark a task's error as retrieved: its callers have it already."""
-    if not task.cancelled():
-        task.exception()
+def retrieve_error(done: asyncio.Future[Any]) -> None:
+    """Mark the error of a task or future as retrieved: its callers have it already, or nobody wants the result."""
+    if not done.cancelled():
+        done.exception()

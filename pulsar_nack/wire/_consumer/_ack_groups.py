@@ -11,7 +11,7 @@ and may reach the broker twice, which does no harm. Each call gets the outcome o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -93,18 +93,11 @@ class AckGroupingTracker:
         if len(entries) >= MAX_ENTRIES:
             self.flush()
 
-    def add_all(self, positions: Iterable[tuple[int, int]], done: Done) -> None:
+    def add_all(self, positions: Sequence[tuple[int, int]], done: Done) -> None:
         """Acknowledge whole entries; ``done`` is called once, when all of them are answered."""
-        groups: dict[AckGroup, None] = {}
+        part_done = joined(len(positions), done)
         for position in positions:
-            group = self._open_group()
-            group.entries[position] = 0
-            groups[group] = None
-            if len(group.entries) >= MAX_ENTRIES:
-                self.flush()
-        join = _joined(len(groups), done)
-        for group in groups:
-            group.waiting.append(join)
+            self.add(position, 0, None, part_done)
 
     def add_cumulative(self, position: tuple[int, int], remaining: int, done: Done) -> None:
         """Acknowledge everything before an entry, and the entry except its remaining members."""
@@ -155,9 +148,9 @@ class AckGroupingTracker:
         if not groups:
             return
         all_settled: asyncio.Future[None] = self._loop.create_future()
-        join = _joined(len(groups), lambda _: None if all_settled.done() else all_settled.set_result(None))
+        group_done = joined(len(groups), lambda _: None if all_settled.done() else all_settled.set_result(None))
         for group in groups:
-            group.waiting.append(join)
+            group.waiting.append(partial(group_done, (None,)))
         await all_settled
 
     def _unconfirmed(self) -> list[AckGroup]:
@@ -192,15 +185,14 @@ class AckGroupingTracker:
             self.flush()
 
 
-def _joined(parts: int, done: Done) -> Done:
-    """Return a callback that calls ``done`` with the first error once it was called for all parts."""
+def joined(parts: int, done: Done) -> AcksDone[None]:
+    """Return a callback that calls ``done`` with the first error, once it was called with a token of each part."""
     left = parts
     first: Exception | None = None
 
-    def part_done(error: Exception | None) -> None:
+    def part_done(tokens: Sequence[None], error: Exception | None) -> None:
         nonlocal left, first
-        left -= 1
-        first = first or error
+        left, first = left - len(tokens), first or error
         if not left:
             done(first)
 

@@ -24,7 +24,7 @@ from ...consumer import AcksDone
 from ...errors import BrokerError, ClosedError
 from ...ids import MessageId
 from .._protocol._batches import all_of
-from ._ack_groups import AckGroupingTracker, Done
+from ._ack_groups import AckGroupingTracker, Done, joined
 from ._positions import NonDurablePosition
 from ._subscribe_options import SubscribeOptions
 
@@ -263,16 +263,7 @@ class Acknowledger:
     async def _until_done(self, begin: Callable[[AcksDone[None]], None], count: int = 1) -> None:
         """Wait until all of several acknowledgements are answered; raise the first error."""
         answer: asyncio.Future[Exception | None] = self._loop.create_future()
-        left = count
-        first_error: Exception | None = None
-
-        def done(tokens: Sequence[None], error: Exception | None) -> None:
-            nonlocal left, first_error
-            left, first_error = left - len(tokens), first_error or error
-            if not left and not answer.done():
-                answer.set_result(first_error)
-
-        begin(done)
+        begin(joined(count, lambda error: None if answer.done() else answer.set_result(error)))
         error = await answer
         if error is not None:
             raise error

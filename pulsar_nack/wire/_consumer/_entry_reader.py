@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from ..._tasks import retrieve_error
 from ...consumer import Delivery
 from ...consumer.transport import PROPERTY_BYTES
 from ...errors import InvalidArgumentError, MissingExtraError, ProtocolError, UndecodableMessageError
@@ -129,7 +130,7 @@ class UnreadEntry:
             self._decompressing = loop.run_in_executor(
                 factory.threads, unpack, entry.metadata, entry.payload, factory.max_bytes
             )
-            self._decompressing.add_done_callback(_observe)
+            self._decompressing.add_done_callback(retrieve_error)
             self._decompressing.add_done_callback(lambda _: then())
         return not self._decompressing.done()
 
@@ -382,9 +383,3 @@ class EntryReader:
             first_chunk=MessageId(*positions[0], self.factory.partition),
             chunks=positions,
         )
-
-
-def _observe(decompressing: asyncio.Future[bytes]) -> None:
-    """Keep asyncio from reporting the error of an entry that is no longer wanted."""
-    if not decompressing.cancelled():
-        decompressing.exception()

@@ -42,7 +42,7 @@ class MultiTopicConsumer:
 
     def __init__(self, context: ClientContext, selection: Selection, options: SubscribeOptions) -> None:
         self.inbox = WireInbox(self._check_receivable, self._before_wait)
-        self.on_event: Callable[[SessionEvent, str, int], None] | None = None
+        self.on_event: Callable[[SessionEvent, str, int], None] = lambda *_: None
         """Called with each session event, the topic and the partition."""
         self.starts: Mapping[str, MessageId] = {}
         """The message before the first one, by full names; for a non-durable subscription."""
@@ -57,7 +57,6 @@ class MultiTopicConsumer:
         self._closing: set[TopicConsumer] = set()
         self.by_topic: Mapping[str | None, TopicConsumer] = self._consumers  # type: ignore[assignment]
         """The consumers by their full names."""
-        self._only: TopicConsumer | None = None
         self._is_paused = False
         self._unreadable: MissingExtraError | None = None
         self._may_be_missing = False
@@ -99,7 +98,6 @@ class MultiTopicConsumer:
             await gather_settled(consumer.aclose() for consumer in made.values())
             raise
         self._consumers.update(made)
-        self._note_only()
 
     def _is_retry_topic(self, name: str) -> bool:
         retry_topic = self._selection.retry_topic
@@ -184,13 +182,11 @@ class MultiTopicConsumer:
             _LOG.info("%s is new, and is consumed from now on", name)
             self._consumers[name] = consumer
             self._deleted.pop(name, None)
-            self._note_only()
         finally:
             self._opening.discard(consumer)
 
     async def _remove(self, names: Iterable[str]) -> None:
         removed = {name: self._consumers.pop(name) for name in names}
-        self._note_only()
         for name, consumer in removed.items():
             consumer.on_topic_deleted()
             self._deleted[name] = DeletedTopicConsumer(consumer.topic, consumer.partition, self._report_deleted)
@@ -201,10 +197,6 @@ class MultiTopicConsumer:
         self._closing.update(removed.values())
         await gather_settled(consumer.aclose() for consumer in removed.values())
         self._closing.difference_update(removed.values())
-
-    def _note_only(self) -> None:
-        is_plain = self._selection.only in self._consumers
-        self._only = next(iter(self._consumers.values())) if is_plain and len(self._consumers) == 1 else None
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -270,12 +262,11 @@ class MultiTopicConsumer:
         return made
 
     def _report(self, event: SessionEvent, topic: str, partition: int) -> None:
-        if self.on_event is not None:
-            self.on_event(event, topic, partition)
+        self.on_event(event, topic, partition)
 
     def _report_deleted(self, topic: str, partition: int) -> None:
         """Let the owner forget the messages of a deleted topic that it holds or requested."""
-        self._report(SessionEvent.INACTIVE, topic, partition)
+        self.on_event(SessionEvent.INACTIVE, topic, partition)
 
     def _on_unreadable(self, error: MissingExtraError) -> None:
         """Stop, so that other consumers get the message that this process cannot read, and later messages."""
@@ -338,8 +329,6 @@ class MultiTopicConsumer:
         """
         topic = message_id.topic
         if topic is None:
-            if self._only is not None:
-                return self._only
             topic = self._selection.only
             if topic is None:
                 raise BrokerError(
