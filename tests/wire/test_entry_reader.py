@@ -17,7 +17,7 @@ from pulsar_nack.consumer import Delivery
 from pulsar_nack.errors import MissingExtraError, ProtocolError, UndecodableMessageError
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._acknowledger import AckSets
-from pulsar_nack.wire._consumer._deliveries import DeliveryFactory, PlainBatchMember, PlainDelivery
+from pulsar_nack.wire._consumer._deliveries import DeliveryFactory, PlainDelivery
 from pulsar_nack.wire._consumer._entry_reader import EntryReader, UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import all_of, encode_batch, words_of
@@ -126,7 +126,7 @@ def test_who_sent_a_message() -> None:
     assert {(each.schema_version, each.replicated_from) for each in deliveries} == {(b"\x02", "west")}
     assert [each.is_null for each in deliveries] == [False, False, True]
     first = deliveries[0]
-    assert type(first) is PlainBatchMember
+    assert type(first) is PlainDelivery
     assert copy.copy(first) == pickle.loads(pickle.dumps(first)) == replace(first)
 
 

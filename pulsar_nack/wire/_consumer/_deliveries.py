@@ -30,8 +30,9 @@ QueuedMessage = Delivery | PlainMessage
 class PlainDelivery(Delivery):
     """A delivery with neither keys nor properties, of which five fields are set. Its copies are ordinary deliveries."""
 
-    __slots__ = ("_metadata",)
+    __slots__ = ("_metadata", "_own")
     _metadata: bytes | pb.MessageMetadata  # parsed at the first access to one of its fields
+    _own: bytes  # the metadata of a member of a batch, beside that of the entry; not set for other messages
 
     if not TYPE_CHECKING:  # in place of the fields
         key = None
@@ -44,7 +45,7 @@ class PlainDelivery(Delivery):
         properties = property(lambda _: {})
         publish_time_ms = property(lambda self: self._parsed().publish_time)
         producer_name = property(lambda self: producer_name_of(self._parsed()))
-        sequence_id = property(lambda self: self._parsed().sequence_id)
+        sequence_id = property(lambda self: sequence_id_of(self._parsed_own(), self._parsed()))
         schema_version = property(lambda self: schema_version_of(self._parsed()))
         replicated_from = property(lambda self: replicated_from_of(self._parsed()))
 
@@ -53,24 +54,16 @@ class PlainDelivery(Delivery):
                 self._metadata = pb.MessageMetadata.FromString(self._metadata)
             return self._metadata
 
+        def _parsed_own(self) -> pb.MessageMetadata | pb.SingleMessageMetadata:
+            own = getattr(self, "_own", None)
+            return self._parsed() if own is None else pb.SingleMessageMetadata.FromString(own)
+
         def __new__(cls, *values: object, **named: object) -> Delivery:
             """Make an ordinary delivery, for ``dataclasses.replace``; the functions below make plain ones."""
             return Delivery(*values, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Delivery, tuple(getattr(self, field.name) for field in fields(self))
-
-
-class PlainBatchMember(PlainDelivery):
-    """The delivery of a plain member of a batch."""
-
-    __slots__ = ("_own",)
-    _own: bytes  # the metadata of the member, beside that of the entry
-
-    if not TYPE_CHECKING:
-        sequence_id = property(
-            lambda self: sequence_id_of(pb.SingleMessageMetadata.FromString(self._own), self._parsed())
-        )
 
 
 _make_id = tuple.__new__
@@ -81,7 +74,7 @@ def plain_member(  # noqa: PLR0917 - the hot path of batches
     message_id: MessageId, data: bytes, redelivery_count: int, of_entry: pb.MessageMetadata, own: bytes, topic: str
 ) -> Delivery:
     """Return the delivery of a plain member of a batch."""
-    made = _new(PlainBatchMember)
+    made = _new(PlainDelivery)
     made.id = message_id
     made.data = data
     made.redelivery_count = redelivery_count

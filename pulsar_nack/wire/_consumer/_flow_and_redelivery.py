@@ -150,23 +150,38 @@ class RedeliveryRequests:
             self._send(some)
 
 
-class PausedEntries:
-    """The entries that one consumer returns to the broker while it is subscribed.
+class ReturnedEntries:
+    """The entries that one consumer returns to the broker unread while it is subscribed.
 
-    :param give_back: asks the broker to send entries again, to any consumer
+    :param request: asks the broker to send entries again, to any consumer
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, give_back: Callable[[Sequence[Place]], None]) -> None:
+    def __init__(
+        self,
+        context: ClientContext,
+        topic: str,
+        options: SubscribeOptions,
+        request: Callable[[Sequence[Place]], None],
+    ) -> None:
+        self.chunks = ChunkAssembler(
+            options.max_pending_chunked, options.max_chunked_bytes, delay_ms(options.chunk_timeout, "chunk_timeout")
+        )
+        """The chunks of incomplete messages."""
         self.is_paused = False
         self.is_last = False
         """Whether the consumer is closed next."""
         self.is_in_use = False
         """Whether arrivals must be reported here: the consumer is paused, or has returned entries."""
-        self._loop = loop
-        self._give_back = give_back
+        self._topic = topic
+        self._loop = context.loop
+        self._now_ms = context.clock.now_ms
+        self._request = request
         self._times: dict[Place, int] = {}
         self._due: dict[Place, float] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._chunk_timer: asyncio.TimerHandle | None = None
+
+    # --- entries of a paused consumer ---------------------------------------------------------------------------------
 
     def pause(self, *, is_last: bool = False) -> None:
         """Return entries that arrive from now on."""
@@ -201,7 +216,7 @@ class PausedEntries:
             del self._times[oldest]
         if places:
             self._update()
-            self._give_back(places)
+            self._request(places)
 
     def times_returned(self, place: Place) -> int:
         """Return how often an entry was returned before the application got it."""
@@ -232,50 +247,27 @@ class PausedEntries:
     def _update(self) -> None:
         self.is_in_use = self.is_paused or bool(self._times)
 
+    # --- chunks -------------------------------------------------------------------------------------------------------
 
-class ChunkTimer:
-    """The incomplete chunked messages of one topic or partition, and the timer that gives them up.
-
-    :param give_back: asks the broker to send entries again, to any consumer
-    """
-
-    def __init__(
-        self,
-        context: ClientContext,
-        topic: str,
-        options: SubscribeOptions,
-        give_back: Callable[[Sequence[Place]], None],
-    ) -> None:
-        self.chunks = ChunkAssembler(
-            options.max_pending_chunked, options.max_chunked_bytes, delay_ms(options.chunk_timeout, "chunk_timeout")
-        )
-        self._topic = topic
-        self._loop = context.loop
-        self._now_ms = context.clock.now_ms
-        self._give_back = give_back
-        self._timer: asyncio.TimerHandle | None = None
-
-    def positions(self) -> list[Position]:
-        """Return the entries of incomplete messages."""
-        return self.chunks.positions()
-
-    def clear(self) -> None:
-        """Drop all chunks: the broker sends them again."""
+    def take_chunks(self) -> list[Position]:
+        """Drop the chunks of incomplete messages, and return their entries: the broker sends them again."""
+        entries = self.chunks.positions()
         self.chunks.clear()
-        self.update()
+        self.update_chunks()
+        return entries
 
-    def update(self) -> None:
+    def update_chunks(self) -> None:
         """Set the timer after a change of the chunks."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._chunk_timer is not None:
+            self._chunk_timer.cancel()
+            self._chunk_timer = None
         next_at = self.chunks.next_at()
         if next_at is not None:
             delay_s = max(next_at - self._now_ms(), 0) / 1000
-            self._timer = self._loop.call_later(delay_s, self._return_expired)
+            self._chunk_timer = self._loop.call_later(delay_s, self._return_expired)
 
     def _return_expired(self) -> None:
-        self._timer = None
+        self._chunk_timer = None
         positions: list[Place] = []
         for abandoned in self.chunks.take_abandoned(self._now_ms()):
             if abandoned.times == _WARN_AFTER:
@@ -289,5 +281,5 @@ class ChunkTimer:
                     abandoned.times,
                 )
             positions += abandoned.positions
-        self._give_back(positions)
-        self.update()
+        self._request(positions)
+        self.update_chunks()

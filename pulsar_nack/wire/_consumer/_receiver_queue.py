@@ -23,7 +23,7 @@ from ._acknowledger import Acknowledger
 from ._consumer_session import ConsumerSession
 from ._deliveries import DeliveryFactory, QueuedMessage
 from ._entry_reader import READ_AT_ONCE, EntryReader, UnreadEntry
-from ._flow_and_redelivery import MAX_ENTRIES, ChunkTimer, PausedEntries, Permits, RedeliveryRequests
+from ._flow_and_redelivery import MAX_ENTRIES, Permits, RedeliveryRequests, ReturnedEntries
 from ._positions import NonDurablePosition, Place, places_of
 from ._subscribe_options import SubscribeOptions
 
@@ -73,12 +73,11 @@ class ReceiverQueue:
             max(options.receiver_queue_size, 1), None if self._memory.max_bytes is None else self._fitting
         )
         self.permits.is_held = not self._has_queue
-        self._paused = PausedEntries(context.loop, self._request_returned)
-        self._chunks = ChunkTimer(context, topic, options, self._request_returned)
+        self._returns = ReturnedEntries(context, topic, options, self._request_returned)
         factory = DeliveryFactory(topic, partition, acks.sets, options=context.options, threads=context.threads)
         self.delivery_of = factory.delivery_of
         """Returns the delivery of a queued message."""
-        self._reader = EntryReader(factory, self._chunks.chunks, context.clock.now_ms)
+        self._reader = EntryReader(factory, self._returns.chunks, context.clock.now_ms)
         most = sys.maxsize if options.only_one_gets_messages else MAX_ENTRIES  # there one rewind is enough for all
         self._requests = RedeliveryRequests(context.loop, self._send_redelivery, max_entries=most)
 
@@ -103,7 +102,7 @@ class ReceiverQueue:
             self._memory.consumers -= 1
         self._session = None
         self._requests.clear()
-        self._paused.forget()
+        self._returns.forget()
         self.drop()
 
     def drop(self) -> None:
@@ -111,10 +110,10 @@ class ReceiverQueue:
         self.epoch += 1
         self._memory.bytes -= self.bytes
         self.messages = self.bytes = 0
+        chunks = self._returns.take_chunks()
         if self._position is not None:
-            self._position.expect(self._chunks.positions())
+            self._position.expect(chunks)
             self._position.last_arrived = None
-        self._chunks.clear()
 
     def drop_and_permit(self) -> None:
         """Drop what arrived and was not taken, within a session: the broker sends it again, to us or to others."""
@@ -133,7 +132,7 @@ class ReceiverQueue:
         if item is None:
             self._on_arrival(command, *self._reader.read_other(command, headers_and_payload))
             return
-        if self.rewinds or self._position is not None or self._mean_bytes is None or self._paused.is_in_use:
+        if self.rewinds or self._position is not None or self._mean_bytes is None or self._returns.is_in_use:
             self._on_arrival(command, 1, item)
             return
         self.permits.out -= 1
@@ -157,15 +156,15 @@ class ReceiverQueue:
             self._on_unreadable(error)
             self._return_arrived(command, permits, found)
             return
-        if self._paused.is_in_use:
-            if self._paused.is_paused and not self._only_one_gets_messages:
+        if self._returns.is_in_use:
+            if self._returns.is_paused and not self._only_one_gets_messages:
                 self._return_arrived(command, permits, found)
                 return
             found = self._without_returns(command, found)
         messages, size = (0, 0) if found is None else _size_of(found)
         if messages != permits:
             self._free(permits - messages)
-            self._chunks.update()
+            self._returns.update_chunks()
         elif self._position is not None and isinstance(found, Delivery | UnreadEntry) and found.id.is_chunked:
             self._position.expect(found.id.parts)  # until it is taken: later messages may be taken before
         self.messages += messages
@@ -187,7 +186,7 @@ class ReceiverQueue:
         self, command: MessageCommand, found: QueuedMessage | UnreadEntry | None
     ) -> QueuedMessage | UnreadEntry | None:
         """Subtract from the redelivery count how often the entry was returned before the application got it."""
-        times = self._paused.times_returned((command.ledger, command.entry))
+        times = self._returns.times_returned((command.ledger, command.entry))
         if found is None or not times:
             return found
         if isinstance(found, tuple):
@@ -198,12 +197,11 @@ class ReceiverQueue:
     def _return_arrived(self, command: MessageCommand, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
         """Return an entry to the broker, with all incomplete chunked messages, as nothing is delivered now."""
         self._free(permits)
-        if self._only_one_gets_messages or (self._paused.is_last and command.redelivery_count):
+        if self._only_one_gets_messages or (self._returns.is_last and command.redelivery_count):
             return  # no other consumer would get it, or the close returns it
         ids = () if found is None or isinstance(found, tuple) else (found.id,)
-        places = {(command.ledger, command.entry), *places_of(ids), *self._chunks.positions()}
-        self._chunks.clear()
-        self._paused.arrived(sorted(places), is_last=self.permits.out <= 0)
+        places = {(command.ledger, command.entry), *places_of(ids), *self._returns.take_chunks()}
+        self._returns.arrived(sorted(places), is_last=self.permits.out <= 0)
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +239,7 @@ class ReceiverQueue:
 
     def fetch_one(self) -> None:
         """Let the broker send a message for a waiting call, if there is no queue and none is on its way."""
-        if not self._has_queue and not self._paused.is_paused:
+        if not self._has_queue and not self._returns.is_paused:
             self._fetch()
 
     def _fetch(self) -> None:
@@ -251,7 +249,7 @@ class ReceiverQueue:
     def first_chunk(self) -> Place | None:
         """Return the first entry that is a chunk of an incomplete message, or was one and comes again; None: none."""
         requested = () if self._position is None else self._position.requested
-        return min((*self._chunks.positions(), *requested), default=None)
+        return min((*self._returns.chunks.positions(), *requested), default=None)
 
     def _count(self, messages: int, size: int) -> None:
         self.messages += messages
@@ -295,28 +293,27 @@ class ReceiverQueue:
             broker counts each return, and consumers that are drained in turn would use up their attempts
         """
         self.permits.is_held = True
-        self._paused.pause(is_last=is_last)
+        self._returns.pause(is_last=is_last)
         sizes = [_size_of(each) for each in queued]
         messages = sum(count for count, _ in sizes)
         self._count(-messages, -sum(size for _, size in sizes))
         self._free(messages)
         returned = [each for each in queued if not (is_last and each.redelivery_count)]
         if not self._only_one_gets_messages:
-            places = dict.fromkeys((*places_of(each.id for each in returned), *self._chunks.positions()))
-            self._chunks.clear()
-            self._paused.give_back(list(places))
+            places = dict.fromkeys((*places_of(each.id for each in returned), *self._returns.take_chunks()))
+            self._returns.give_back(list(places))
         return sum(_size_of(each)[0] for each in returned)
 
     def resume(self) -> None:
         """Fetch messages again."""
-        self._paused.resume()
+        self._returns.resume()
         if self._has_queue:
             self._fetch()
 
     def give_back(self, ids: Iterable[MessageId]) -> None:
         """Return messages that were taken but not delivered to the application."""
         if self._session is not None:
-            self._paused.give_back(places_of(ids))
+            self._returns.give_back(places_of(ids))
 
     def request_redelivery(self, ids: Iterable[MessageId]) -> None:
         """Request entries again; on Exclusive and Failover everything. The next session brings them without that."""
