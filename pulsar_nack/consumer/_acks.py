@@ -1,21 +1,23 @@
-"""In-flight acknowledgements: at most one per message, each completed even if its caller is cancelled."""
+"""In-flight acknowledgements: at most one per message, each completed even if its caller is cancelled.
+
+A message whose acknowledgement failed is as it was before. If no caller learns of that, it is redelivered.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ..errors import ClosedError
 from ..ids import MessageId
-from ._message_state import ACKING, DELIVERED, MessageState
+from ._consumer_state import ConsumerState
+from ._message_state import ACKING, DELIVERED, HELD, SENT_AWAY, MessageState, State
 from ._port import AcksDone, SupportsNowait
-from ._redelivery_queue import RedeliveryQueue
 
-if TYPE_CHECKING:
-    from .durable import DurableNacks
-
+_log = logging.getLogger("pulsar_nack.consumer")
 Waiter = asyncio.Future[None]
 _Calls = Waiter | list[Waiter] | None
 """The call that waits for an acknowledgement, or several; None: nobody waits."""
@@ -27,36 +29,26 @@ _LONGEST_PAUSE_S: Final = 30.0
 
 
 class Acks:
-    """Carries acknowledgements out.
+    """Carries out the acknowledgements of one consumer while it is open, and notes what came of each.
 
-    :param queue: requests messages that an acknowledgement hid wrongly
-    :param on_settled: called with the messages whose acknowledgement was confirmed
-    :param on_failed: called with a message whose acknowledgement failed, the error, and whether its time came meanwhile
-    :param on_unobserved_error: called with a message and the error of a failed acknowledgement that no caller waits for
-    :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
+    :param state: with its durable state, in which acknowledgements are noted once the port has taken them, and before
+        they are reported
     """
 
-    def __init__(
-        self,
-        queue: RedeliveryQueue,
-        *,
-        tasks: asyncio.TaskGroup,
-        on_settled: Callable[[Sequence[MessageState]], None],
-        on_failed: Callable[..., None],
-        on_unobserved_error: Callable[[MessageState, Exception], None],
-        durable: DurableNacks | None = None,
-    ) -> None:
+    def __init__(self, state: ConsumerState, tasks: asyncio.TaskGroup) -> None:
         self.acked = 0
+        """Without those of messages that were sent to another topic."""
         self.acked_again = 0
+        self._state = state
+        self._queue = queue = state.queue
         self._port = port = queue.port
         self._table = queue.table
+        self._trace = queue.trace
         self._clock = queue.clock
+        self._recent = state.recent
+        self._limiter = state.limiter
         self._tasks = tasks
-        self._on_settled = on_settled
-        self._on_failed = on_failed
-        self._on_unobserved_error = on_unobserved_error
-        self._ask_for = queue.ask_for
-        self._durable = durable
+        self._durable = durable = state.durable
         self._loop = asyncio.get_running_loop()
         self._soon: Callable[[MessageId, MessageState, AcksDone[MessageState]], None] = self._begin_task
         if durable is None and isinstance(port, SupportsNowait):
@@ -99,9 +91,6 @@ class Acks:
             self._failed(record, error)
             raise
 
-    def _is_done(self, message_id: MessageId) -> bool:
-        return self._table.get(message_id) is None and self._table.acked.is_acked(message_id)
-
     def _to_acknowledge(
         self, message_id: MessageId, record: MessageState | None, waiter: Waiter | None
     ) -> MessageState | None:
@@ -126,8 +115,7 @@ class Acks:
         calls = list(map(self._calls.pop, records))
         if error is None:
             settled = self._table.settle_all(records, self._clock.now_ms())
-            self.acked += len(settled)
-            self._on_settled(settled)
+            self._note_settled(settled)
             for call in calls:
                 if isinstance(call, list):
                     for waiter in call:
@@ -140,6 +128,35 @@ class Acks:
         if self._all_answered is not None and not self._calls and not self._all_answered.done():
             self._all_answered.set_result(None)
 
+    def _note_settled(self, records: Sequence[MessageState]) -> None:
+        self.acked += len(records)
+        if self._trace.is_on:
+            self._trace.settled(records)
+        for record in records:
+            if record.before_ack is not DELIVERED or record.lease is not None:
+                self._queue.drop(record.id)
+                self.acked -= record.before_ack in SENT_AWAY
+            if record.has_duplicate:
+                self.ack_duplicate(record.id)
+        if self._recent.delivered:
+            for record in records:
+                self._recent.pop(record.id)
+        if self._limiter.waiters:
+            self._limiter.changed()
+        if self._state.on_idle is not None:  # check_idle, without its call for each message
+            self._state.on_idle()
+
+    def acked_through(self, message_id: MessageId, now_ms: int) -> None:
+        """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
+        for record in self._table.settle_through(message_id, now_ms):
+            self.acked += 1
+            self._trace.settled_through(record, was_held=record.state is HELD)
+            self._state.forget(record.id)
+            if self._state.letters is not None:
+                self._state.letters.drop(record.id, State.ACKING.value)
+        self._limiter.changed()
+        self._state.check_idle()
+
     def _end_failed(self, records: Sequence[MessageState], calls: Sequence[_Calls], error: Exception) -> None:
         for record in records:
             self._failed(record, error)
@@ -148,8 +165,40 @@ class Acks:
             for waiter in waiting:
                 waiter.set_exception(error)
                 waiter.exception()  # the caller may have been cancelled in this turn of the loop
-            if not waiting and not self._is_over:
-                self._on_unobserved_error(record, error)  # all callers were cancelled, or there was none
+            if not waiting and not self._is_over:  # all callers were cancelled, or there was none
+                self._redeliver(record, error)
+
+    def _failed(self, record: MessageState, error: Exception) -> None:
+        """Note that a message is not acknowledged; redeliver it if its time came meanwhile."""
+        was_due = self._table.ack_failed(record)
+        self._trace.error(record.id, record.redelivery_count, "ack", error)
+        if was_due and record.state is DELIVERED and record.lease is None:  # it was dropped meanwhile
+            self._queue.hold(self._table.hold(record.id), 0, self._recent.pop(record.id))
+        elif was_due:
+            self._queue.arm(record.id, 0)
+        is_unknown = record.is_guessed and self._table.get(record.id) is None
+        if is_unknown and (record.has_duplicate or record.redelivery_count):
+            self._queue.ask_for({record.id: record.redelivery_count})
+        self._state.check_idle()
+
+    def on_unobserved(self, message_id: MessageId, error: BaseException | None) -> None:
+        """Note the outcome of an acknowledgement, None: not known yet, whose caller was cancelled."""
+        record = self._table.get(message_id)
+        if isinstance(error, Exception) and record is not None:
+            self._redeliver(record, error)
+
+    def _redeliver(self, record: MessageState, error: Exception) -> None:
+        """Redeliver a message as if it had been nacked: its acknowledgement failed and no caller will settle it."""
+        known = self._table.get(record.id)
+        if self._state.is_closed:
+            return
+        if record.is_guessed and known is None:
+            self._queue.ask_for({record.id: record.redelivery_count})  # no task has it, or it was forgotten
+        elif known is record and record.state is DELIVERED:
+            _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
+            payload = self._recent.pop(record.id)
+            self._queue.hold(self._table.hold(record.id), self._state.default_delay_ms(record), payload)
+            self._state.check_idle()
 
     def _begin_task(self, _: MessageId, record: MessageState, done: AcksDone[MessageState]) -> None:
         """Begin an acknowledgement that has to wait: for the port's call, or to be durable."""
@@ -170,9 +219,6 @@ class Acks:
         except asyncio.CancelledError:
             error = ClosedError("the consumer")
         done([record], error)
-
-    def _failed(self, record: MessageState, error: Exception) -> None:
-        self._on_failed(record, error, was_due=self._table.ack_failed(record))
 
     async def finish(self, timeout: float) -> None:
         """Wait for those under way, then give the rest up: their callers get :class:`~pulsar_nack.ClosedError`."""
@@ -208,7 +254,7 @@ class Acks:
                 duplicate = self._duplicates.popleft()
                 (some if self._is_acked_again(duplicate) else outdated).append(duplicate)
             if outdated:
-                self._ask_for({each: -1 for each in outdated if self._was_wrongly_hidden(each)})
+                self._queue.ask_for({each: -1 for each in outdated if self._was_wrongly_hidden(each)})
             if not self._duplicates:
                 self._has_duplicates.clear()
             try:
@@ -229,7 +275,7 @@ class Acks:
     def _is_acked_again(self, message_id: MessageId) -> bool:
         """Return whether a duplicate is still hidden by its acknowledgement, which has not failed and counts."""
         was_acked = self._durable is not None and self._durable.was_acked(message_id)
-        return was_acked or self._is_done(message_id)
+        return was_acked or (self._table.get(message_id) is None and self._table.acked.is_acked(message_id))
 
     def _was_wrongly_hidden(self, message_id: MessageId) -> bool:
         return self._table.get(message_id) is None and self._table.acked.was_wrongly_hidden(message_id)

@@ -377,7 +377,7 @@ class Consumer(ClosesWhenDropped):
     def __repr__(self) -> str:
         topic, subscription, _ = names_of(self._engine.port)
         whose = f" of {topic!r} as {subscription!r}" if topic else ""
-        state = "closed" if self._state.is_closed else "not open" if self._state.acks is None else ""
+        state = "closed" if self._state.is_closed else "" if self._state.is_opened else "not open"
         return f"<Consumer{whose}, {state or f'{self._engine.limiter.count()} unacked'}>"
 
     @property

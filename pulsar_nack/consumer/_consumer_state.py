@@ -12,7 +12,6 @@ from ..backoff import as_backoff
 from ..clock import Clock, WallClock
 from ..errors import AlreadySettledError, ClosedError, NotOpenError
 from ..ids import MessageId
-from ._acks import Acks
 from ._letters import Letters
 from ._message_state import DELIVERED, MessageState, State
 from ._payloads import LruPayloads
@@ -50,8 +49,7 @@ class ConsumerState:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread = NO_THREAD
         """Where calls need no check of whether the consumer is open, in its loop: see :meth:`check_open`."""
-        self.acks: Acks | None = None
-        """None until the consumer is open."""
+        self.is_opened = False
         self.durable: DurableNacks | None = None
         """None: the consumer is not durable, or not open yet."""
         self.delivered = self.nacked = 0
@@ -76,8 +74,8 @@ class ConsumerState:
         for message in nacked:
             message._nacking = None
 
-    def check_open(self) -> Acks:
-        """Return the acknowledgements of an open consumer, in its event loop.
+    def check_open(self) -> None:
+        """Raise unless the consumer is open, and its event loop runs here.
 
         :raises ClosedError: the consumer is closed
         :raises NotOpenError: it is not open yet
@@ -85,10 +83,9 @@ class ConsumerState:
         """
         if self.is_closed:
             raise ClosedError("the consumer")
-        if self.acks is None:
+        if not self.is_opened:
             raise NotOpenError("the consumer")
         check_loop(self.loop, "the consumer")
-        return self.acks
 
     def is_sent_away(self, message_id: MessageId) -> bool:
         """Return whether a message is on its way to the dead-letter topic or the retry topic."""

@@ -99,7 +99,7 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
     for each in several:
         if not isinstance(each, Message | MessageId):
             raise InvalidArgumentError("message", each, "a Message, a MessageId, or several of them")
-    settler.state.check_open()
+    acks = settler.open_acks()
     begun: dict[Message, str | None] = {}
     calls: dict[MessageId, asyncio.Future[None]] = {}
     failed: dict[MessageId, BaseException] = {}
@@ -115,7 +115,7 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
     except asyncio.CancelledError:
         for each, call in calls.items():
             lost[each] = ClosedError("the call")
-            settler.on_unobserved(each, None if call.cancelled() else call.exception())
+            acks.on_unobserved(each, None if call.cancelled() else call.exception())
         raise
     finally:
         for message, before in begun.items():
@@ -165,11 +165,11 @@ async def acknowledge_cumulative(engine: ConsumerEngine, message: Message | Mess
 
 
 async def _acknowledge_through(engine: ConsumerEngine, message_id: MessageId) -> None:
-    port = engine.supporting("acknowledge cumulatively")
+    port, acks = engine.supporting("acknowledge cumulatively"), engine.settler.open_acks()
     record = engine.table.get(message_id)
     message_id = message_id if record is None else record.id
     await port.acknowledge_cumulative(message_id)
-    engine.settler.settled_through(message_id, engine.clock.now_ms())
+    acks.acked_through(message_id, engine.clock.now_ms())
     if engine.state.durable is not None:
         await engine.state.durable.acked_up_to(message_id)
 

@@ -90,38 +90,29 @@ class ConsumerEngine:
         :raises LogLockedError: another consumer uses the durable state
         :raises LedgerError: the durable state cannot be read or written
         """
-        settler = self.settler
         try:
             async with AsyncExitStack() as stack:
                 await self._open_durable(stack)
                 async with self.queue.tracker, asyncio.TaskGroup() as tasks:
-                    acks = self.state.acks = Acks(
-                        self.queue,
-                        tasks=tasks,
-                        on_settled=settler.on_settled,
-                        on_failed=settler.on_ack_failed,
-                        on_unobserved_error=settler.on_unobserved_error,
-                        durable=self.state.durable,
-                    )
+                    acks = self.settler.acks = Acks(self.state, tasks)
+                    self.state.is_opened = True
                     self.state.thread = loop_thread_of(self.state.loop)
                     self.receiver.inbox.loop = self.state.loop
                     background = self._start(tasks, acks)
                     opened.set_result(None)
-                    if self.trace.is_on:
-                        self.trace.connected(names_of(self.port)[0], -1)
+                    self.trace.connected(names_of(self.port)[0], -1)
                     await self._stopping.wait()
                     if self.letters is not None:
                         await self.letters.finish(self._remaining_s())
                     await acks.finish(self._remaining_s())
-                    settler.trace_cancelled("close")
+                    self.settler.trace_cancelled("close")
                     await self._finish_durable()
                     for task in background:
                         task.cancel()
         finally:
-            if self.state.acks is not None:
-                self.state.acks.give_up()
-                if self.trace.is_on:
-                    self.trace.disconnected(names_of(self.port)[0], -1, "closed")
+            if self.settler.acks is not None:
+                self.settler.acks.give_up()
+                self.trace.disconnected(names_of(self.port)[0], -1, "closed")
             if self.letters is not None:
                 await self.letters.aclose()
             await self.port.close()
@@ -130,7 +121,7 @@ class ConsumerEngine:
         receiver = self.receiver
         runs = [receiver.pump(), acks.run(), self.queue.watch()]
         if self.letters is not None:
-            self.letters.start(tasks, acks)
+            self.letters.start(tasks, acks.acknowledge)
         if self.mark_delete is not None:
             runs.append(self.mark_delete.run())
         if self.state.durable is not None:
@@ -157,7 +148,7 @@ class ConsumerEngine:
     @property
     def has_ended(self) -> bool:
         """Return whether the consumer is closed, and nothing of it changes any more."""
-        return self.state.is_closed and (self.state.acks is None or self._has_ended)
+        return self.state.is_closed and (not self.state.is_opened or self._has_ended)
 
     def on_end(self, server: asyncio.Task[None]) -> None:
         """End all waiting calls when serving ended, for whatever reason."""
@@ -218,9 +209,9 @@ class ConsumerEngine:
     def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
         table, place = self.table, (topic, partition)
         self.receiver.inbox.drop_outdated()  # by acknowledgements that may be forgotten now
-        if self.trace.is_on and event is SessionEvent.BEGAN:
+        if event is SessionEvent.BEGAN:
             self.trace.connected(topic, partition)
-        elif self.trace.is_on:
+        else:
             self.trace.disconnected(topic, partition, event.value)
         if event is SessionEvent.LOST:
             table.sessions.lost(place, self.clock.now_ms())

@@ -15,7 +15,6 @@ from typing import Any, Final
 from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
-from ._acks import Acks
 from ._events import MessageTrace, names_of
 from ._letter_publishing import LetterRoute
 from ._letter_rules import DeadLetterRules, LetterMessage, RetryTopic, Wait, as_reason, attempts_failed
@@ -84,12 +83,12 @@ class Letters:
         self._backoff = Exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._under_way: dict[MessageId, LetterTask] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._acks: Acks | None = None
+        self._acknowledge: Callable[[MessageId], Awaitable[None]]
         self._has_warned_unreadable = False
 
-    def start(self, tasks: asyncio.TaskGroup, acks: Acks) -> None:
-        """Begin to accept messages."""
-        self._tasks, self._acks = tasks, acks
+    def start(self, tasks: asyncio.TaskGroup, acknowledge: Callable[[MessageId], Awaitable[None]]) -> None:
+        """Begin to accept messages, each to be acknowledged once it is in the other topic."""
+        self._tasks, self._acknowledge = tasks, acknowledge
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -226,7 +225,7 @@ class Letters:
                 self._hold_again(letter)
                 return
             self._count(-letter.release())
-            await self._until_done(self._acknowledge, letter, "acknowledging it")
+            await self._until_done(self._acknowledge_original, letter, "acknowledging it")
             letter.route.done += 1
             if letter.wait is None:
                 self._trace.dead_lettered(letter.record, letter.topic, letter.reason)
@@ -258,9 +257,8 @@ class Letters:
         await letter.route.publish(letter.message)
         letter.route.has_warned = False
 
-    async def _acknowledge(self, letter: LetterTask) -> None:
-        assert self._acks is not None
-        await self._acks.acknowledge(letter.id)
+    async def _acknowledge_original(self, letter: LetterTask) -> None:
+        await self._acknowledge(letter.id)
 
     async def _until_done(
         self, attempt: Callable[[LetterTask], Awaitable[None]], letter: LetterTask, what: str
@@ -280,7 +278,7 @@ class Letters:
                 error = fault
             else:
                 return True
-            if isinstance(error, ClosedError) and attempt == self._acknowledge:
+            if isinstance(error, ClosedError) and attempt == self._acknowledge_original:
                 raise error  # nothing can be acknowledged any more
             self._failed(letter, what, error)
             if letter.delivery is not None and attempt == self._publish:

@@ -303,8 +303,8 @@ class Receiver:
 
     @property
     def _acks(self) -> Acks:
-        assert self.state.acks is not None  # nothing is received before
-        return self.state.acks
+        assert self._settler.acks is not None  # nothing is received before
+        return self._settler.acks
 
     def _redeliver(self, delivery: Delivery, record: MessageState) -> None:
         """Deliver a message from memory again."""

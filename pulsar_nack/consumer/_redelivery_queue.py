@@ -160,10 +160,6 @@ class RedeliveryQueue:
         self.tracker.ack(message_id)
         self.payloads.pop(message_id)
 
-    def hold_again(self, record: MessageState) -> None:
-        """Let a message come due at once: its time came during an acknowledgement that failed."""
-        self.arm(record.id, 0)
-
     async def request_now(self, records: Sequence[MessageState]) -> bool:
         """Request messages that are being processed from the broker; if that fails it is tried again, and False."""
         now_ms = self.clock.now_ms()
@@ -177,7 +173,7 @@ class RedeliveryQueue:
         except BaseException as error:
             for record in records:
                 if record.state is HELD:
-                    self.hold_again(record)
+                    self.arm(record.id, 0)
             if not isinstance(error, RedeliveryError):
                 raise
             return False

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from .._delays import Delay, delay_ms
 from ..errors import InvalidArgumentError, NoDeadLetterError, NotDurableError
 from ..ids import MessageId
+from ._acks import Acks
 from ._consumer_state import ConsumerState
 from ._events import ASKED_FOR, DEAD_LETTER, RETRY_TOPIC
 from ._leases import Leases
 from ._letter_rules import Wait, as_reason, check_properties
 from ._letters import Letters
-from ._message_state import ACKING, DEAD_LETTERING, DELIVERED, HELD, RETRYING, SENT_AWAY, MessageState, State
+from ._message_state import ACKING, DEAD_LETTERING, DELIVERED, HELD, RETRYING, MessageState, State
 from ._port import Delivery
 from ._redelivery_router import RedeliveryPlan
 
@@ -35,7 +36,9 @@ class Settler:
     def __init__(self, state: ConsumerState, lease: Delay | None) -> None:
         self.state = state
         self.queue = queue = state.queue
-        self.dropped = self.acked_through = self.given_up = self.handler_errors = 0
+        self.acks: Acks | None = None
+        """None until the consumer is open."""
+        self.dropped = self.handler_errors = 0
         self.leases = None if lease is None else Leases(state, lease)
         """None: the consumer has no leases."""
         self._recent = state.recent
@@ -45,6 +48,12 @@ class Settler:
             state.letters.hold_again, state.letters.on_left = self._hold_again, self._changed
         self._table = queue.table
         self._trace = queue.trace
+
+    def open_acks(self) -> Acks:
+        """Return the acknowledgements of an open consumer; raises as :meth:`ConsumerState.check_open`."""
+        self.state.check_open()
+        assert self.acks is not None
+        return self.acks
 
     # --- acknowledging -----------------------------------------------------------------------------------------------
 
@@ -56,71 +65,12 @@ class Settler:
 
     def acknowledge_soon(self, message_id: MessageId, waiter: asyncio.Future[None] | None = None) -> None:
         """Begin to acknowledge a message; ``waiter`` gets the outcome, None: nobody waits."""
-        acks = self.state.acks
+        acks = self.acks
         if acks is None or get_ident() != self.state.thread._thread_id:
-            acks = self.state.check_open()
+            acks = self.open_acks()
         if self._letters is not None:
             self.state.check_not_sent_away(message_id)
         acks.acknowledge_soon(message_id, waiter)
-
-    def settled_through(self, message_id: MessageId, now_ms: int) -> None:
-        """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
-        for record in self._table.settle_through(message_id, now_ms):
-            self.acked_through += 1
-            self._trace.settled_through(record, was_held=record.state is HELD)
-            self.state.forget(record.id)
-            if self._letters is not None:
-                self._letters.drop(record.id, State.ACKING.value)
-        self._changed()
-
-    def on_settled(self, records: Sequence[MessageState]) -> None:
-        """Note messages whose acknowledgement was confirmed."""
-        if self._trace.is_on:
-            self._trace.settled(records)
-        for record in records:
-            if record.before_ack is not DELIVERED or record.lease is not None:
-                self.queue.drop(record.id)
-                self.given_up += record.before_ack in SENT_AWAY
-            if record.has_duplicate and self.state.acks is not None:
-                self.state.acks.ack_duplicate(record.id)
-        if self._recent.delivered:
-            for record in records:
-                self._recent.pop(record.id)
-        if self._limiter.waiters:
-            self._limiter.changed()
-        if self.state.on_idle is not None:  # check_idle, without its call for each message
-            self.state.on_idle()
-
-    def on_ack_failed(self, record: MessageState, error: BaseException, *, was_due: bool) -> None:
-        """Note a message whose acknowledgement failed, and whether its time came meanwhile."""
-        self._trace.error(record.id, record.redelivery_count, "ack", error)
-        if was_due and record.state is DELIVERED and record.lease is None:  # it was dropped meanwhile
-            self.queue.hold(self._table.hold(record.id), 0, self._recent.pop(record.id))
-        elif was_due:
-            self.queue.hold_again(record)
-        is_unknown = record.is_guessed and self._table.get(record.id) is None
-        if is_unknown and (record.has_duplicate or record.redelivery_count):
-            self.queue.ask_for({record.id: record.redelivery_count})
-        self.state.check_idle()
-
-    def on_unobserved(self, message_id: MessageId, error: BaseException | None) -> None:
-        """Note the outcome of an acknowledgement, None: not known yet, whose caller was cancelled."""
-        record = self._table.get(message_id)
-        if isinstance(error, Exception) and record is not None:
-            self.on_unobserved_error(record, error)
-
-    def on_unobserved_error(self, record: MessageState, error: Exception) -> None:
-        """Redeliver a message as if it had been nacked: its acknowledgement failed and no caller will settle it."""
-        known = self._table.get(record.id)
-        if self.state.is_closed:
-            return
-        if record.is_guessed and known is None:
-            self.queue.ask_for({record.id: record.redelivery_count})  # no task has it, or it was forgotten
-        elif known is record and record.state is DELIVERED:
-            _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
-            payload = self._recent.pop(record.id)
-            self.queue.hold(self._table.hold(record.id), self.state.default_delay_ms(record), payload)
-            self.state.check_idle()
 
     def redeliver(self, record: MessageState) -> None:
         """Redeliver a message that is being processed, as if it had been nacked without a delay; waits for no room."""

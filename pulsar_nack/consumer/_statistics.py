@@ -117,7 +117,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         engine.settler,
     )
     table.expire(engine.clock.now_ms())
-    acks, durable, letters = engine.state.acks, engine.state.durable, engine.letters
+    acks, durable, letters = settler.acks, engine.state.durable, engine.letters
     gate_queue, key_order = receiver.gate_queue, receiver.key_order
     dead, retry = (None, None) if letters is None else (letters.dead, letters.retry)
     return ConsumerStatistics(
@@ -126,7 +126,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         copies_dropped=receiver.duplicates,
         replayed=receiver.replayed,
         dropped=settler.dropped,
-        acked=(0 if acks is None else acks.acked) - settler.given_up + settler.acked_through,
+        acked=0 if acks is None else acks.acked,
         acked_again=0 if acks is None else acks.acked_again,
         nacked=engine.state.nacked,
         deferred=engine.trace.total_deferred,

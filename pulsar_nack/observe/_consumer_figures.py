@@ -147,7 +147,7 @@ class WatchedConsumer(Watched):
     def measure(self) -> None:
         """Read the figures, and note whether they are final."""
         engine = self.consumer._engine
-        was_dropped = self._outer() is None and engine.state.acks is None
+        was_dropped = self._outer() is None and not engine.state.is_opened
         loop = None if self.loop is None else self.loop()
         is_over = self.loop is not None and (loop is None or loop.is_closed())
         self.has_ended = engine.has_ended or was_dropped or is_over
