@@ -37,6 +37,10 @@ from ._port import Delivery, OwnPublisher, PortTraits
 NATIVE_DELAY_S: Final = 0.1
 """The shortest delay that the client knows; :func:`~pulsar_nack.subscribe` gives it to its consumers."""
 _CLIENT_DEFAULT_DELAY_S: Final = 60.0
+_LATENCY: Final = 3.66
+"""The longest time until a requested message is back, in intervals of the client's timer."""
+_BURSTS_APART: Final = 1.3
+"""How far bursts are apart, in the same intervals."""
 _SLICE: Final = 256
 _CALLBACK_TIMEOUT_S: Final = 2.0
 _CHECK_INTERVAL_S: Final = 1.0
@@ -51,36 +55,19 @@ class OfficialPort:
     """A :class:`~pulsar_nack.ConsumerPort` over a ``pulsar.asyncio.Consumer``; it owns that consumer from now on.
 
     :param consumer: no other code may receive from it, acknowledge or close it
-    :param honours_ids: True for Shared and Key_Shared subscriptions
-    :param native_delay: the client's negative-ack delay in seconds that the consumer was made with, which cannot be
-        read back; the client's own default is 60 s
-    :param batch_index_ack: whether the consumer was made with ``batch_index_ack_enabled``
-    :param receiver_queue_size: how many messages the client may prefetch
+    :param traits: those of a port over it, see :func:`traits_of`
     :param has_several_topics: it was subscribed to a pattern (lists are recognized)
     :param client: the client that made the consumer, to publish dead letters; None: not known
     :raises InvalidArgumentError: not a consumer of ``pulsar.asyncio``
     """
 
     def __init__(
-        self,
-        consumer: Any,
-        *,
-        honours_ids: bool,
-        native_delay: Delay = _CLIENT_DEFAULT_DELAY_S,
-        batch_index_ack: bool = False,
-        receiver_queue_size: int = 0,
-        has_several_topics: bool = False,
-        client: Any = None,
+        self, consumer: Any, traits: PortTraits, *, has_several_topics: bool = False, client: Any = None
     ) -> None:
         if not isinstance(consumer, import_pulsar_asyncio().Consumer):
             raise InvalidArgumentError("consumer", consumer, "a pulsar.asyncio.Consumer (not the synchronous one)")
-        self._traits = traits_of(
-            honours_ids=honours_ids,
-            native_delay=native_delay,
-            batch_index_ack=batch_index_ack,
-            receiver_queue_size=receiver_queue_size,
-        )
-        self._spacing = 1.3 * _interval_s(native_delay)
+        self._traits = traits
+        self._spacing = traits.redelivery_latency * _BURSTS_APART / _LATENCY
         self._consumer = consumer
         self._client = client
         self._native = consumer._consumer
@@ -316,21 +303,29 @@ class OfficialPort:
             raise ClosedError("the consumer")
 
 
-def traits_of(*, honours_ids: bool, native_delay: Delay, batch_index_ack: bool, receiver_queue_size: int) -> PortTraits:
-    """Return what a port with such options promises."""
-    interval = _interval_s(native_delay)
+def traits_of(
+    *,
+    honours_ids: bool,
+    native_delay: Delay = _CLIENT_DEFAULT_DELAY_S,
+    batch_index_ack: bool = False,
+    receiver_queue_size: int = 0,
+) -> PortTraits:
+    """Return what a port over a consumer promises.
+
+    :param honours_ids: True for Shared and Key_Shared subscriptions
+    :param native_delay: the client's negative-ack delay in seconds that the consumer was made with, which cannot be
+        read back; the client's own default is 60 s
+    :param batch_index_ack: whether the consumer was made with ``batch_index_ack_enabled``
+    :param receiver_queue_size: how many messages the client may prefetch
+    """
+    interval = max(delay_ms(native_delay, "native_delay") / 1000, NATIVE_DELAY_S) / 3
     return PortTraits(
         honours_ids=honours_ids,
-        redelivery_latency=round(3.66 * interval, 3),
+        redelivery_latency=round(_LATENCY * interval, 3),
         min_redelivery_delay=round(4.2 * interval, 3),
         batch_index_ack=batch_index_ack,
         receiver_queue_size=receiver_queue_size,
     )
-
-
-def _interval_s(native_delay: Delay) -> float:
-    """Return the interval of the client's timer of negative acknowledgements."""
-    return max(delay_ms(native_delay, "native_delay") / 1000, NATIVE_DELAY_S) / 3
 
 
 def import_pulsar_asyncio() -> Any:

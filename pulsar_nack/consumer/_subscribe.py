@@ -96,17 +96,17 @@ def subscribe(
     check_name("subscription", subscription)
     check_values(kind, options)
     _check_options(client, options)
-    promises: dict[str, Any] = {
-        "honours_ids": kind in _HONOUR_IDS,
-        "native_delay": NATIVE_DELAY_S,
-        "batch_index_ack": options.get("batch_index_ack", False),
-        "receiver_queue_size": options.get("receiver_queue_size", _DEFAULT_QUEUE),
-    }
-    check_settings(traits_of(**promises), of_consumer)
+    traits = traits_of(
+        honours_ids=kind in _HONOUR_IDS,
+        native_delay=NATIVE_DELAY_S,
+        batch_index_ack=options.get("batch_index_ack", False),
+        receiver_queue_size=options.get("receiver_queue_size", _DEFAULT_QUEUE),
+    )
+    check_settings(traits, of_consumer)
     if of_consumer.get("lease") is not None and (timeout_ms := options.get("unacked_messages_timeout_ms")):
         expected = "None with lease: that timer brings back held messages too, and whole batches"
         raise InvalidArgumentError("unacked_messages_timeout_ms", timeout_ms, expected)
-    has_queue, is_pattern = promises["receiver_queue_size"] != 0, options.get("is_pattern_topic", False)
+    has_queue, is_pattern = traits.receiver_queue_size != 0, options.get("is_pattern_topic", False)
     if (retry_topic := of_consumer.get("retry_topic")) is not None:
         topics = None if is_pattern else list(map(full_name, [wanted] if isinstance(wanted, str) else wanted))
         named = of_consumer["retry_topic"] = retry_topic.named(topics, subscription, full_name)
@@ -118,7 +118,7 @@ def subscribe(
         if not has_queue and await client.get_topic_partitions(wanted) != [full_name(wanted)]:
             raise _no_queue()
         native = await _native(client, wanted, subscription, kind, options)
-        port = OfficialPort(native, has_several_topics=is_pattern, client=client, **promises)
+        port = OfficialPort(native, traits, has_several_topics=is_pattern, client=client)
         try:
             return Consumer(port, **of_consumer)
         except BaseException:
@@ -154,8 +154,9 @@ def wrap(
     :raises InvalidArgumentError: names the argument
     """
     honours_ids = consumer_type is not None and subscription_type(consumer_type) in _HONOUR_IDS
-    port = OfficialPort(consumer, honours_ids=honours_ids, native_delay=native_delay, batch_index_ack=batch_index_ack)
-    check_settings(port.traits, settings)
+    traits = traits_of(honours_ids=honours_ids, native_delay=native_delay, batch_index_ack=batch_index_ack)
+    port = OfficialPort(consumer, traits)
+    check_settings(traits, settings)
     return Consumer(port, **settings)
 
 

@@ -22,7 +22,7 @@ from pulsar_nack.consumer import ConsumerOptions
 from pulsar_nack.consumer import _official as official
 from pulsar_nack.consumer._dialect import OFFICIAL_NAMES
 from pulsar_nack.consumer._native_ids import NativeMessageIds, delivery_of
-from pulsar_nack.consumer._official import OfficialPort, broker_error
+from pulsar_nack.consumer._official import OfficialPort, broker_error, traits_of
 from pulsar_nack.consumer._subscribe import OfficialSettings
 from pulsar_nack.consumer.transport import CONSUMER_SETTINGS
 from pulsar_nack.errors import TopicNotFoundError
@@ -69,7 +69,7 @@ async def test_bad_arguments_are_refused_before_anything_happens() -> None:
     with pytest.raises(InvalidArgumentError, match=r"pulsar\.asyncio\.Client"):
         pulsar_nack.subscribe(object(), "orders", "billing")
     with pytest.raises(InvalidArgumentError, match=r"pulsar\.asyncio\.Consumer"):
-        OfficialPort(object(), honours_ids=True)
+        OfficialPort(object(), traits_of(honours_ids=True))
 
 
 async def test_no_queue_is_for_one_topic() -> None:
@@ -302,10 +302,10 @@ class FakeNative:
         return self._topic
 
 
-def port_on(topic: str = "persistent://public/default/t", **options: Any) -> OfficialPort:
+def port_on(topic: str = "persistent://public/default/t", client: Any = None, **options: Any) -> OfficialPort:
     """A port on a consumer that was never connected."""
     consumer = pulsar.asyncio.Consumer(FakeNative(topic), pulsar.schema.BytesSchema())
-    return OfficialPort(consumer, **{"honours_ids": True, **options})
+    return OfficialPort(consumer, traits_of(**{"honours_ids": True, **options}), client=client)
 
 
 async def test_traits_follow_the_native_delay() -> None:
@@ -430,7 +430,7 @@ class AskedNative(FakeNative):
 async def test_the_end_of_the_topic_over_the_official_client() -> None:
     """The client's answer is an id of ours with its topic; what it refuses, as for partitions, is one error."""
     native = AskedNative("persistent://public/default/t")
-    port = OfficialPort(pulsar.asyncio.Consumer(native, pulsar.schema.BytesSchema()), honours_ids=True)
+    port = OfficialPort(pulsar.asyncio.Consumer(native, pulsar.schema.BytesSchema()), traits_of(honours_ids=True))
     (last,) = await port.last_message_ids()
     assert (last, last.topic) == (MessageId(7, 3), "persistent://public/default/t")
     native.last = LastId(7, 3, 4)
