@@ -32,6 +32,7 @@ NOBODY = "pulsar://127.0.0.1:1"
         ("request_timeout", "soon"),
         ("authentication", "token"),
         ("max_redirects", -1),
+        ("listener_name", "\ud800"),
         ("no_such_thing", 1),
     ],
 )
@@ -124,6 +125,14 @@ async def test_names_that_are_nearly_right_are_told() -> None:
             _ = client.subscribe("t", "s").receive
         with pytest.raises(AttributeError, match=r"no 'send' yet: .*`async with`"):
             _ = client.producer("t").send
+
+
+async def test_properties_of_a_producer_are_text() -> None:
+    """Properties that cannot be sent to a broker are refused by name, before the producer connects."""
+    async with pulsar_nack.connect(NOBODY) as client:
+        for text in ("\ud800", 1):
+            with pytest.raises(InvalidArgumentError, match="properties"):
+                client.producer("t", properties={"owner": text})  # type: ignore[dict-item]
 
 
 async def test_a_refused_connection_is_one_clear_error() -> None:

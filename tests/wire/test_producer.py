@@ -623,6 +623,7 @@ async def test_a_partition_that_cannot_be_opened_closes_the_others() -> None:
         ({"deliver_after": 1, "deliver_at_ms": 1}, "deliver_after"),
         ({"sequence_id": -1}, "sequence_id"),
         ({"replicate_to": "west"}, "replicate_to"),
+        ({"replicate_to": ["\ud800"]}, "replicate_to"),
     ],
 )
 @virtual_time

@@ -144,6 +144,12 @@ class ClientOptions(_Settings):
             raise InvalidArgumentError(info.field_name or "value", value, "more than 0")
         return value
 
+    @field_validator("listener_name")
+    @classmethod
+    def _encodable(cls, value: str | None) -> str | None:
+        check_text("listener_name", value or "")
+        return value
+
     @model_validator(mode="after")
     def _in_order(self) -> ClientOptions:
         if self.backoff_maximum < self.backoff_minimum:

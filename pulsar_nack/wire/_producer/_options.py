@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from ..._check import check_strings
 from ..._delays import Delay, delay_ms
 from ...config import DelayField, _Settings
 from ...errors import InvalidArgumentError
@@ -96,6 +97,7 @@ class ProducerOptions(_Settings):
             raise InvalidArgumentError("batch_by_key", self.batch_by_key, "False, as batching is off")
         if self.chunking and self.batching:
             raise InvalidArgumentError("chunking", self.chunking, "False, as batching is on")
+        check_strings("properties", self.properties)
         return self
 
     @property

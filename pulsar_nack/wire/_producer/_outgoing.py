@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ..._check import INT64_MAX, check_integer
+from ..._check import INT64_MAX, check_integer, is_text
 from ..._delays import Delay, delay_ms
 from ..._waiting import WaitingCalls
 from ...errors import InvalidArgumentError
@@ -311,10 +311,6 @@ def _delivery_time(deliver_at_ms: int | None, deliver_after: Delay | None) -> in
 
 
 def _as_clusters(clusters: object) -> tuple[str, ...]:
-    if (
-        isinstance(clusters, Sequence)
-        and not isinstance(clusters, str)
-        and all(isinstance(each, str) for each in clusters)
-    ):
+    if isinstance(clusters, Sequence) and not isinstance(clusters, str) and all(map(is_text, clusters)):
         return tuple(map(str.__str__, clusters))
     raise InvalidArgumentError("replicate_to", clusters, "a list of names of clusters")
