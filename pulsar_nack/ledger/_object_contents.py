@@ -8,10 +8,9 @@ then loads the contents again, and finds its records in another object, because 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from threading import Lock
+from functools import lru_cache, partial
 from typing import Final, NamedTuple, TypeVar
 
 from ..errors import LogCorruptedError
@@ -87,8 +86,7 @@ class LogObjects:
         self.entry = entry
         self._path = f"{LOGS}/{folder_name(log, entry.instance)}"
         self._executor = executor
-        self._heads: OrderedDict[str, Head] = OrderedDict()
-        self._lock = Lock()
+        self._cached_head = lru_cache(_CACHED_HEADS)(partial(_read_head, client))
 
     def key(self, name: str) -> str:
         """Return the key of an object."""
@@ -149,7 +147,7 @@ class LogObjects:
             number, begin, end = head.part(first, last, len(whole), limit)
             data = whole[begin:end]
         else:
-            head = self._head(ref)
+            head = self._cached_head(location, ref.number)
             number, begin, end = head.part(first, last, ref.size, limit)
             data = self.client.get(location.key, begin, end - begin)
         return decode_records(data, location, first, last, seed=head.seed, begin=(number, begin))
@@ -210,29 +208,7 @@ class LogObjects:
         return LogContents(manifest.with_objects(objects), base, tail, names)
 
     def _slot_head(self, number: int) -> Head:
-        return self._get_head(slot_name(number), number)
-
-    def _head(self, ref: ObjectRef) -> Head:
-        with self._lock:
-            head = self._heads.pop(ref.name, None)
-        if head is None:
-            head = self._get_head(ref.name, ref.number)
-        with self._lock:
-            self._heads[ref.name] = head
-            while len(self._heads) > _CACHED_HEADS:
-                self._heads.popitem(last=False)
-        return head
-
-    def _get_head(self, name: str, number: int) -> Head:
-        location = self._location(name)
-        data = self.client.get(location.key, 0, _HEAD)
-        head = decode_head(data, location, number)
-        if isinstance(head, Incomplete):
-            data = self.client.get(location.key, 0, head.size)
-            head = decode_head(data, location, number)
-        if isinstance(head, Incomplete):
-            raise location.damage(len(data), "the object ends before its head does")
-        return head
+        return _read_head(self.client, self._location(slot_name(number)), number)
 
     def _location(self, name: str) -> ObjectLocation:
         return ObjectLocation(self.log, self.key(name), self.log)
@@ -253,6 +229,17 @@ def slots_and_others(names: Iterable[str]) -> tuple[set[str], set[str]]:
 def is_log_object(name: str) -> bool:
     """Return whether an object in a log's folder belongs to the log."""
     return slot_number(name) is not None or segment_epoch(name) is not None
+
+
+def _read_head(client: RetryingClient, location: ObjectLocation, number: int) -> Head:
+    data = client.get(location.key, 0, _HEAD)
+    head = decode_head(data, location, number)
+    if isinstance(head, Incomplete):
+        data = client.get(location.key, 0, head.size)
+        head = decode_head(data, location, number)
+    if isinstance(head, Incomplete):
+        raise location.damage(len(data), "the object ends before its head does")
+    return head
 
 
 def _kind_of(name: str) -> str:
