@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Final, Self
 
 from .._check import as_folder, check_has, check_integer
-from ..errors import LogCorruptedError, LogStorageError
+from ..errors import LogCorruptedError
 from ._directory import LogDirectory, OpenedFiles
 from ._log import DAMAGED, READ_ONLY, AsyncLog
 from ._protocol import LogDamage
@@ -26,27 +26,20 @@ class LocalLog(AsyncLog):
     """A :class:`~pulsar_nack.ledger.Log` in a folder, as a store opens it."""
 
     def __init__(self, directory: LogDirectory, opened: OpenedFiles, executor: ThreadPoolExecutor) -> None:
-        writer = opened.writer
-        why = "" if writer else (DAMAGED if opened.damage else READ_ONLY)
+        why = "" if opened.writer else (DAMAGED if opened.damage else READ_ONLY)
         super().__init__(opened.name, directory.location, opened.state, executor, why)
         self._directory = directory
         self._opened = opened
-        self._writer = writer
 
     @property
     def cut(self) -> int:
         """Return how many bytes of a torn write were cut off when the log was opened."""
-        return 0 if self._writer is None else self._writer.cut
+        return 0 if self._opened.writer is None else self._opened.writer.cut
 
     @property
     def damage(self) -> Sequence[LogDamage]:
         """Return the damage, if the log was opened in spite of it."""
         return self._opened.damage
-
-    def _write(self, records: Sequence[bytes]) -> int:
-        if self._writer is None:
-            raise LogStorageError(self.name, "append", self._why_read_only, folder=self._location)
-        return self._writer.append(records)
 
     def _read_some(self, first: int, last: int, limit: int) -> list[bytes]:
         segments = list(self._opened.segments)
@@ -68,8 +61,8 @@ class LocalLog(AsyncLog):
         self._directory.close(self._opened)
 
     def _delete(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._opened.writer is not None:
+            self._opened.writer.close()
         self._directory.delete(self.name, self._opened.lock)
 
 

@@ -44,7 +44,7 @@ DAMAGED: Final = "it is damaged, and open for reading only"
 
 
 class AsyncLog(LoopBound):
-    """A :class:`~pulsar_nack.ledger.Log` over blocking work, which subclasses implement in four methods.
+    """A :class:`~pulsar_nack.ledger.Log` over blocking work, which subclasses implement in three methods.
 
     :param location: the folder or the URL of its store, for errors
     :param state: the log's writer, or what a reader found
@@ -62,10 +62,6 @@ class AsyncLog(LoopBound):
         self._why_read_only = why_read_only
         self._closing: asyncio.Future[int] | None = None
         self._commit = GroupCommit(executor)
-
-    def _write(self, records: Sequence[bytes]) -> int:
-        """Append records durably and return the number of the first; without records, seal. One thread at a time."""
-        raise NotImplementedError
 
     def _read_some(self, first: int, last: int, limit: int) -> list[bytes]:
         """Return records, at least one and about ``limit`` bytes at most; only those before damage, if any."""
@@ -180,7 +176,7 @@ class AsyncLog(LoopBound):
     async def _append(self, records: Sequence[bytes]) -> int:
         """Append or seal in turn; each of several callers gets a new error, as they must not share a traceback."""
         try:
-            return await self._commit.append(records, self._write)
+            return await self._commit.append(records, self._state.append)
         except OSError as error:
             raise as_storage_error(error, self.name, "append", self._location) from error
         except LedgerError as error:

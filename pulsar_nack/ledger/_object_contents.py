@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache, partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from ..errors import LogCorruptedError
 from ._object_catalog import CatalogEntry
@@ -47,27 +47,23 @@ _TRIES: Final = 10
 _CACHED_HEADS: Final = 256
 
 
-class LogContents(NamedTuple):
+class LogContents(LogState):
     """The contents of a log: the objects that the manifest in slot ``base`` names, then the slots up to ``tail``.
 
     ``names`` lists all objects in the log's folder that are ours, with sizes. Without slots both numbers are -1.
     """
 
-    manifest: Manifest
-    base: int
-    tail: int
-    names: dict[str, int]
+    def __init__(self, manifest: Manifest, base: int, tail: int, names: dict[str, int]) -> None:
+        super().__init__(manifest.length, sum(ref.size for ref in manifest.objects), manifest.is_sealed)
+        self.manifest = manifest
+        self.base = base
+        self.tail = tail
+        self.names = names
 
     @property
     def objects(self) -> Sequence[ObjectRef]:
         """Return the objects that hold the records."""
         return self.manifest.objects
-
-    @property
-    def state(self) -> LogState:
-        """Return the size of the log, in records and in the bytes of the objects that count."""
-        size = sum(ref.size for ref in self.objects)
-        return LogState(self.manifest.length, size, self.manifest.is_sealed)
 
 
 EMPTY_CONTENTS: Final = LogContents(EMPTY_MANIFEST, -1, -1, {})

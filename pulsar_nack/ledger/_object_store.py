@@ -20,7 +20,7 @@ delete a log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -243,16 +243,9 @@ class ObjectLog(AsyncLog):
 
     def __init__(self, directory: ObjectDirectory, opened: OpenedObjects, executor: ThreadPoolExecutor) -> None:
         self._log_objects, self._known = opened
-        self._writer = self._known if isinstance(self._known, ObjectWriter) else None
-        state = self._known.state if isinstance(self._known, LogContents) else self._known
-        why = "" if self._writer else READ_ONLY
-        super().__init__(self._log_objects.log, directory.location, state, executor, why)
+        why = "" if isinstance(self._known, ObjectWriter) else READ_ONLY
+        super().__init__(self._log_objects.log, directory.location, self._known, executor, why)
         self._directory = directory
-
-    def _write(self, records: Sequence[bytes]) -> int:
-        if self._writer is None:
-            raise LogStorageError(self.name, "append", self._why_read_only, folder=self._location)
-        return self._writer.append(records)
 
     def _read_some(self, first: int, last: int, limit: int) -> list[bytes]:
         """Return records, whichever objects hold them now.

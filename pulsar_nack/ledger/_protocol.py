@@ -33,11 +33,15 @@ class LogDamage(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LogState:
-    """The size of a log, and whether it is sealed; its writer keeps this up to date."""
+    """The size of a log, and whether it is sealed. Its writer is a subclass and keeps this up to date."""
 
     length: int = 0
     size: int = 0
     is_sealed: bool = False
+
+    def append(self, records: Sequence[bytes]) -> int:
+        """Append records durably and return the number of the first; without records, seal. One thread at a time."""
+        raise NotImplementedError
 
 
 @runtime_checkable
