@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
-from pulsar_nack.ledger._directory import LogDirectory
+from pulsar_nack.ledger._local import LogDirectory
 from pulsar_nack.ledger._object_requests import RetryingClient
 from pulsar_nack.ledger._object_store import ObjectDirectory
 from pulsar_nack.ledger.memory import InPlaceExecutor, MemoryFiles

@@ -20,7 +20,7 @@ import pytest
 from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
 from pulsar_nack.ledger import LocalLog, LocalLogStore
 from pulsar_nack.ledger import files as file_operations
-from pulsar_nack.ledger._directory import LogDirectory
+from pulsar_nack.ledger._local import LogDirectory
 from pulsar_nack.ledger._log import GroupCommit
 from pulsar_nack.ledger.faults import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger.files import OsFiles

@@ -16,7 +16,7 @@ from pulsar_nack import Cursor, LocalTopic
 from pulsar_nack.config import TraceConfig
 from pulsar_nack.errors import LogLockedError, LogStorageError
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
-from pulsar_nack.ledger._directory import LogDirectory
+from pulsar_nack.ledger._local import LogDirectory
 from pulsar_nack.observe._trace import TraceFiles
 from pulsar_nack.testing import FaultyFiles, MemoryFiles, OsFiles
 from tests.inspection.folders import write_buckets, write_nacks, write_plain
@@ -133,7 +133,7 @@ async def test_a_lock_that_is_given_up_after_a_fork(tmp_path: Path) -> None:
     """O38: closing gives a lock up though a child has a copy of the descriptor."""
     async with await LocalLogStore.open(tmp_path) as store:
         log = await store.create("a")
-        lock = log._opened.lock
+        lock = log._files.lock
         assert lock is not None
         copies = [os.dup(each) for each in lock]  # what a child has that does not know of it
         await log.aclose()

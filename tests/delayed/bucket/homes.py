@@ -21,7 +21,7 @@ from pulsar_nack.delayed.format import (
     subscription_digest,
 )
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._directory import LogDirectory as Folder
+from pulsar_nack.ledger._local import LogDirectory as Folder
 from pulsar_nack.ledger.files import Files, OsFiles
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage, StorageFaults
 
@@ -131,9 +131,8 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
         self.pop(snapshot_id, None)
         records, parts = split_entries(entries, 1_000)
         opened = self._folder.create(f"snapshot-{subscription_digest('', '')}-{snapshot_id}")
-        assert opened.writer is not None
-        opened.writer.append([*records, Footer(key, "", "", len(entries), parts).encode()])
-        opened.writer.append([])
+        opened.append([*records, Footer(key, "", "", len(entries), parts).encode()])
+        opened.append([])
         self._folder.close(opened)
 
     def __delitem__(self, snapshot_id: int) -> None:
@@ -146,13 +145,7 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
     def _read(self, snapshot_id: int) -> tuple[list[bytes], Footer]:
         name = self._names()[snapshot_id]
         opened = self._folder.open_log(name, read_only=True)
-        records = [
-            record
-            for segment, end in zip(
-                opened.segments, [*(each.first for each in opened.segments[1:]), opened.state.length], strict=True
-            )
-            for record in segment.read(segment.first, end - 1, 1 << 40, end)
-        ]
+        records = opened.read(0, opened.length - 1, 1 << 40)
         return records[:-1], decode_footer(records[-1], name)
 
     def _names(self) -> dict[int, str]:

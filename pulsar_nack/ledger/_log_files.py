@@ -1,4 +1,4 @@
-"""Writing the segment files of one log; blocking, one call at a time.
+"""The segment files of one open log, and writing them; blocking, one write at a time.
 
 The commit point of an append is the sync of its one frame. If something fails:
 
@@ -15,12 +15,14 @@ A segment is made under another name, synced, renamed and its folder synced, so 
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
-from ..errors import LogSealedError
-from ._protocol import LogState
+from ..errors import LogCorruptedError, LogSealedError
+from ._protocol import LogDamage, LogState
 from .files import Files, read_all, write_all
 from .format import (
     NEW,
@@ -31,28 +33,64 @@ from .format import (
     seed_of,
     segment_name,
 )
-from .segments import FrameReader, Segment
+from .segments import FrameReader, Segment, record_cost
+
+LogLock: TypeAlias = tuple[int, ...]
+"""The descriptors that lock a log: of its lock file, and of its folder if that can be locked."""
 
 
-class SegmentWriter(LogState):
-    """Appends frames to the last segment of a log, and begins new ones.
+class LogFiles(LogState):
+    """The files of an open log; without a lock for reading only. A damaged log has a lock, and no writer.
 
-    ``segments`` is shared with the readers: it grows here, before a record in the new segment becomes durable.
+    :param segments: grows here, before a record in a new segment becomes durable
     """
 
-    def __init__(self, files: Files, log: str, folder: Path, segments: list[Segment], max_segment_bytes: int) -> None:
+    def __init__(self, name: str, segments: list[Segment], lock: LogLock | None) -> None:
         super().__init__()
-        self._files = files
-        self._log = log
-        self._folder = folder
+        self.name = name
+        self.lock = lock
+        self.damage: Sequence[LogDamage] = ()
+        self.cut = 0
+        """How many bytes of a torn write were cut off."""
         self._segments = segments
+
+    def read(self, first: int, last: int, limit: int) -> list[bytes]:
+        """Return records, at least one and about ``limit`` bytes at most, and none behind damage; for any thread.
+
+        :raises LogCorruptedError: the first record is lost
+        """
+        segments = list(self._segments)
+        at = bisect_right(segments, first, key=lambda segment: segment.first) - 1
+        if at < 0:
+            raise LogCorruptedError(self.name, segment_name(first), 0, "the file is missing")
+        found: list[bytes] = []
+        while first <= last and limit > 0:
+            stop = self.length if at + 1 == len(segments) else segments[at + 1].first
+            end = min(last, stop - 1)
+            part = segments[at].read(first, end, limit, stop)
+            found += part
+            first += len(part)
+            limit = limit - sum(map(record_cost, part)) if first > end else 0
+            at += 1
+        return found
+
+    def close(self) -> None:
+        """Close the file that is open for writing. Idempotent."""
+
+
+class SegmentWriter(LogFiles):
+    """Appends frames to the last segment of a log, and begins new ones."""
+
+    def __init__(self, files: Files, name: str, segments: list[Segment], lock: LogLock, max_segment_bytes: int) -> None:
+        super().__init__(name, segments, lock)
+        self._files = files
+        self._folder = segments[-1].path.parent
         self._max_segment_bytes = max_segment_bytes
         self._descriptor: int | None = None
         self._seed = 0
         self._end = 0
         self._is_abandoned = False
         """Whether the present file must not be written again."""
-        self.cut = 0
 
     def open(self, tail: FrameReader, size: int) -> None:
         """Continue where the reader of the last segment is: cut off a torn frame there, and make the rest durable.
@@ -85,7 +123,7 @@ class SegmentWriter(LogState):
         """
         if self.is_sealed:
             if records:
-                raise LogSealedError(self._log)
+                raise LogSealedError(self.name)
             return self.length
         size = frame_size(records)
         is_full = self._end > SEGMENT_HEADER_SIZE and self._end + size > self._max_segment_bytes
@@ -138,9 +176,9 @@ class SegmentWriter(LogState):
         path, salt = self._folder / segment_name(self.length), secrets.randbits(32)
         self._is_abandoned = True
         self.close()
-        self._descriptor = begin_segment(self._files, path, self.length, salt, self._log)
-        self._seed, self._end, self._is_abandoned = seed_of(salt, self._log), SEGMENT_HEADER_SIZE, False
-        segment = Segment(self._files, self._log, path, self.length)
+        self._descriptor = begin_segment(self._files, path, self.length, salt, self.name)
+        self._seed, self._end, self._is_abandoned = seed_of(salt, self.name), SEGMENT_HEADER_SIZE, False
+        segment = Segment(self._files, self.name, path, self.length)
         if self._segments[-1].first == self.length:
             self._segments[-1] = segment
         else:
