@@ -42,7 +42,7 @@ LogLock: TypeAlias = tuple[int, ...]
 class LogFiles(LogState):
     """The files of an open log; without a lock for reading only. A damaged log has a lock, and no writer.
 
-    :param segments: grows here, before a record in a new segment becomes durable
+    :param segments: its files, in order; a writer adds a new one before a record in it becomes durable
     """
 
     def __init__(self, name: str, segments: list[Segment], lock: LogLock | None) -> None:
