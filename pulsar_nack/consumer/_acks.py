@@ -109,6 +109,28 @@ class Acks:
             return None
         return table.mark_acking_unknown(message_id)
 
+    def _begin_task(self, _: MessageId, record: MessageState, done: AcksDone[MessageState]) -> None:
+        """Begin an acknowledgement that has to wait: for the port's call, or to be durable."""
+        task = self._tasks.create_task(self._carry_out(record, done))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _carry_out(self, record: MessageState, done: AcksDone[MessageState]) -> None:
+        known = self._table.get
+        error: Exception | None = None
+        try:
+            if known(record.id) is record:  # else a seek has overtaken it
+                await self._port.acknowledge([record.id])
+            if self._durable is not None and known(record.id) is record:
+                await self._durable.acked(record.id)  # failed: it is counted, and the broker knows
+        except Exception as failure:  # noqa: BLE001 - handed to the callers that wait
+            error = failure
+        except asyncio.CancelledError:
+            error = ClosedError("the consumer")
+        done([record], error)
+
+    # --- what came of them -------------------------------------------------------------------------------------------
+
     def _end(self, records: Sequence[MessageState], error: Exception | None) -> None:
         if self._is_over:  # all were given up
             return
@@ -145,17 +167,6 @@ class Acks:
             self._limiter.changed()
         if self._state.on_idle is not None:  # check_idle, without its call for each message
             self._state.on_idle()
-
-    def acked_through(self, message_id: MessageId, now_ms: int) -> None:
-        """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
-        for record in self._table.settle_through(message_id, now_ms):
-            self.acked += 1
-            self._trace.settled_through(record, was_held=record.state is HELD)
-            self._state.forget(record.id)
-            if self._state.letters is not None:
-                self._state.letters.drop(record.id, State.ACKING.value)
-        self._limiter.changed()
-        self._state.check_idle()
 
     def _end_failed(self, records: Sequence[MessageState], calls: Sequence[_Calls], error: Exception) -> None:
         for record in records:
@@ -200,25 +211,16 @@ class Acks:
             self._queue.hold(self._table.hold(record.id), self._state.default_delay_ms(record), payload)
             self._state.check_idle()
 
-    def _begin_task(self, _: MessageId, record: MessageState, done: AcksDone[MessageState]) -> None:
-        """Begin an acknowledgement that has to wait: for the port's call, or to be durable."""
-        task = self._tasks.create_task(self._carry_out(record, done))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _carry_out(self, record: MessageState, done: AcksDone[MessageState]) -> None:
-        known = self._table.get
-        error: Exception | None = None
-        try:
-            if known(record.id) is record:  # else a seek has overtaken it
-                await self._port.acknowledge([record.id])
-            if self._durable is not None and known(record.id) is record:
-                await self._durable.acked(record.id)  # failed: it is counted, and the broker knows
-        except Exception as failure:  # noqa: BLE001 - handed to the callers that wait
-            error = failure
-        except asyncio.CancelledError:
-            error = ClosedError("the consumer")
-        done([record], error)
+    def acked_through(self, message_id: MessageId, now_ms: int) -> None:
+        """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
+        for record in self._table.settle_through(message_id, now_ms):
+            self.acked += 1
+            self._trace.settled_through(record, was_held=record.state is HELD)
+            self._state.forget(record.id)
+            if self._state.letters is not None:
+                self._state.letters.drop(record.id, State.ACKING.value)
+        self._limiter.changed()
+        self._state.check_idle()
 
     async def finish(self, timeout: float) -> None:
         """Wait for those under way, then give the rest up: their callers get :class:`~pulsar_nack.ClosedError`."""

@@ -68,14 +68,13 @@ class _Entry:
 class BatchEntries:
     """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first.
 
-    :param is_forgotten: returns whether an acknowledgement no longer counts; None: all count
+    :param is_forgotten: returns whether an acknowledgement no longer counts
     """
 
-    def __init__(self, is_forgotten: Callable[[Stamp, Place], bool] | None = None, most: int = _MAX_ENTRIES) -> None:
+    def __init__(self, is_forgotten: Callable[[Stamp, Place], bool]) -> None:
         self.stamp: Stamp = (0, 0)
         """The stamp of acknowledgements that are noted from now on."""
-        self._forgets = is_forgotten
-        self._most = most
+        self._is_forgotten = is_forgotten
         self.entries: OrderedDict[EntryKey, _Entry] = OrderedDict()
         """Entries of batches with an unacknowledged message."""
 
@@ -92,16 +91,13 @@ class BatchEntries:
         entry = self.entries.get(key)
         if entry is None:
             entry = self.entries[key] = _Entry(message_id.topic, message_id.batch_size)
-            if len(self.entries) > self._most:
+            if len(self.entries) > _MAX_ENTRIES:
                 self.entries.popitem(last=False)
         elif not entry.size:
             entry.size = message_id.batch_size
-        if entry.acked and self._is_forgotten(entry, message_id):
+        if entry.acked and self._is_forgotten(entry.stamp, place_of(message_id)):
             entry.acked = 0
         return entry
-
-    def _is_forgotten(self, entry: _Entry, message_id: MessageId) -> bool:
-        return self._forgets is not None and self._forgets(entry.stamp, place_of(message_id))
 
     def acked(self, message_id: MessageId) -> bool:
         """Note an acknowledged message; True when its whole entry is acknowledged."""
@@ -128,7 +124,7 @@ class BatchEntries:
         entry = self.entries.get(entry_key(message_id))
         if entry is None or message_id.batch_index < 0 or not entry.acked >> message_id.batch_index & 1:
             return False
-        return not self._is_forgotten(entry, message_id)
+        return not self._is_forgotten(entry.stamp, place_of(message_id))
 
     def requested(self, message_id: MessageId, change: int) -> None:
         """Count a member whose redelivery was requested (1), or no longer is (-1)."""

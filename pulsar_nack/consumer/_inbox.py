@@ -26,18 +26,16 @@ class Inbox(Generic[Item]):
 
     :param is_current: whether a message that waited here is still to be delivered (it may have been settled by its id);
         None: always
-    :param kept: called with a message that no call waits for
     """
 
-    def __init__(
-        self, is_current: Callable[[Item], bool] | None = None, kept: Callable[[Item], None] | None = None
-    ) -> None:
+    def __init__(self, is_current: Callable[[Item], bool] | None = None) -> None:
         self.wanted = asyncio.Event()
         """Set while a call waits."""
         self.is_paused = False
         """While this is true, messages are kept and calls wait."""
         self._is_current = is_current
-        self.kept = kept
+        self.kept: Callable[[Item], None] | None = None
+        """Called with a message that no call waits for."""
         self.ready: deque[Item] = deque()
         """Messages that no call has taken yet; some may not be current."""
         self.waiters: deque[asyncio.Future[Item]] = deque()
