@@ -30,13 +30,7 @@ DELAY_CLASSES: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0)
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 UNKNOWN: Final = "unknown"
 _SLICES: Final = 8
-_ENDS: Final = {
-    Code.ARRIVE: "arrive",
-    Code.NACK: "nack",
-    Code.REDELIVER: "redeliver",
-    Code.CANCEL: "cancel",
-    Code.ACK: "ack",
-}
+_ENDS: Final = (Code.ARRIVE, Code.NACK, Code.REDELIVER, Code.CANCEL, Code.ACK)
 _KEY: Final = (*GROUP, "delay_class", "attempt")
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name != "v"]
 
@@ -166,8 +160,8 @@ def _starvation(slices: DataFrame, shortest_ms: int, answer: str) -> DataFrame:
 def _ended_by(code: Column) -> Column:
     """Return the event of a moment; null if the trace ended."""
     found = sf.lit(None).cast("string")
-    for each, name in _ENDS.items():
-        found = sf.when(code == each + 1, name).otherwise(found)
+    for each in _ENDS:
+        found = sf.when(code == each + 1, each.name.lower()).otherwise(found)
     return found
 
 

@@ -124,17 +124,11 @@ def _with_time(figures: DataFrame) -> DataFrame:
 
 
 def _with_gate(figures: DataFrame, limit: int) -> DataFrame:
-    """Add how near the gate is, which depends on the persisted size."""
-    if not limit:
-        nothing = sf.lit(None).cast
-        return (
-            figures.withColumn("limit_share", nothing("double"))
-            .withColumn("risk", sf.lit("none"))
-            .withColumn("limit_at_ms", nothing("long"))
-        )
-    share = sf.col("bytes") / sf.lit(limit)
-    left_ms = (sf.lit(limit) - sf.col("bytes")) / sf.nullif("bytes_per_s", sf.lit(0.0)) * 1_000
-    grows = (sf.col("bytes_per_s") > 0) & (sf.col("bytes") < limit) & (sf.col("at_ms") + left_ms <= MAX_TIME_MS)
+    """Add how near the gate is, which depends on the persisted size; nothing is near without a limit."""
+    most = sf.nullif(sf.lit(limit), sf.lit(0))
+    share = sf.col("bytes") / most
+    left_ms = (most - sf.col("bytes")) / sf.nullif("bytes_per_s", sf.lit(0.0)) * 1_000
+    grows = (sf.col("bytes_per_s") > 0) & (sf.col("bytes") < most) & (sf.col("at_ms") + left_ms <= MAX_TIME_MS)
     return (
         figures.withColumn("limit_share", share)
         .withColumn("risk", _risk(share))

@@ -93,20 +93,12 @@ def write_report(html: str, path: str | PathLike[str], *, overwrite: bool = Fals
 
 def _tables(result: Any) -> Iterator[str]:
     """Yield a table for each DataFrame of a job's result."""
-    for name, frame in _frames(result):
-        rows = frame.limit(_MAX_ROWS + 1).collect()
-        more = frame.count() - _MAX_ROWS if len(rows) > _MAX_ROWS else 0
-        yield table(name, frame.columns, rows[:_MAX_ROWS], more)
-
-
-def _frames(result: Any) -> Iterator[tuple[str, DataFrame]]:
-    if isinstance(result, DataFrame):
-        yield "", result
-        return
-    named: Mapping[str, Any] = result._asdict()
-    for name, each in named.items():
+    named: Mapping[str, DataFrame] = {"": result} if isinstance(result, DataFrame) else result._asdict()
+    for name, frame in named.items():
         if name not in _LEFT_OUT:
-            yield name.replace("_", " ").capitalize(), each
+            rows = frame.limit(_MAX_ROWS + 1).collect()
+            more = frame.count() - _MAX_ROWS if len(rows) > _MAX_ROWS else 0
+            yield table(name.replace("_", " ").capitalize(), frame.columns, rows[:_MAX_ROWS], more)
 
 
 # --- traces -----------------------------------------------------------------------------------------------------------
