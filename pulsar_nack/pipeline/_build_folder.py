@@ -252,19 +252,15 @@ def _by_unit(batches: Iterable[Rows], units: Sequence[Unit]) -> Iterator[tuple[i
     for rows in batches:
         at = 0
         while at < rows.length:
-            while number + 1 < len(units) and _is_in(units[number + 1], rows, at):
-                number += 1
-            to = _end(units[number + 1], rows, at) if number + 1 < len(units) else rows.length
-            yield number, rows.part(at, to)
+            to = _begin(units[number + 1], rows, at) if number + 1 < len(units) else rows.length
+            if to > at:
+                yield number, rows.part(at, to)
+            number += to < rows.length
             at = to
 
 
-def _is_in(unit: Unit, rows: Rows, at: int) -> bool:
-    return (rows.ledgers[at], rows.entries[at]) >= (unit.ledger, unit.entry)
-
-
-def _end(unit: Unit, rows: Rows, at: int) -> int:
-    """Return the index of the first row from ``at`` on that lies in a unit; past the last row if none does."""
+def _begin(unit: Unit, rows: Rows, at: int) -> int:
+    """Return the index of the first row from ``at`` on that lies in a unit or after it, else the number of rows."""
     first = at + int(np.searchsorted(rows.ledgers[at:], unit.ledger))
     last = first + int(np.searchsorted(rows.ledgers[first:], unit.ledger, side="right"))
     return first + int(np.searchsorted(rows.entries[first:last], unit.entry))
