@@ -19,9 +19,15 @@ from ._connection._address import parse_service_url
 from ._connection._context import ClientContext
 from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics, Pool
-from ._consumer._port import WirePort, queue_required, traits_of
+from ._consumer._port import WirePort, traits_of
 from ._consumer._positions import start_of
-from ._consumer._subscribe_options import SubscribeOptions, SubscribeSettings, reader_options, split_settings
+from ._consumer._subscribe_options import (
+    SubscribeOptions,
+    SubscribeSettings,
+    queue_required,
+    reader_options,
+    split_settings,
+)
 from ._consumer._topic_discovery import selection_of, with_retry_topic
 from ._protocol._topics import normalize, normalize_namespace
 

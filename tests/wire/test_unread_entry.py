@@ -14,7 +14,7 @@ import pytest
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer import _deliveries as deliveries
-from pulsar_nack.wire._consumer import _entry_reader as unread
+from pulsar_nack.wire._consumer import _entry_reader as entry_reader
 from pulsar_nack.wire._consumer._deliveries import DeliveryFactory
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._compression import compress
@@ -115,13 +115,13 @@ def _failing(real: Callable[..., Any], error: Exception, times: int) -> Callable
 @pytest.mark.parametrize(
     ("where", "name", "rest", "messages"),
     [
-        (unread, "unpack", _packed(b"x"), 1),
-        (unread, "unpack", _packed(bytes(2 << 20)), 1),
+        (entry_reader, "unpack", _packed(b"x"), 1),
+        (entry_reader, "unpack", _packed(bytes(2 << 20)), 1),
         (ThreadPoolExecutor, "submit", _packed(bytes(2 << 20)), 1),
         (DeliveryFactory, "delivery", _packed(b"x"), 1),
-        (unread, "unpack", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
-        (unread, "plain_member", message_rest(metadata_of(num_messages_in_batch=3), batch_payload([b""] * 3)), 3),
-        (unread, "plain_member", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
+        (entry_reader, "unpack", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
+        (entry_reader, "plain_member", message_rest(metadata_of(num_messages_in_batch=3), batch_payload([b""] * 3)), 3),
+        (entry_reader, "plain_member", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
         (deliveries, "_share_extras", message_rest(metadata_of(), b"x"), 1),
     ],
     ids=["small", "large", "thread", "made", "batch", "member", "packed member", "plain"],

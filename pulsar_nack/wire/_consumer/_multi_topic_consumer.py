@@ -21,7 +21,7 @@ from .._connection._context import ClientContext
 from .._connection._requests import as_text, with_text
 from .._protocol._topics import split_partition
 from ._inbox import WireInbox
-from ._subscribe_options import SubscribeOptions
+from ._subscribe_options import SubscribeOptions, queue_required
 from ._topic_consumer import AnyTopicConsumer, DeletedTopicConsumer, TopicConsumer
 from ._topic_discovery import PatternSelection, Selection, TopicListWatcher, name_of
 
@@ -44,13 +44,13 @@ class MultiTopicConsumer:
         self.inbox = WireInbox(self._check_receivable, self._before_wait)
         self.on_event: Callable[[SessionEvent, str, int], None] = lambda *_: None
         """Called with each session event, the topic and the partition."""
-        self.starts: Mapping[str, MessageId] = {}
-        """The message before the first one, by full names; for a non-durable subscription."""
         self.is_closed = False
         """Whether calls that wait for a message get an error."""
         self._context = context
         self._selection = selection
         self._options = options
+        self._starts: Mapping[str, MessageId] = {}
+        self._discovery: asyncio.Task[None] | None = None
         self._consumers: dict[str, TopicConsumer] = {}
         self._deleted: dict[str, DeletedTopicConsumer] = {}
         self._opening: set[TopicConsumer] = set()  # of new topics; paused and resumed with the others
@@ -68,20 +68,21 @@ class MultiTopicConsumer:
     def __len__(self) -> int:
         return len(self._consumers)
 
-    @property
-    def may_grow(self) -> bool:
-        """Return whether topics or partitions may be added later."""
-        return self._selection.may_grow(self._consumers)
-
     # --- opening and closing ------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
+    async def open(self, discovery_interval: float, starts: Mapping[str, MessageId]) -> None:
         """Open all consumers, in the time of one request for each 32; if one fails, none is open.
 
+        :param discovery_interval: how often to look for new topics and partitions, in seconds
+        :param starts: the message before the first one, by full names; for a non-durable subscription
         :raises BrokerError: the first error
+        :raises InvalidArgumentError: there are several, and no receiver queue
         """
         ends_at = self._context.deadline()
-        wanted = await self.wanted(ends_at)
+        wanted = await self._wanted(ends_at)
+        if not self._options.receiver_queue_size and self._selection.only not in wanted:
+            raise queue_required()
+        self._starts = starts
         options = self._options_for(len(wanted))
         at_first = options if self._selection.retry_topic is None else replace(options, initial_position="earliest")
         made = {
@@ -98,21 +99,24 @@ class MultiTopicConsumer:
             await gather_settled(consumer.aclose() for consumer in made.values())
             raise
         self._consumers.update(made)
+        if not made and isinstance(self._selection, PatternSelection):
+            _LOG.warning(
+                "no topic matches the pattern %r in namespace %s yet: this consumer waits for one",
+                self._selection.label,
+                self._selection.namespace,
+            )
+        if self._selection.may_grow(made):
+            discovery = self._discover(discovery_interval)
+            self._discovery = asyncio.create_task(discovery, name="pulsar_nack.wire discovery")
 
     def _is_retry_topic(self, name: str) -> bool:
         retry_topic = self._selection.retry_topic
         return retry_topic is not None and split_partition(name)[0] == retry_topic
 
-    async def wanted(self, ends_at: float | None = None) -> Mapping[str, int]:
-        """Return the names of all topics and partitions to consume, with the numbers of partitions.
-
-        :raises BrokerError: the broker gave no answer
-        """
+    async def _wanted(self, ends_at: float) -> Mapping[str, int]:
+        """Return the names of all topics and partitions to consume, with the numbers of partitions."""
         try:
-            return await self._context.retry_transient(
-                lambda: self._selection.members(self._context),
-                ends_at=self._context.deadline() if ends_at is None else ends_at,
-            )
+            return await self._context.retry_transient(lambda: self._selection.members(self._context), ends_at=ends_at)
         except BrokerError as error:
             raise self._subscribing(self._selection.label, error) from error
 
@@ -136,13 +140,16 @@ class MultiTopicConsumer:
 
     async def aclose(self) -> BaseException | None:
         """Close all consumers, also those that a cancelled call left half closed; return the first error."""
+        if self._discovery is not None:
+            self._discovery.cancel()
+            await asyncio.wait([self._discovery])
         if self._watcher is not None:
             self._watcher.close()
         return await gather_settled(consumer.aclose() for consumer in (*self._consumers.values(), *self._closing))
 
     # --- discovery ----------------------------------------------------------------------------------------------------
 
-    async def discover(self, interval: float) -> None:
+    async def _discover(self, interval: float) -> None:
         """Look for new and deleted topics, at this interval in seconds and when the broker reports a change."""
         last_error = ""
         while True:
@@ -246,7 +253,7 @@ class MultiTopicConsumer:
     # --- events of consumers ------------------------------------------------------------------------------------------
 
     def _make_consumer(self, name: str, partition: int, options: SubscribeOptions) -> TopicConsumer:
-        options = replace(options, start_message_id=self.starts[name]) if name in self.starts else options
+        options = replace(options, start_message_id=self._starts[name]) if name in self._starts else options
         made = TopicConsumer(
             self._context,
             name,

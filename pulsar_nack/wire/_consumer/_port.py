@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..._tasks import gather_or_cancel, gather_settled
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
-from ...errors import ClosedError, InvalidArgumentError, PulsarNackError
+from ...errors import ClosedError, PulsarNackError
 from ...ids import MessageId, Position, _is_message_id
 from .._connection._context import ClientContext
 from .._protocol._topics import normalize
+from ._flow_and_redelivery import MAX_ENTRIES
 from ._multi_topic_consumer import MultiTopicConsumer
 from ._subscribe_options import SubscribeOptions
 from ._topic_discovery import Selection
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .._producer._producer import WirePublisher
 
 T = TypeVar("T")
-MAX_IDS: Final = 1_000
 _LATENCY_S: Final = 0.0005
 _MAX_ASKED: Final = 100
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
@@ -48,7 +48,6 @@ class WirePort:
         :raises MissingExtraError: a message cannot be read because this process lacks what the error names; other
             consumers may be able to read it. No more messages come here; prefetched ones are returned to the broker
         """
-        self._discovery: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.traits = traits_of(options)
         """What this port promises."""
@@ -72,20 +71,7 @@ class WirePort:
         :raises InvalidArgumentError: there are several, and no receiver queue
         """
         self = cls(context, selection, options)
-        consumers = self._consumers
-        consumers.starts = starts
-        if not options.receiver_queue_size and selection.only not in await consumers.wanted():
-            raise queue_required()
-        await consumers.open()
-        if not len(consumers):
-            _LOG.warning(
-                "no topic matches the pattern %r in namespace %s yet: this consumer waits for one",
-                selection.label,
-                getattr(selection, "namespace", ""),
-            )
-        if consumers.may_grow:
-            discovery = consumers.discover(discovery_interval)
-            self._discovery = asyncio.create_task(discovery, name="pulsar_nack.wire discovery")
+        await self._consumers.open(discovery_interval, starts)
         return self
 
     @property
@@ -304,9 +290,6 @@ class WirePort:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        if self._discovery is not None:
-            self._discovery.cancel()
-            await asyncio.wait([self._discovery])
         error = await self._consumers.aclose()
         if error is not None:
             _LOG.warning("closing %s as %s: %s", self._selection.label, self._options.subscription, error)
@@ -322,15 +305,9 @@ def traits_of(options: SubscribeOptions) -> PortTraits:
     return PortTraits(
         honours_ids=options.type in {"shared", "key_shared"},
         redelivery_latency=_LATENCY_S,
-        max_ids_per_request=MAX_IDS,
+        max_ids_per_request=MAX_ENTRIES,
         batch_index_ack=options.batch_index_ack,
         receiver_queue_size=options.receiver_queue_size,
         reports_sessions=True,
         keeps_acks=True,
     )
-
-
-def queue_required() -> InvalidArgumentError:
-    """Return the error of consuming several topics or partitions without a receiver queue."""
-    wanted = "at least 1 with several topics or partitions, each of which would fetch a message that no call takes"
-    return InvalidArgumentError("receiver_queue_size", 0, wanted)

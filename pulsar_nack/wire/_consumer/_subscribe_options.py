@@ -190,3 +190,9 @@ def reader_options(settings: Mapping[str, Any]) -> SubscribeOptions:
         consumer_name=consumer_name,
         **options,
     )
+
+
+def queue_required() -> InvalidArgumentError:
+    """Return the error of consuming several topics or partitions without a receiver queue."""
+    wanted = "at least 1 with several topics or partitions, each of which would fetch a message that no call takes"
+    return InvalidArgumentError("receiver_queue_size", 0, wanted)

@@ -1,7 +1,7 @@
 """The consumer of one topic or partition. It stays subscribed through failures of connections and brokers.
 
 It has three parts: :class:`SessionKeeper` subscribes, :class:`ReceiverQueue` takes what arrives, and
-:class:`Acknowledger` acknowledges.
+:class:`Acknowledger` acknowledges. Once the topic is deleted, :class:`DeletedTopicConsumer` takes its place.
 
 A seek ends the session, whether or not the broker closes the consumer for it: messages that the broker sent before
 belong to the old position. No session begins while a seek is under way.
