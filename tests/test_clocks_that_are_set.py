@@ -20,7 +20,7 @@ from pulsar_nack import (
 )
 from pulsar_nack._tasks import TaskOwner
 from pulsar_nack.clock import LoopClock
-from pulsar_nack.delayed.bucket._snapshots import MAX_READS, ReadSlots
+from pulsar_nack.delayed.bucket._snapshots import MAX_READS, Snapshots
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time
 from tests.consumer.nowait_port import NowaitPort
 from tests.delayed.bucket.stage import config_of
@@ -188,14 +188,15 @@ async def test_attempts_do_not_wait_for_a_clock_that_is_set_back() -> None:
 async def test_reads_do_not_wait_behind_those_that_hang_while_a_clock_is_set_back() -> None:
     """Reads that hang make room for others by the loop's time, whatever a wall clock is set to."""
     clock, began = WallClock(), asyncio.Event()
-    tasks, reads = TaskOwner(clock), ReadSlots(clock)
+    tasks = TaskOwner(clock)
+    snapshots = Snapshots(MemorySnapshotStorage(), MemoryDelayedCursor(), "", "", clock=clock)
 
     async def hang() -> None:
-        async with reads.slot():
+        async with snapshots.read_slot():
             await asyncio.sleep(HOUR_MS)
 
     async def read() -> None:
-        async with reads.slot():
+        async with snapshots.read_slot():
             began.set()
 
     for _ in range(MAX_READS):

@@ -24,7 +24,7 @@ from ...index import PositionSet
 from ..format import Columns, NamedSnapshot, SegmentRow
 from ._buckets import ImmutableBucket
 from ._index import BucketIndex
-from ._snapshots import ReadSlots, Snapshots, add_bitmaps
+from ._snapshots import Snapshots, add_bitmaps
 from ._timer import DispatchTimer
 
 _FIRST_TIMEOUT_S: Final = 5.0
@@ -119,7 +119,6 @@ class Recovery:
         index: BucketIndex,
         snapshots: Snapshots,
         tasks: TaskOwner,
-        reads: ReadSlots,
         timer: DispatchTimer,
         *,
         max_start_s: float,
@@ -128,7 +127,6 @@ class Recovery:
         self._index = index
         self._snapshots = snapshots
         self._tasks = tasks
-        self._reads = reads
         self._timer = timer
         self._max_start_s = min(max_start_s, _MAX_START_S)
         self._delete = delete
@@ -200,7 +198,7 @@ class Recovery:
         return True
 
     async def _read(self, named: NamedSnapshot, timeout_s: float) -> RecoveredBucket | None:
-        async with self._reads.slot(), asyncio.timeout(timeout_s):
+        async with self._snapshots.read_slot(), asyncio.timeout(timeout_s):
             if named.end < self._snapshots.mark_delete_position.ledger:
                 return None
             return await read_bucket(named, self._snapshots, self._timer.cutoff())

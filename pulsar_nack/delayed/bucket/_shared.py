@@ -56,8 +56,8 @@ class SharedDelayedIndex(ClosesOnExit):
         """
         check_flag("closes_with_last", closes_with_last)
         self = cls(cursor, closes_with_last=closes_with_last)
-        snapshots = Snapshots(storage, cursor, topic_name, "", mark_delete=self._lowest_mark_delete)
         config, clock = config_of(config, BucketConfig), clock_of(clock)
+        snapshots = Snapshots(storage, cursor, topic_name, "", clock=clock, mark_delete=self._lowest_mark_delete)
         self._tracker = BucketDelayedDeliveryTracker(snapshots, config, clock, self._call_all)
         await self._tracker._recover()
         return self

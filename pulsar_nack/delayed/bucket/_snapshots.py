@@ -11,7 +11,7 @@ import anyio
 
 from ..._check import check_has, check_text
 from ..._wake_up import WakeUp, interval_clock
-from ...clock import Clock
+from ...clock import Clock, WallClock
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
 from ...index import PositionSet
@@ -38,6 +38,7 @@ class Snapshots:
 
     ``bytes`` is their size on storage, including snapshots that are being deleted.
 
+    :param clock: measures how late a read is; a clock that may be set, such as the default, is replaced by the loop's
     :param mark_delete: returns the position up to which all messages are acknowledged; None: that of the cursor
     :raises InvalidArgumentError: an argument was refused
     """
@@ -49,6 +50,7 @@ class Snapshots:
         topic_name: str,
         cursor_name: str,
         *,
+        clock: Clock | None = None,
         mark_delete: Callable[[], Position] | None = None,
     ) -> None:
         check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage")
@@ -62,7 +64,9 @@ class Snapshots:
         self._reserved: set[str] = set()
         self._created: set[int] = set()
         self._sizes: dict[int, int] = {}
-        self._reading = asyncio.Lock()
+        self._clock = interval_clock(WallClock() if clock is None else clock)
+        self._reads = anyio.CapacityLimiter(MAX_READS)
+        self._decoding = asyncio.Lock()
         self._naming = asyncio.Lock()
         self.operations = OperationCounters()
         self.bytes = 0
@@ -151,6 +155,28 @@ class Snapshots:
         if self._cursor.properties().get(named.key) == str(named.snapshot_id):
             await self._cursor.remove_property(named.key)
 
+    @asynccontextmanager
+    async def read_slot(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it. There are :data:`MAX_READS`, but a late read makes room for two more.
+
+        So however many reads hang, the number of concurrent reads keeps doubling, and the reads behind the hanging ones
+        begin within a second.
+        """
+
+        def become_late(_: int) -> None:
+            self._reads.total_tokens += 2
+
+        async with self._reads:
+            late = WakeUp(self._clock, become_late)
+            now_ms = self._clock.now_ms()
+            late.set(now_ms + _LATE_MS, now_ms)
+            try:
+                yield
+            finally:
+                if late.at_ms is None:
+                    self._reads.total_tokens -= 2
+                late.cancel()
+
     async def recover(self, snapshot_id: int) -> list[SegmentRow]:
         """Return the metadata of a snapshot of an earlier run, and note its size.
 
@@ -199,40 +225,8 @@ class Snapshots:
 
     async def decode(self, segment: bytes) -> Columns:
         """Return the indexes of a segment; one at a time, so that many together do not fill a turn of the loop."""
-        async with self._reading:
+        async with self._decoding:
             return await _in_steps(decode_segment(segment))
-
-
-class ReadSlots:
-    """Limits concurrent reads to :data:`MAX_READS`, except that a late read makes room for two more.
-
-    So however many reads hang, the number of concurrent reads keeps doubling, and the reads behind the hanging ones
-    begin within a second.
-
-    :param clock: measures lateness; a clock that may be set is replaced by the loop's
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = interval_clock(clock)
-        self._slots = anyio.CapacityLimiter(MAX_READS)
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it."""
-
-        def become_late(_: int) -> None:
-            self._slots.total_tokens += 2
-
-        async with self._slots:
-            late = WakeUp(self._clock, become_late)
-            now_ms = self._clock.now_ms()
-            late.set(now_ms + _LATE_MS, now_ms)
-            try:
-                yield
-            finally:
-                if late.at_ms is None:
-                    self._slots.total_tokens -= 2
-                late.cancel()
 
 
 async def delete_bucket_snapshots(

@@ -86,8 +86,9 @@ class BucketDelayedDeliveryTracker(LoopBound):
         :raises MissingExtraError: protobuf is not installed
         """
         check_on_due(on_due)
-        snapshots = Snapshots(storage, cursor, topic_name, cursor_name)
-        self = cls(snapshots, config_of(config, BucketConfig), clock_of(clock), on_due)
+        clock = clock_of(clock)
+        snapshots = Snapshots(storage, cursor, topic_name, cursor_name, clock=clock)
+        self = cls(snapshots, config_of(config, BucketConfig), clock, on_due)
         await self._recover()
         return self
 

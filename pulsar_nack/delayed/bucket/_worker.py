@@ -24,7 +24,7 @@ from ._index import BucketIndex
 from ._queue import in_order
 from ._recovery import Recovery
 from ._snapshot_builder import Merge, SnapshotBuilder, choose_pair
-from ._snapshots import ReadSlots, Snapshots
+from ._snapshots import Snapshots
 from ._statistics import BucketStatistics
 from ._timer import DispatchTimer
 
@@ -62,12 +62,10 @@ class Worker:
         self._cleared: set[NamedSnapshot] = set()
         self._clock = interval_clock(clock)
         self.tasks = TaskOwner(clock)
-        self._reads = ReadSlots(clock)
         self.recovery = Recovery(
             index,
             snapshots,
             self.tasks,
-            self._reads,
             timer,
             max_start_s=config.recovery_timeout.total_seconds(),
             delete=self._start_deleting,
@@ -142,7 +140,7 @@ class Worker:
         slow.set(bucket.wait_until, now_ms)
         try:
             while not bucket.is_dropped:
-                async with self._reads.slot():
+                async with self._snapshots.read_slot():
                     is_loaded = await self._load_once(bucket)
                 if is_loaded:
                     break
