@@ -7,7 +7,7 @@ import base64
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from ..clock import Clock
@@ -16,9 +16,7 @@ from ..consumer.transport import check_settings
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
 from ._inbox import FIRST_RETRY_LEDGER
-
-if TYPE_CHECKING:
-    from ._port import LocalPort
+from ._port import LocalPort
 
 OpenTopic = Callable[[str, str, int], Awaitable[Any]]
 """Opens the retry topic of a subscription, a LocalTopic, by its name, with ledgers from an id on."""

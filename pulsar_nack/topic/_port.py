@@ -14,16 +14,14 @@ import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..consumer import Delivery, PortTraits, SessionEvent
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position, _is_message_id
+from ._arguments import Joining
 from ._inbox import FIRST_RETRY_LEDGER, BatchMembers, LocalInbox
-
-if TYPE_CHECKING:
-    from ._arguments import Joining
-    from ._subscription import Subscription
+from ._subscription import Subscription
 
 MAX_IDS: Final = 100_000
 
