@@ -199,7 +199,7 @@ class Worker:
             async with self._snapshots.operations.counted("create"):
                 builder = self._builder()
                 await self._build(builder, in_order(self._index.queue.runs([sealed])))
-                await self._store([sealed], builder.finish(), sealed.start, sealed.end)
+                await self._store([sealed], builder.finish())
         except Exception:  # noqa: BLE001 - counted; the bucket stays in memory until it is stored
             return False
         self._timer.call_again()
@@ -218,26 +218,26 @@ class Worker:
             del piece  # see STEP
             await asyncio.sleep(0)
 
-    async def _store(self, owners: Sequence[AnyBucket], snapshot: SnapshotBuilder, start: int, end: int) -> None:
+    async def _store(self, owners: Sequence[AnyBucket], snapshot: SnapshotBuilder) -> None:
         """Store the snapshot that was made from some buckets, and replace them with its bucket."""
-        if all(owner.is_dropped for owner in owners):
+        start, end = min(owner.start for owner in owners), max(owner.end for owner in owners)
+
+        def is_wanted() -> bool:
+            return not all(owner.is_dropped for owner in owners)
+
+        if not is_wanted():
             return
         if not snapshot.segments:
             self._index.replace(owners, _empty(start, end), 0, None)
             return
         named = await self._snapshots.store(
-            snapshot.metadata,
-            snapshot.segments,
-            start,
-            end,
-            is_wanted=lambda: not all(owner.is_dropped for owner in owners),
-            abandon=self._start_deleting,
+            snapshot.metadata, snapshot.segments, start, end, is_wanted=is_wanted, abandon=self._start_deleting
         )
         if named is None:
             return
         bucket = ImmutableBucket(named, mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts)
         decoded, columns = -1, None
-        while not all(owner.is_dropped for owner in owners):
+        while is_wanted():
             segment = bucket.first_reaching(self._index.earliest_of(owners))
             if segment == decoded or segment == len(bucket.mins) or bucket.mins[segment] > self.load_until:
                 self._index.replace(owners, bucket, segment, columns if segment == decoded else None)
@@ -266,8 +266,7 @@ class Worker:
             async with self._snapshots.operations.counted("merge"):
                 builder = self._builder()
                 await self._merge_of(pair).into(builder)
-                start, end = min(each.start for each in pair), max(each.end for each in pair)
-                await self._store(pair, builder.finish(), start, end)
+                await self._store(pair, builder.finish())
         except Exception:  # noqa: BLE001 - counted; the source buckets stay
             for bucket in pair:
                 bucket.failed_merges += 1
