@@ -97,7 +97,11 @@ class AckGroupingTracker:
         """Acknowledge whole entries; ``done`` is called once, when all of them are answered."""
         part_done = joined(len(positions), done)
         for position in positions:
-            self.add(position, 0, None, part_done)
+            group = self._open or self._open_group()
+            group.entries[position] = 0
+            group.waiting.append(partial(part_done, (None,)))  # `all_done` stays free for calls that share one
+            if len(group.entries) >= MAX_ENTRIES:
+                self.flush()
 
     def add_cumulative(self, position: tuple[int, int], remaining: int, done: Done) -> None:
         """Acknowledge everything before an entry, and the entry except its remaining members."""
