@@ -192,10 +192,14 @@ class Acks:
             self._queue.ask_for({record.id: record.redelivery_count})
         self._state.check_idle()
 
-    def on_unobserved(self, message_id: MessageId, error: BaseException | None) -> None:
-        """Note the outcome of an acknowledgement, None: not known yet, whose caller was cancelled."""
+    def on_raised(self, message_id: MessageId, waiter: Waiter, raised: BaseException) -> None:
+        """Redeliver a message if its acknowledgement failed in the turn of the loop in which its call was cancelled.
+
+        :param raised: what the call that waited raises; it has not learned of any other error
+        """
+        error = waiter.exception() if waiter.done() and not waiter.cancelled() else None
         record = self._table.get(message_id)
-        if isinstance(error, Exception) and record is not None:
+        if isinstance(error, Exception) and error is not raised and record is not None:
             self._redeliver(record, error)
 
     def _redeliver(self, record: MessageState, error: Exception) -> None:

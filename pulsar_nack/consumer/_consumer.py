@@ -242,7 +242,7 @@ class Consumer(ClosesWhenDropped):
         if isinstance(message, Message):
             await message.ack()
         elif isinstance(message, MessageId) or not isinstance(message, Iterable):
-            await self._settler.acknowledge(verbs.checked_id(message))
+            await verbs.acknowledge(self._settler, verbs.checked_id(message))
         else:
             await verbs.acknowledge_all(self._settler, message)
 

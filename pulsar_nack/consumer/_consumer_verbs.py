@@ -88,6 +88,16 @@ async def receive_batch(
     return found
 
 
+async def acknowledge(settler: Settler, message_id: MessageId) -> None:
+    """Acknowledge the message with this id."""
+    acked = settler.acknowledge(message_id)
+    try:
+        await acked
+    except asyncio.CancelledError as error:
+        settler.on_ack_raised(message_id, acked, error)
+        raise
+
+
 async def acknowledge_all(settler: Settler, messages: Iterable[Message | MessageId]) -> None:
     """Acknowledge messages, or those with these ids, at once; see :meth:`Message.ack` for each.
 
@@ -112,10 +122,10 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
     try:
         await asyncio.gather(*calls.values(), return_exceptions=True)
         lost = {each: failure for each, call in calls.items() if (failure := call.exception()) is not None}
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
         for each, call in calls.items():
             lost[each] = ClosedError("the call")
-            acks.on_unobserved(each, None if call.cancelled() else call.exception())
+            acks.on_raised(each, call, error)
         raise
     finally:
         for message, before in begun.items():

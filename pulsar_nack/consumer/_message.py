@@ -120,9 +120,8 @@ class ReceivedMessage:
         return f"<{type(self).__name__} {self.id!r}, {self._size()}>"
 
     def _size(self) -> str:
-        unreadable = "" if self.error is None else ", cannot be read"
         size = "null" if self._delivery.is_null else f"{len(self._delivery.data)} bytes"
-        return f"{size}{unreadable}"
+        return size if self.error is None else f"{size}, cannot be read"
 
 
 class Message(ReceivedMessage):
@@ -188,8 +187,9 @@ class Message(ReceivedMessage):
         try:
             self._settler.acknowledge_soon(self._delivery.id, acked)  # as acknowledge: the hot path
             await acked
-        except BaseException:
+        except BaseException as error:
             self._settled_as = before
+            self._settler.on_ack_raised(self._delivery.id, acked, error)
             raise
         self._settled_as = ACKED
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from _thread import get_ident
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._delays import Delay, delay_ms
@@ -57,8 +57,8 @@ class Settler:
 
     # --- acknowledging -----------------------------------------------------------------------------------------------
 
-    def acknowledge(self, message_id: MessageId) -> Awaitable[None]:
-        """Begin to acknowledge a message, and return an awaitable of the outcome."""
+    def acknowledge(self, message_id: MessageId) -> asyncio.Future[None]:
+        """Begin to acknowledge a message, and return a future of the outcome."""
         waiter: asyncio.Future[None] = asyncio.Future(loop=self.state.loop)
         self.acknowledge_soon(message_id, waiter)
         return waiter
@@ -71,6 +71,11 @@ class Settler:
         if self._letters is not None:
             self.state.check_not_sent_away(message_id)
         acks.acknowledge_soon(message_id, waiter)
+
+    def on_ack_raised(self, message_id: MessageId, acked: asyncio.Future[None], error: BaseException) -> None:
+        """Note that a call which waits for an acknowledgement raises this."""
+        if self.acks is not None:
+            self.acks.on_raised(message_id, acked, error)
 
     def redeliver(self, record: MessageState) -> None:
         """Redeliver a message that is being processed, as if it had been nacked without a delay; waits for no room."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy, InvalidArgumentError, MessageId
+from pulsar_nack.consumer import AcksDone
 from pulsar_nack.errors import WrongLoopError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.consuming import EXACT, now
 from tests.consumer.durable import Machine
+from tests.consumer.nowait_port import NowaitPort
 from tests.consumer.ports import Ports
 from tests.for_each import for_each
+
+T = TypeVar("T")
 
 
 async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
@@ -48,6 +52,36 @@ async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(
             await getattr(first, call)()
         assert await shown(consumer, 4) == []
         assert (await consumer.receive()).attempt == attempt
+
+
+class _RefusingPort(NowaitPort):
+    """Refuses an acknowledgement in the turn of the loop in which the call that waits for it is cancelled."""
+
+    call: asyncio.Future[None]
+
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
+        """Refuse it in the next turn."""
+
+        def refuse() -> None:
+            done([token], BrokerError("lost"))
+            self.call.cancel()
+
+        asyncio.get_running_loop().call_soon(refuse)
+
+
+@pytest.mark.parametrize("what", ["message", "id", "list"])
+@virtual_time
+async def test_a_call_that_is_cancelled_when_its_acknowledgement_fails(what: str) -> None:
+    """No caller learns of the failure, so the message is redelivered, as if it had been nacked."""
+    port = _RefusingPort()
+    port.topic.publish(b"x")
+    async with Consumer(port, backoff=0.25, config=EXACT) as consumer:
+        message = await consumer.receive()
+        given: Any = {"message": message, "id": message.id, "list": [message]}[what]
+        port.call = asyncio.ensure_future(consumer.acknowledge(given))
+        await asyncio.wait([port.call])
+        assert port.call.cancelled()
+        assert (await consumer.receive(timeout=1)).attempt == 2
 
 
 # --- ports without session events ---
