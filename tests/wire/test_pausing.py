@@ -140,6 +140,21 @@ async def test_a_broker_without_others_is_asked_seldom() -> None:
         assert consumer.statistics().dead_lettered == 0
 
 
+@virtual_time
+async def test_a_long_pause_keeps_the_connection() -> None:
+    """An entry that comes again and again for a day is returned each time, in the end each 100 seconds."""
+    broker = FakeBroker()
+    publish(broker, b"in work")
+    async with subscribed(broker) as consumer:
+        in_work = await consumer.receive(timeout=1)
+        consumer.pause()
+        publish(broker, b"x")
+        await asyncio.sleep(86_400)
+        assert 800 < len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")) < 900
+        assert len(broker.commands("SUBSCRIBE")) == 1
+        await in_work.ack()
+
+
 @for_each("kind", ["exclusive", "failover"])
 @virtual_time
 async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:

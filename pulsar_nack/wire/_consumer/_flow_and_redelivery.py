@@ -51,8 +51,8 @@ SPACING_S: Final = 0.001
 _RETURN_AT_ONCE: Final = 50
 """Permits are returned in groups of this size, or of half or a twentieth of all permits where that fits better."""
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
-_FIRST_RETURN_S: Final = 0.1
-_LONGEST_RETURN_S: Final = 100.0
+_RETURN_AFTER_S: Final = (0.1, 1.0, 10.0, 100.0)
+"""How long an entry waits for its first return, its second one, and so on; for all later ones as for the last."""
 _MAX_KNOWN: Final = 10_000
 _WARN_AFTER: Final = 3
 """A chunked message is logged when its chunks have been returned this often."""
@@ -201,7 +201,7 @@ class ReturnedEntries:
         """
         now = self._loop.time()
         for place in places:
-            due_at = now + min(_FIRST_RETURN_S * 10 ** self._times.get(place, 0), _LONGEST_RETURN_S)
+            due_at = now + _RETURN_AFTER_S[min(self._times.get(place, 0), len(_RETURN_AFTER_S) - 1)]
             self._due[place] = due_at
             if self._timer is None or due_at < self._timer.when():
                 self._arm(due_at)
