@@ -317,12 +317,12 @@ class TopicLedgers:
         return records
 
     async def _last_publish_time(self) -> int:
-        """Return when the last entry of the last ledger was published (epoch ms), 0 if it cannot be read."""
-        ledger, entry = self.last_position
-        if entry < 0:
+        """Return when the last entry was published (epoch ms), 0 if there is none or it cannot be read."""
+        last = self.last_entry()
+        if last is None:
             return 0
         try:
-            return await self._publish_time(ledger, entry)
+            return await self._publish_time(*last)
         except (LedgerError, TopicFormatError):
             return 0  # reading fails again where it matters
 

@@ -426,6 +426,19 @@ async def test_publish_times_do_not_fall(tmp_path: Path) -> None:
             assert {each.publish_time_ms for each in await until_quiet(port, 0.2)} == {5_000}
 
 
+async def test_publish_times_do_not_fall_after_an_empty_ledger(tmp_path: Path) -> None:
+    """A ledger that was begun and got no entry before the restart does not hide when the entry before was published."""
+    async with await LocalTopic.open(tmp_path, clock=ManualClock(5_000)) as topic:
+        await topic.subscribe("s")
+        await topic.publish(b"before")
+        await topic._ledgers.continue_after(0)
+    async with await LocalTopic.open(tmp_path, clock=ManualClock(1_000)) as topic:
+        assert topic.ledgers == {1: 1, 2: 0}
+        await topic.publish(b"after")
+        port = await topic.subscribe("s")
+        assert [each.publish_time_ms for each in await take(port, 2)] == [5_000, 5_000]
+
+
 async def test_ledgers_that_are_done_with_go_also_after_a_restart(tmp_path: Path) -> None:
     """Ledgers go as soon as nobody needs them; a restart finds the rest, and numbers are not used again."""
     async with open_local(tmp_path, SMALL) as topic:
