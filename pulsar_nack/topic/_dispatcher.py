@@ -76,11 +76,6 @@ class Dispatcher:
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
-    @property
-    def consumers(self) -> Collection[int]:
-        """Return the numbers of the consumers, in the order in which they joined."""
-        return self._consumers
-
     def join(self, number: int, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType) -> None:
         """Add a consumer.
 

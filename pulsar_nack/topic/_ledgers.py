@@ -317,7 +317,7 @@ class TopicLedgers:
         return records
 
     async def _last_publish_time(self) -> int:
-        """Return when the last entry was published (epoch ms), 0 if there is none or it cannot be read."""
+        """Return when the last entry was published (epoch ms), 0 if it cannot be read or the topic is empty."""
         last = self.last_entry()
         if last is None:
             return 0

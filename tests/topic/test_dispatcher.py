@@ -89,7 +89,7 @@ def test_who_is_refused() -> None:
                 continue
             with pytest.raises(BrokerError, match=kind.value):
                 it.join(1, "b", room=1, unacked_limit=None, kind=other)
-        assert list(it.consumers) == [0]
+        assert list(it._consumers) == [0]
         it.leave(0)
         it.join(2, "c", room=1, unacked_limit=None, kind=SubscriptionType.SHARED)
 

@@ -128,7 +128,7 @@ class Lives:
         """Assert that room and unacknowledged messages of each consumer are what its queue and its entries say."""
         for subscription in topic._subscriptions.used.values():
             dispatcher = subscription._dispatcher
-            assert set(dispatcher.consumers) == set(subscription._inboxes)
+            assert set(dispatcher._consumers) == set(subscription._inboxes)
             for number, inbox in subscription._inboxes.items():
                 member = dispatcher._consumers[number]
                 if member.name in self.queues:

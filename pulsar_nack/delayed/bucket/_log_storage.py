@@ -271,7 +271,7 @@ class LogSnapshotStorage(LoopBound):
 
 
 async def own_logs(store: LogStore) -> OwnableStore:
-    """Become the owner of a tracker's cursor and snapshots in a store; whoever owns the cursor's name owns them all."""
+    """Become the owner of a tracker's cursor in a store, and so of its snapshots too."""
     return await take_ownership(store, (await names_of(store, CURSOR)).cursor)
 
 
