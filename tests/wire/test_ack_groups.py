@@ -141,7 +141,7 @@ async def test_errors_are_of_their_group() -> None:
 
 @virtual_time
 async def test_an_outcome_that_cannot_be_taken() -> None:
-    """If the callback of many tokens raises, the calls that wait for the same command get their outcome."""
+    """If a callback raises, all others that wait for the same command get their outcome, and so do other commands."""
     sender, outcomes = Sender(), Outcomes()
     acks = AckGroupingTracker(asyncio.get_running_loop(), 0)
     acks.connected(sender.send_acks)
@@ -149,13 +149,23 @@ async def test_an_outcome_that_cannot_be_taken() -> None:
     def fail(_: Sequence[int], error: Exception | None) -> None:
         raise RuntimeError("a fault") from error
 
+    def fail_too(tokens: Sequence[int], error: Exception | None) -> None:
+        fail(tokens, error)
+
     acks.add((1, 1), 0, 1, fail)
     acks.add((1, 2), 0, 2, outcomes.end)
-    acks.add_all([(1, 3)], outcomes.call(3))
+    acks.add((1, 3), 0, 3, fail_too)
+    acks.add_all([(1, 4)], outcomes.call(4))
     await asyncio.sleep(0.01)
     with pytest.raises(RuntimeError, match="a fault"):
         sender.confirm()
-    assert outcomes.of == {2: None, 3: None}
+    assert outcomes.of == {2: None, 4: None}
+    acks.add((1, 5), 0, 5, fail)
+    acks.flush()
+    acks.add((1, 6), 0, 6, outcomes.end)
+    with pytest.raises(RuntimeError, match="a fault"):
+        acks.fail(None)
+    assert outcomes.of == {2: None, 4: None, 6: None}
 
 
 @virtual_time

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -50,8 +51,8 @@ class AckGroup:
             if self.all_done is not None:
                 self.all_done(tokens, error)
         finally:  # also if a consumer's own trace raises
-            for done in waiting:
-                done(error)
+            if waiting:
+                _call_all(waiting, error)
 
 
 Answered = Callable[[object, Exception | None], None]
@@ -142,8 +143,7 @@ class AckGroupingTracker:
         groups = self._unconfirmed()
         self._unanswered.clear()
         self._open = None
-        for group in groups:
-            group.finish(error)
+        _call_all([group.finish for group in groups], error)
 
     async def settled(self) -> None:
         """Send the collected acknowledgements, and wait until all that were made before this call are answered."""
@@ -187,6 +187,13 @@ class AckGroupingTracker:
         group.finish(error)
         if not self._unanswered and self._open is not None:
             self.flush()
+
+
+def _call_all(calls: Sequence[Done], error: Exception | None) -> None:
+    """Pass an outcome to all of several callers, in order; if one raises, raise that at the end."""
+    with ExitStack() as stack:
+        for done in reversed(calls):
+            stack.callback(done, error)
 
 
 def joined(parts: int, done: Done) -> AcksDone[None]:
