@@ -8,9 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from pulsar_nack.errors import BrokerError, ClosedError, ConnectionLostError
+from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._consumer._ack_groups import AckGroup, AckGroupingTracker, Answered, Done
+from pulsar_nack.wire._consumer._acknowledger import Acknowledger
 from pulsar_nack.wire._consumer._flow_and_redelivery import SPACING_S, RedeliveryRequests
+from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 
 
 class Sender:
@@ -166,6 +169,25 @@ async def test_an_outcome_that_cannot_be_taken() -> None:
     with pytest.raises(RuntimeError, match="a fault"):
         acks.fail(None)
     assert outcomes.of == {2: None, 4: None, 6: None}
+
+
+@virtual_time
+async def test_an_outcome_of_members_that_cannot_be_taken() -> None:
+    """If the callback of one call for members of batches raises, the other calls get their outcome."""
+    sender, outcomes = Sender(), Outcomes()
+    options = SubscribeOptions("work", batch_index_ack=True)
+    acks = Acknowledger(asyncio.get_running_loop(), "orders", options, lambda: None)
+    acks.connected(sender.send_acks)
+
+    def fail(_: Sequence[int], error: Exception | None) -> None:
+        raise RuntimeError("a fault") from error
+
+    for index, done in enumerate((fail, outcomes.ended, fail, outcomes.ended)):
+        acks.acknowledge_soon(MessageId(1, 1, batch_index=index, batch_size=9), index, done)
+    await asyncio.sleep(0.01)
+    with pytest.raises(RuntimeError, match="a fault"):
+        sender.confirm()
+    assert outcomes.of == {1: None, 3: None}
 
 
 @virtual_time

@@ -52,7 +52,7 @@ class AckGroup:
                 self.all_done(tokens, error)
         finally:  # also if a consumer's own trace raises
             if waiting:
-                _call_all(waiting, error)
+                call_all(waiting, error)
 
 
 Answered = Callable[[object, Exception | None], None]
@@ -143,7 +143,7 @@ class AckGroupingTracker:
         groups = self._unconfirmed()
         self._unanswered.clear()
         self._open = None
-        _call_all([group.finish for group in groups], error)
+        call_all([group.finish for group in groups], error)
 
     async def settled(self) -> None:
         """Send the collected acknowledgements, and wait until all that were made before this call are answered."""
@@ -189,7 +189,7 @@ class AckGroupingTracker:
             self.flush()
 
 
-def _call_all(calls: Sequence[Done], error: Exception | None) -> None:
+def call_all(calls: Sequence[Done], error: Exception | None) -> None:
     """Pass an outcome to all of several callers, in order; if one raises, raise that at the end."""
     with ExitStack() as stack:
         for done in reversed(calls):

@@ -24,7 +24,7 @@ from ...consumer import AcksDone
 from ...errors import BrokerError, ClosedError
 from ...ids import MessageId
 from .._protocol._batches import all_of
-from ._ack_groups import AckGroupingTracker, Done, joined
+from ._ack_groups import AckGroupingTracker, Done, call_all, joined
 from ._positions import NonDurablePosition
 from ._subscribe_options import SubscribeOptions
 
@@ -245,9 +245,8 @@ class Acknowledger:
                 self.sets.failed(member.id, member.generation)
         elif self.position is not None:
             self.position.acked(member.id[:2] for member in members if not member.remaining)
-        for _, group in groupby(members, key=lambda member: id(member.done)):
-            same_call = list(group)
-            same_call[0].done([member.token for member in same_call], error)
+        calls = [list(group) for _, group in groupby(members, key=lambda member: id(member.done))]
+        call_all([partial(same_call[0].done, [member.token for member in same_call]) for same_call in calls], error)
 
     def _acknowledge_parts(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Acknowledge all entries of a chunked message."""
