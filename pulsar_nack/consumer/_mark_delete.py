@@ -83,21 +83,29 @@ class MarkDeleteWatch:
 
     async def run(self) -> None:
         """Ask for positions until cancelled."""
-        while True:
-            await self._is_time.wait()
-            self._is_time.clear()
-            at_ms, now_ms = self._next_at_ms, self._clock.now_ms()
-            if at_ms is None:
-                continue
-            if at_ms > now_ms:  # the clock is not the loop's
-                self._ask_at(at_ms, now_ms)
-                continue
-            self._ask_at(now_ms + _INTERVAL_MS, now_ms)
-            await asyncio.gather(*(self._follow(place) for place in list(self._new)))
-            if not self._is_waiting():
-                self._new.clear()
-                self._seen.clear()
-                self._next_at_ms = None
+        try:
+            while True:
+                await self._is_time.wait()
+                self._is_time.clear()
+                await self._ask()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def _ask(self) -> None:
+        """Ask for the position of each place if it is time, and set the timer for the next time."""
+        at_ms, now_ms = self._next_at_ms, self._clock.now_ms()
+        if at_ms is None:
+            return
+        if at_ms > now_ms:  # the clock is not the loop's
+            self._ask_at(at_ms, now_ms)
+            return
+        self._ask_at(now_ms + _INTERVAL_MS, now_ms)
+        await asyncio.gather(*(self._follow(place) for place in list(self._new)))
+        if not self._is_waiting():
+            self._new.clear()
+            self._seen.clear()
+            self._next_at_ms = None
 
     async def _position(self, place: Place, limit_s: float | None = None) -> Position | None:
         topic, partition = place

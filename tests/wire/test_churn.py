@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from pulsar_nack import BrokerError
-from pulsar_nack.testing import run
+from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client
 from tests.tiers import seeds
 from tests.wire.fake_broker import FakeBroker, refuse, silence
@@ -143,3 +143,16 @@ def test_nothing_grows(one_round: Round, count: int, caplog: pytest.LogCaptureFi
 
     run(test())
     assert caplog.messages == []
+
+
+@virtual_time
+async def test_a_consumer_that_is_closed_after_a_nack_leaves_no_timer() -> None:
+    """The timer for the next question about the mark-delete position ends with its consumer."""
+    broker = FakeBroker()
+    broker.topic(FULL).publish(b"x")
+    async with Client(broker.url, dial=broker.dial) as client:
+        await client.topics()
+        before = {timer.when() for timer in timers()}
+        async with client.subscribe("full", "s", initial_position="earliest") as consumer:
+            await (await consumer.receive()).nack(3600)
+        assert {timer.when() for timer in timers()} <= before
