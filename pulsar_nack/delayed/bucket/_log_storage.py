@@ -114,7 +114,9 @@ class LogSnapshotStorage(LoopBound):
         await self.start()
         return self
 
-    aclose = close
+    async def aclose(self) -> None:
+        """Close the storage, as :meth:`close`."""
+        await self.close()
 
     async def create_bucket_snapshot(
         self, metadata: bytes, segments: Sequence[bytes], bucket_key: str, topic_name: str, cursor_name: str

@@ -200,6 +200,23 @@ async def test_cancelled_creations(store: LocalLogStore, rounds: int) -> None:
     assert len(await store.names()) == (1 if task.cancelled() else 2)
 
 
+async def test_the_end_of_a_block_closes_as_the_storage_does(store: LocalLogStore) -> None:
+    """A storage of the user's own, derived from this one, is closed by its own method."""
+    closed: list[str] = []
+
+    class Noting(LogSnapshotStorage):
+        async def close(self) -> None:
+            closed.append("before")
+            await super().close()
+            closed.append("after")
+
+    async with Noting(store) as storage:
+        await make(storage)
+    assert closed == ["before", "after"]
+    with pytest.raises(ClosedError):
+        await make(storage)
+
+
 async def test_cancelled_reads(storage: LogSnapshotStorage) -> None:
     """A read that is cancelled harms none of the others, which use the same handle."""
     snapshot_id = await make(storage)
