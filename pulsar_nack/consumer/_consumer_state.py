@@ -41,8 +41,10 @@ class ConsumerState:
         self.now_ms = self.yielded_at_ms = queue.clock.now_ms()
         """The time of the latest call, and when other tasks ran before."""
         self.just_nacked: list[Any] = []
-        """The messages whose nacks ended in this turn of the loop: until it ends, only the tasks that nacked them take
-        that back."""
+        """Messages that were nacked in this turn of the loop.
+
+        Until the turn ends, only the task that nacked a message can take that back.
+        """
         self.is_closed = False
         self.on_idle: Callable[[], None] | None = None
         """Called when messages were settled, held or taken back; None while nobody waits for that."""

@@ -75,7 +75,7 @@ class KeyOrder:
         self._kept: dict[Key, list[Message]] = {}
         """The later messages of each key that is busy or waits, in the order of their ids."""
         self._waiting: dict[MessageId, Key] = {}
-        """The message that each key which waits is waiting for."""
+        """The keys that wait, each by the message that it waits for."""
         self._from_broker: set[MessageId] = set()
         self._full: set[Key] = set()
         self._count = self._bytes = 0

@@ -104,7 +104,7 @@ OnError = Mapping[type[Exception], ErrorRule]
 """What happens to a message whose handler raises, by the type of the exception."""
 
 Rules = Mapping[type, ErrorRule]
-"""Such a mapping that was checked; of the types that match an exception, the most derived one counts."""
+"""The user's rules after their check; of the types that match an exception, the most derived one counts."""
 
 
 def checked_rules(on_error: OnError | None, *, has_dead_letters: bool) -> Rules:

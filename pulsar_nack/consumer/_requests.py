@@ -118,7 +118,8 @@ class OpenRequests:
         """Take out at most ``limit`` messages that are to be requested again now, and return the turn of each."""
         due: dict[MessageId, int] = {}
         while len(due) < limit and (at_ms := self._next_repeat_at()) is not None and at_ms <= now_ms:
-            _, message_id, due[message_id] = heappop(self._repeats)
+            _, message_id, turn = heappop(self._repeats)
+            due[message_id] = turn
             del self.repeat_at[message_id]
         return due
 

@@ -111,7 +111,7 @@ class RedeliveryCall:
 
 
 class CallsInFlight:
-    """The calls that have not ended, at most ``limit``; ``ids`` is how many ids they have. And totals of all calls.
+    """The calls that have not ended, at most ``limit``, and totals of all calls; ``ids`` is how many ids they have.
 
     One retry may always be in flight, and retries never take the last place, so neither new ids nor retries wait for
     the other.

@@ -1,7 +1,7 @@
 """Reads traces into events, and into refused lines with their reasons; no line is dropped silently.
 
-Here is decided which files are read, and in ``_lines`` which lines are accepted, as for the data source. Workers read
-files of this machine. Spark lists and reads files that only it can reach, and workers parse their lines.
+This module decides which files are read, and ``_lines`` which lines are accepted; the data source uses both. Workers
+read files of this machine. Spark lists and reads files that only it can reach, and workers parse their lines.
 
 In a folder, at any depth, files that end in one of :data:`SUFFIXES` are trace files. Files and folders whose name
 begins with ``_`` or ``.`` are unfinished work of other programs, and are ignored. Files that the trace writer has not

@@ -473,6 +473,19 @@ async def test_crash_reaches_the_caller(tmp_path: Path) -> None:
         assert await content(await again.open_log("a")) == [b"x", b"y"]
 
 
+async def test_a_sync_whose_answer_is_lost(store: LocalLogStore, files: SlowFiles) -> None:
+    """An append whose sync was carried out, but reported as failed, has added nothing."""
+    log = await store.create("a")
+    next_ones: list[str] = []
+    files.call(len(files.history), lambda: next_ones.append(files.history[-1]))
+    files.fail(errno.EIO, "sync", is_done=True)
+    with pytest.raises(LogStorageError):
+        await log.append(b"x")
+    assert next_ones == ["write"]
+    assert await log.append(b"y") == 0
+    assert await content(await reopened(store, log)) == [b"y"]
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("skip", range(4))
 async def test_an_opening_that_failed_while_it_made_folders(skip: int, seed: int) -> None:
