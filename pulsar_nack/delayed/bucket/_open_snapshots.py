@@ -38,12 +38,12 @@ class OpenSnapshot:
         log = await open_log(self._id)
         try:
             with snapshot_errors(self._id):
-                self.footer = await self._read_footer(log)
+                self.footer = footer = await self._read_footer(log)
+            self._ends = list(accumulate(footer.parts.get(entry, 1) for entry in range(footer.entries)))
         except BaseException:
             await log.aclose()
             raise
         self.log = log
-        self._ends = list(accumulate(self.footer.parts.get(entry, 1) for entry in range(self.footer.entries)))
 
     async def _read_footer(self, log: Log) -> Footer:
         if not log.is_sealed or not log.length:
