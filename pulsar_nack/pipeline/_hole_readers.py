@@ -204,7 +204,7 @@ def _values(text: str) -> list[tuple[str, str]]:
     head, _, others = text.strip().partition("\n")
     with suppress(_InvalidError):
         if others and isinstance(_parsed(head), dict):
-            return [(f"line {number}: ", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+            return [(f"line {number}: ", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     return [("", text)]
 
 

@@ -69,6 +69,15 @@ def test_topic_and_time_of_the_name() -> None:
     assert list(read_stats(path, json.dumps(STATS, indent=2), 5)) == rows_of(TOPIC, 1_763_990_000_000)
 
 
+def test_names_with_other_ends_of_lines() -> None:
+    """Only a line feed ends a line; names may contain other characters that Unicode counts as ends of lines."""
+    named = {**STATS, "cursors": {"a\u2028b\x85": STATS["cursors"]["work"]}}
+    lines = [json.dumps({"topic": TOPIC, "time_ms": at_ms, "stats": named}, ensure_ascii=False) for at_ms in (1, 2)]
+    found = list(read_stats("a.jsonl", "\r\n".join(lines), 0))
+    assert [row.reason for row in found if row.reason is not None] == []
+    assert {(row.subscription, row.at_ms) for row in found} == {("a\u2028b\x85", 1), ("a\u2028b\x85", 2)}
+
+
 def test_name_without_a_time() -> None:
     """Without a time in the name, it is when the file was written."""
     assert list(read_stats("orders.json", json.dumps(STATS), 5)) == rows_of("orders", 5)
