@@ -1,4 +1,4 @@
-"""The verbs of a consumer for several messages, and for its subscription as a whole.
+"""The verbs of a consumer for an id, for several messages, and for its subscription as a whole.
 
 The user's :class:`Consumer` delegates to them; each raises as the :class:`Consumer`'s own.
 """
@@ -44,7 +44,7 @@ def checked_message(state: ConsumerState, message: object) -> Message:
     return message
 
 
-# --- several messages ------------------------------------------------------------------------------------------------
+# --- an id, several messages -----------------------------------------------------------------------------------------
 
 
 async def receive_batch(

@@ -1,4 +1,4 @@
-"""Writes changes to a consumer's log, many at a time, and keeps the log short.
+"""Reads a consumer's logs when it opens, then writes changes, many at a time, and keeps the log short.
 
 One task writes. Changes that arrive during a write share the next one. A caller that waits for its change may be
 cancelled; the change is written anyway. A change is applied to the state after its write, even if the write failed: the

@@ -9,7 +9,8 @@ messages by consumer id, receipts by producer id. Commands for unknown ids are d
 not stop what is already on its way.
 
 A handler that raises has a bug. The error goes to the loop's exception handler and the connection is closed, since the
-handler may have lost state; after reconnecting, the broker sends everything again.
+handler may have lost state; after reconnecting, the broker sends everything again. An error of what gets
+the response to a request goes there too, and the connection stays open.
 """
 
 from __future__ import annotations
