@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from ..errors import ClosedError
 from ..ids import MessageId
@@ -57,6 +58,8 @@ class Acks:
         """The tasks of acknowledgements that have to wait."""
         self._calls: dict[MessageState, _Calls] = {}
         """What waits for each acknowledgement under way."""
+        self._learning: WeakKeyDictionary[Waiter, list[int]] = WeakKeyDictionary()
+        """Of a failed acknowledgement with several calls: how many of them may learn of it, one object for all."""
         self._done = self._end  # one object, by which the port knows those that it may end together
         self._all_answered: asyncio.Future[None] | None = None
         self._is_over = False
@@ -173,6 +176,9 @@ class Acks:
             self._failed(record, error)
         for record, call in zip(records, calls, strict=True):
             waiting = [waiter for waiter in _as_list(call) if not waiter.done()]
+            if len(waiting) > 1:
+                learning = [len(waiting)]
+                self._learning.update((waiter, learning) for waiter in waiting)
             for waiter in waiting:
                 waiter.set_exception(error)
                 waiter.exception()  # the caller may have been cancelled in this turn of the loop
@@ -193,13 +199,17 @@ class Acks:
         self._state.check_idle()
 
     def on_raised(self, message_id: MessageId, waiter: Waiter, raised: BaseException) -> None:
-        """Redeliver a message if its acknowledgement failed in the turn of the loop in which its call was cancelled.
+        """Redeliver a message if its acknowledgement failed in the turn in which the last call for it was cancelled.
 
         :param raised: what the call that waited raises; it has not learned of any other error
         """
         error = waiter.exception() if waiter.done() and not waiter.cancelled() else None
+        if not isinstance(error, Exception) or error is raised:
+            return
+        learning = self._learning.get(waiter, [1])
+        learning[0] -= 1
         record = self._table.get(message_id)
-        if isinstance(error, Exception) and error is not raised and record is not None:
+        if not learning[0] and record is not None:
             self._redeliver(record, error)
 
     def _redeliver(self, record: MessageState, error: Exception) -> None:

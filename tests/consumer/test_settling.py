@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import pytest
 
 from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy, InvalidArgumentError, MessageId
 from pulsar_nack.consumer import AcksDone
-from pulsar_nack.errors import WrongLoopError
+from pulsar_nack.errors import AcknowledgeError, WrongLoopError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.consuming import EXACT, now
@@ -55,16 +56,17 @@ async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(
 
 
 class _RefusingPort(NowaitPort):
-    """Refuses an acknowledgement in the turn of the loop in which the call that waits for it is cancelled."""
+    """Refuses an acknowledgement in the turn of the loop in which calls that wait for it are cancelled."""
 
-    call: asyncio.Future[None]
+    to_cancel: Sequence[asyncio.Future[None]]
 
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Refuse it in the next turn."""
 
         def refuse() -> None:
             done([token], BrokerError("lost"))
-            self.call.cancel()
+            for call in self.to_cancel:
+                call.cancel()
 
         asyncio.get_running_loop().call_soon(refuse)
 
@@ -78,10 +80,27 @@ async def test_a_call_that_is_cancelled_when_its_acknowledgement_fails(what: str
     async with Consumer(port, backoff=0.25, config=EXACT) as consumer:
         message = await consumer.receive()
         given: Any = {"message": message, "id": message.id, "list": [message]}[what]
-        port.call = asyncio.ensure_future(consumer.acknowledge(given))
-        await asyncio.wait([port.call])
-        assert port.call.cancelled()
+        port.to_cancel = [asyncio.ensure_future(consumer.acknowledge(given))]
+        await asyncio.wait(port.to_cancel)
+        assert port.to_cancel[0].cancelled()
         assert (await consumer.receive(timeout=1)).attempt == 2
+
+
+@pytest.mark.parametrize("cancelled", [1, 2, 3])
+@virtual_time
+async def test_some_calls_that_are_cancelled_when_their_acknowledgement_fails(cancelled: int) -> None:
+    """A message that several calls acknowledge is redelivered if all are cancelled; else one learns of the failure."""
+    port = _RefusingPort()
+    port.topic.publish(b"x")
+    async with Consumer(port, backoff=0.25, config=EXACT) as consumer:
+        message = await consumer.receive()
+        given: list[Any] = [message, message.id, [message.id]]
+        calls = [asyncio.ensure_future(consumer.acknowledge(each)) for each in given]
+        port.to_cancel = calls[:cancelled]
+        await asyncio.wait(calls)
+        assert [call.cancelled() for call in calls] == [number < cancelled for number in range(3)]
+        assert all(isinstance(call.exception(), BrokerError | AcknowledgeError) for call in calls[cancelled:])
+        assert await shown(consumer, 1) == ([b"x"] if cancelled == len(calls) else [])
 
 
 # --- ports without session events ---
