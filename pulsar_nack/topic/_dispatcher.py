@@ -91,8 +91,8 @@ class Dispatcher:
         self._rearrange()
 
     def leave(self, number: int) -> None:
-        """Remove a consumer; the entries that it held go to the others."""
-        for position in [each for each, held in self.in_flight.items() if held.consumer == number]:
+        """Remove a consumer; the entries that it held go to the others. O(entries that it held)."""
+        for position in list(self._consumers[number].held):
             self._return_to_queue(position)
         del self._consumers[number]
         if not self._consumers:
@@ -202,7 +202,7 @@ class Dispatcher:
         held = self.in_flight[position] = HeldEntry(number, left, info)
         if self.reserve is not None:
             self.reserve.add(position, info.batch_size)
-        self._consumers[number].take(held.messages)
+        self._consumers[number].take(position, held.messages)
         by_key = self._by_key.setdefault(info.key_hash, {})
         by_key[number] = by_key.get(number, 0) + 1
         return self._counts.get(position, 0)
@@ -280,7 +280,7 @@ class Dispatcher:
         if held is not None:
             if self.reserve is not None:
                 self.reserve.discard(position)
-            self._consumers[held.consumer].unacked -= held.messages
+            self._consumers[held.consumer].let_go(position, held.messages)
             by_key = self._by_key[held.info.key_hash]
             by_key[held.consumer] -= 1
             if not by_key[held.consumer]:
@@ -306,7 +306,7 @@ class HeldEntry:
 
 @dataclass(slots=True)
 class AttachedConsumer:
-    """A consumer: how many more messages it may get, and how many of those that it got are not acknowledged.
+    """A consumer: how many more messages it may get, and the entries that it holds.
 
     A consumer whose queue was full gets nothing before half of it is free, so that entries are not read one by one.
 
@@ -320,6 +320,7 @@ class AttachedConsumer:
     is_held: bool = False
     """It gets nothing: it is paused, or has no queue and does not wait."""
     unacked: int = 0
+    held: set[Position] = field(default_factory=set)
     is_full: bool = field(default=False, init=False)
     _refill: int = field(default=1, init=False)
 
@@ -337,10 +338,16 @@ class AttachedConsumer:
         self.room -= messages
         self.is_full = self.room <= 0 or (self.is_full and self.room < self._refill)
 
-    def take(self, messages: int) -> None:
+    def take(self, position: Position, messages: int) -> None:
         """Note that it got an entry with this many unacknowledged messages."""
+        self.held.add(position)
         self.unacked += messages
         self.fill(messages)
+
+    def let_go(self, position: Position, messages: int) -> None:
+        """Note that it does not hold an entry any more, which has this many unacknowledged messages."""
+        self.held.discard(position)
+        self.unacked -= messages
 
 
 def key_ring(consumers: Iterable[tuple[int, str]]) -> KeyRing:

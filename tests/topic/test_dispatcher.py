@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 
 from pulsar_nack import BrokerError
 from pulsar_nack.ids import Position
 from pulsar_nack.topic._dispatch_queue import EntryInfo
-from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType, key_ring, owner_on
+from pulsar_nack.topic._dispatcher import Dispatcher, HeldEntry, SubscriptionType, key_ring, owner_on
 from pulsar_nack.topic._entry import Entry, EntryCache, EntryMessage
 
 A, B, C, D = (Position(1, entry) for entry in range(4))
@@ -42,6 +44,27 @@ def test_a_key_stays_with_its_holder() -> None:
     assert it.choose(B, 7) == 0
     it.acked(A)
     assert it.choose(B, 7) not in {0, None}
+
+
+class _NotListed(dict[Position, HeldEntry]):
+    """Entries that can be looked up, but not listed."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError
+
+    keys = values = items = __iter__
+
+
+def test_leaving_looks_at_the_own_entries_only() -> None:
+    """A consumer that leaves takes as long as it has entries in flight, whatever the others have."""
+    it = dispatcher(SubscriptionType.SHARED, 10, 10)
+    for position, number in ((A, 0), (B, 1), (C, 1), (D, 0)):
+        it.sent(position, number, 1, EntryInfo())
+    it.acked(D)
+    it.in_flight = _NotListed(it.in_flight)
+    it.leave(0)
+    assert len(it.in_flight) == 2
+    assert it.next_queued(9) == [A]
 
 
 def test_a_full_consumer_waits_for_half_its_room() -> None:

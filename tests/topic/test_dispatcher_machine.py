@@ -84,6 +84,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert {position: each.consumer for position, each in self.dispatcher.in_flight.items()} == held
         for number in self.rooms:
             mine = [position for position, holder in held.items() if holder == number]
+            assert sorted(self.dispatcher._consumers[number].held) == sorted(mine)
             assert self.dispatcher._consumers[number].unacked == sum(
                 self.entries[each].left.bit_count() for each in mine
             )
