@@ -103,10 +103,16 @@ def seek_position(value: object, field: str = "position", *, earliest_ms: int = 
             return max((value.astimezone(UTC) - _EPOCH) // _MS, 0)
         except (OverflowError, OSError, ValueError) as error:
             raise InvalidArgumentError(field, value, expected) from error
-    if type(value) is int or type(value) is float:
-        for unit, per_ms in (("seconds", 1e-3), ("microseconds", 1e3), ("nanoseconds", 1e6)):
-            if FIRST_PUBLISH_MS <= value / per_ms <= _LAST_PUBLISH_MS and not earliest_ms <= value <= _LAST_PUBLISH_MS:
-                expected = f"{expected} (not in {unit}: int(time.time() * 1000) is now)"
+    expected += wrong_unit(value, earliest_ms)
     if type(value) is not int or not (value == 0 or earliest_ms <= value <= _LAST_PUBLISH_MS):
         raise InvalidArgumentError(field, value, expected)
     return value
+
+
+def wrong_unit(value: object, earliest_ms: int = FIRST_PUBLISH_MS) -> str:
+    """Return, in brackets, the unit in which a time is most likely meant if it is not epoch ms; empty if it is."""
+    if (type(value) is int or type(value) is float) and not earliest_ms <= value <= _LAST_PUBLISH_MS:
+        for unit, per_ms in (("seconds", 1e-3), ("microseconds", 1e3), ("nanoseconds", 1e6)):
+            if FIRST_PUBLISH_MS <= value / per_ms <= _LAST_PUBLISH_MS:
+                return f" (not in {unit}: int(time.time() * 1000) is now)"
+    return ""

@@ -82,7 +82,7 @@ LAYERS = {
 }
 """From below to above; the foundation is every other module of the top package, ``names`` its ``__init__``."""
 ANYWHERE = ("",)
-OFFICIAL = ("consumer/_official", "consumer/_native_ids", "consumer/_subscribe")
+OFFICIAL = ("consumer/_official", "consumer/_official_ids", "consumer/_subscribe")
 CONFINED: dict[str, tuple[str, ...]] = {
     "anyio": ANYWHERE,
     "pydantic": ANYWHERE,

@@ -359,3 +359,13 @@ def test_manual_clock_forgets_cancelled_alarms() -> None:
         assert kept() is None
     assert clock.alarms == len(later)
     assert len(clock._alarms) < 100
+
+
+def test_a_plain_function_has_no_virtual_time() -> None:
+    """Decorating it is refused by name, before anything of it runs."""
+
+    def plain() -> None:
+        raise AssertionError
+
+    with pytest.raises(InvalidArgumentError, match="a coroutine function"):
+        virtual_time(plain)  # type: ignore[arg-type]

@@ -144,9 +144,9 @@ def _bucket_row(bucket: BucketReport) -> tuple[str, ...]:
 def _show_nacks(console: Console, nacks: NacksReport) -> None:
     console.print(f"[bold]Durable nacks of a consumer[/], last written {_time(nacks.last_written_at) or 'never'}")
     waits = f", from {_time(nacks.first_at)} to {_time(nacks.last_at)}" if nacks.unsettled else ""
-    console.print(
-        f"  {_count(nacks.unsettled, 'unsettled message')}{waits}; redelivered up to {nacks.most_redeliveries} times"
-    )
+    most = nacks.most_redeliveries
+    redelivered = f"redelivered up to {_count(most, 'time')}" if most else "none redelivered yet"
+    console.print(f"  {_count(nacks.unsettled, 'unsettled message')}{waits}; {redelivered}")
     console.print(f"  {_count(nacks.acknowledged, 'acknowledgement')} remembered")
     console.print(f"  in {_names(nacks.logs) or 'no log'}")
     if nacks.ignored:

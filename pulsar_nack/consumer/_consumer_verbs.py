@@ -108,7 +108,9 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
     several = list(messages)
     for each in several:
         if not isinstance(each, Message | MessageId):
-            raise InvalidArgumentError("message", each, "a Message, a MessageId, or several of them")
+            raise InvalidArgumentError(
+                "message", each, "a Message, a MessageId (from bytes: MessageId.from_bytes), or a list"
+            )
     acks = settler.open_acks()
     begun: dict[Message, str | None] = {}
     calls: dict[MessageId, asyncio.Future[None]] = {}

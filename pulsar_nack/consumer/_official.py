@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..ids import MessageId
 from ._inbox import Inbox
-from ._native_ids import NativeMessageIds, delivery_of
+from ._official_ids import OfficialMessageIds, delivery_of
 from ._official_publisher import OfficialPublisher
 from ._port import Delivery, OwnPublisher, PortTraits
 
@@ -73,7 +73,7 @@ class OfficialPort:
         self._native = consumer._consumer
         self._schema = consumer._schema
         self._topic = None if has_several_topics or _SEVERAL in consumer.topic() else consumer.topic()
-        self._ids = NativeMessageIds(self._topic)
+        self._ids = OfficialMessageIds(self._topic)
         self._loop = asyncio.get_running_loop()
         self._inbox: Inbox[Delivery] = Inbox()
         self._is_idle = asyncio.Event()
@@ -159,7 +159,7 @@ class OfficialPort:
         :raises BrokerError: the broker refused it
         """
         self._check_open()
-        target = self._native_position(position)
+        target = self._official_position(position)
         self._ids.clear()
         self._inbox.clear()
         await self._call(self._native.seek_async, target)
@@ -170,9 +170,9 @@ class OfficialPort:
         :raises BrokerError: it does not
         """
         self._check_open()
-        self._native_position(position)
+        self._official_position(position)
 
-    def _native_position(self, position: MessageId | int) -> Any:
+    def _official_position(self, position: MessageId | int) -> Any:
         """Return what the official client has in place of a position."""
         return position if isinstance(position, int) else self._ids.build(position)
 

@@ -98,8 +98,14 @@ class Receiver:
 
         :raises TimeoutError: none came in time
         """
-        async with asyncio.timeout(delay_ms(timeout, "timeout") / 1000):
-            return await self.wait()
+        seconds = delay_ms(timeout, "timeout") / 1000
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await self.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"no message within {seconds:g} s") from None
 
     async def _wait_noted(self) -> Message:
         """Wait for a message of a durable consumer, until it may be delivered and that is noted."""

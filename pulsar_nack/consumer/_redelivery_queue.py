@@ -137,7 +137,7 @@ class RedeliveryQueue:
         return has_room
 
     def doubt(self, records: Sequence[MessageState]) -> None:
-        """Drop the payloads of messages that may be settled: each is delivered if it comes, and at its time."""
+        """Drop the payloads of messages that may already be settled; one that arrives is delivered at its time."""
         for record in records:
             record.is_doubtful = True
             self.payloads.pop(record.id)
@@ -161,7 +161,7 @@ class RedeliveryQueue:
         self.payloads.pop(message_id)
 
     async def request_now(self, records: Sequence[MessageState]) -> bool:
-        """Request messages that are being processed from the broker; if that fails it is tried again, and False."""
+        """Request messages that are being processed; return False if that failed, and will be repeated."""
         now_ms = self.clock.now_ms()
         for record in records:
             self.table.hold(record.id)
@@ -180,7 +180,7 @@ class RedeliveryQueue:
         return True
 
     def ask_for(self, counts: Mapping[MessageId, int]) -> None:
-        """Request messages soon that were forgotten here, by how often each was delivered."""
+        """Soon request messages that this consumer has forgotten; each comes with its last redelivery count."""
         self.table.ask_for(counts, self.clock.now_ms())
         self._watch_from(self.table.requests.next_at())
 
@@ -277,7 +277,7 @@ class RedeliveryQueue:
         return [record for record in records if not self._bring_back_locally(record, due_members)]
 
     def _bring_back_locally(self, record: MessageState, due_members: Counter[EntryKey]) -> bool:
-        """Redeliver from memory, waiting for the deadline if the timer was early; False: the broker's turn."""
+        """Redeliver a message from memory, at its deadline; return False if the broker has to redeliver it."""
         if record.id not in self.payloads.kept:
             return False
         batches, due = self.table.batches, due_members[entry_key(record.id)]
@@ -325,7 +325,7 @@ class RedeliveryQueue:
     # --- repeated requests -------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Repeat requests that brought nothing, until cancelled; a callable of the user's is called once."""
+        """Repeat requests that brought nothing, until cancelled; a callback of the user is not repeated."""
         while self._custom is None:
             next_at = self.table.requests.next_at()
             self._watched_until_ms = next_at

@@ -91,7 +91,7 @@ class OpenRequests:
     # --- repeated requests -------------------------------------------------------------------------------------------
 
     def repeat(self, message_id: MessageId, now_ms: int, turn: int = 0) -> None:
-        """Note that a request, the ``turn``-th repeated one, brought nothing or is not known to have."""
+        """Note that the ``turn``-th repeat of a request, from 0, brought nothing, or may have brought nothing."""
         self.repeat_at.pop(message_id, None)
         if turn == len(PAUSES_MS):
             return

@@ -240,8 +240,9 @@ class Runner:
             await self._was_cancelled(message)
         else:
             if not is_awaitable:
+                self.is_stopping.set()  # first: no other worker is to call it with the same message
                 self._receiver.take_back(message)
-                expected = "a coroutine function: what it returned cannot be awaited"
+                expected = "a coroutine function (async def): what it returned cannot be awaited"
                 raise InvalidArgumentError("handler", self.handler, expected)
             if needs_ack(message):
                 await self._acknowledge(message)
@@ -292,7 +293,7 @@ class Runner:
         await self._nack_cancelled(message)
 
     async def _nack_cancelled(self, message: Message) -> None:
-        """Nack a message unless it is settled, and let its worker go on that something cancels, except the drain."""
+        """Nack a message unless it is settled; keep its worker running unless the drain cancelled it."""
         if self._is_ending:
             raise asyncio.CancelledError
         task = asyncio.current_task()

@@ -225,7 +225,8 @@ class Settler:
         wait = self._wait(state.default_delay_ms(record) if delay is None else delay_ms(delay), properties)
         reason = as_reason(reason)
         if letters is None or letters.retry is None:
-            raise InvalidArgumentError("retry_topic", None, "a RetryTopicPolicy, for messages to be consumed later")
+            expected = "a RetryTopicPolicy: without one the consumer cannot let a message be consumed later"
+            raise InvalidArgumentError("retry_topic", None, expected)
         is_last = letters.is_last_attempt(count)
         await self._until_room(letters, payload.id, count, DEAD_LETTERING if is_last else RETRYING)
         if is_last:

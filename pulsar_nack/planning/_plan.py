@@ -144,7 +144,7 @@ def _reason(workload: Workload, best: PlanRow, rows: tuple[PlanRow, ...], min_by
     if coarser is not None and not coarser.is_fine:
         text += ", and wider ones would be more than an eighth of the delay."
     else:
-        text += f", and the widest that fit the delay would save {format_size(best.bytes - min_bytes)}."
+        text += f", and the smallest index would save {format_size(best.bytes - min_bytes)}."
     setting = (
         f"negativeAckPrecisionBitCnt={best.bits}"
         if workload.kind == Kind.NACK

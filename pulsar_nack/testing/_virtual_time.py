@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import heapq
+import inspect
 import math
 import queue
 import selectors
@@ -302,6 +303,9 @@ def virtual_time(test: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T
             await asyncio.sleep(3600)
             assert asyncio.get_running_loop().time() == 3600
     """
+
+    if not inspect.iscoroutinefunction(test):
+        raise InvalidArgumentError("test", test, "a coroutine function (async def)")
 
     @functools.wraps(test)
     def run_on_virtual_time(*args: _P.args, **kwargs: _P.kwargs) -> _T:

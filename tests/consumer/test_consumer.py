@@ -206,6 +206,18 @@ async def is_quiet_into(consumer: Consumer, seen: list[bytes]) -> bool:
 
 
 @virtual_time
+async def test_a_timeout_says_what_did_not_come(ports: Ports) -> None:
+    """A receive that times out names the message and the time; a timeout of the caller's own stays as it is."""
+    async with consuming(ports.port()) as (_, consumer):
+        with pytest.raises(TimeoutError, match=r"no message within 0\.2 s"):
+            await consumer.receive(timeout=0.2)
+        with pytest.raises(TimeoutError) as caught:
+            async with asyncio.timeout(0.1):
+                await consumer.receive(timeout=10)
+        assert str(caught.value) == ""
+
+
+@virtual_time
 async def test_ack_and_nack_race(ports: Ports) -> None:
     """U20: of an ack and a nack from two tasks one wins and the other raises, whichever begins."""
     for first, second in (("ack", "nack"), ("nack", "ack")):

@@ -21,8 +21,8 @@ from pulsar_nack._topic_pattern import for_official_client
 from pulsar_nack.consumer import ConsumerOptions
 from pulsar_nack.consumer import _official as official
 from pulsar_nack.consumer._dialect import OFFICIAL_NAMES
-from pulsar_nack.consumer._native_ids import NativeMessageIds, delivery_of
 from pulsar_nack.consumer._official import OfficialPort, broker_error, traits_of
+from pulsar_nack.consumer._official_ids import OfficialMessageIds, delivery_of
 from pulsar_nack.consumer._subscribe import OfficialSettings
 from pulsar_nack.consumer.transport import CONSUMER_SETTINGS
 from pulsar_nack.errors import TopicNotFoundError
@@ -287,7 +287,7 @@ def test_hints_fit_the_error() -> None:
 def test_the_ends_need_no_topic() -> None:
     """O57: so that a consumer of a list can seek to the earliest and to the latest."""
     for end in (pulsar.MessageId.earliest, pulsar.MessageId.latest):
-        built = NativeMessageIds(None).build(MessageId.from_bytes(end.serialize()))
+        built = OfficialMessageIds(None).build(MessageId.from_bytes(end.serialize()))
         assert (built.ledger_id(), built.entry_id()) == (end.ledger_id(), end.entry_id())
 
 
@@ -353,19 +353,19 @@ def test_every_setting_of_the_client_has_a_type() -> None:
 
 def test_ids_are_built_with_their_topic() -> None:
     """N36: an id from numbers gets the partition's topic; among several topics it has to name its own."""
-    handles = NativeMessageIds("persistent://public/default/t")
+    handles = OfficialMessageIds("persistent://public/default/t")
     native = handles.build(MessageId(3, 4, 2, 1, batch_size=5))
     assert (native.ledger_id(), native.entry_id(), native.partition(), native.batch_index()) == (3, 4, 2, 1)
     assert handles._partition_topic(MessageId(3, 4, 2)) == "persistent://public/default/t-partition-2"
-    assert NativeMessageIds("t-partition-2")._partition_topic(MessageId(3, 4, 2)) == "t-partition-2"
+    assert OfficialMessageIds("t-partition-2")._partition_topic(MessageId(3, 4, 2)) == "t-partition-2"
     with pytest.raises(BrokerError, match="names none"):
-        NativeMessageIds(None).build(MessageId(3, 4))
-    assert NativeMessageIds(None).build(MessageId(3, 4, topic="t")).entry_id() == 4
+        OfficialMessageIds(None).build(MessageId(3, 4))
+    assert OfficialMessageIds(None).build(MessageId(3, 4, topic="t")).entry_id() == 4
 
 
 def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
     """U26: a member not delivered here cannot be acknowledged: the client would acknowledge the whole batch."""
-    handles = NativeMessageIds("t")
+    handles = OfficialMessageIds("t")
     for message_id in (MessageId(3, 4, -1, 0), MessageId(3, 4, -1, 0, batch_size=5)):
         with pytest.raises(BrokerError, match="whole batch"):
             handles.for_ack(message_id)
@@ -375,8 +375,8 @@ def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
 
 def test_handles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the client's id objects the newest are kept; those that are acknowledged go."""
-    monkeypatch.setattr("pulsar_nack.consumer._native_ids._MAX_HANDLES", 3)
-    handles = NativeMessageIds("t")
+    monkeypatch.setattr("pulsar_nack.consumer._official_ids._MAX_HANDLES", 3)
+    handles = OfficialMessageIds("t")
     for entry in range(5):
         handles.remember(MessageId(1, entry), entry)
     handles.remember(MessageId(1, 2), "newer")

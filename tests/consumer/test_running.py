@@ -625,8 +625,9 @@ async def test_a_handler_that_cancels_its_own_task() -> None:
         assert consumer.statistics().nacked == 1
 
 
+@pytest.mark.parametrize("concurrency", [1, 32])
 @virtual_time
-async def test_a_handler_that_is_a_plain_function() -> None:
+async def test_a_handler_that_is_a_plain_function(concurrency: int) -> None:
     """It is refused by name at its first message, which goes back without an attempt; nothing else is handled."""
     port = FakePort()
     for payload in (b"a", b"b"):
@@ -638,7 +639,7 @@ async def test_a_handler_that_is_a_plain_function() -> None:
 
     async with Consumer(port) as consumer:
         with pytest.raises(InvalidArgumentError, match="a coroutine function"):
-            await consumer.run(handler, concurrency=1)  # type: ignore[arg-type]
+            await consumer.run(handler, concurrency=concurrency)  # type: ignore[arg-type]
         assert consumer.statistics().nacked == 0
     assert calls == [b"a"]
     async with (

@@ -254,6 +254,17 @@ async def test_many_in_a_row_that_cannot_go() -> None:
 
 
 @virtual_time
+async def test_seconds_are_no_time_of_delivery() -> None:
+    """A time in seconds or microseconds is refused by name, instead of a delivery at once or never."""
+    async with LocalBroker(clock=ManualClock(1_700_000_000_000)) as broker:
+        topic = await broker.topic()
+        for wrong, unit in ((1_700_000_060, "seconds"), (1_700_000_060_000_000, "microseconds")):
+            with pytest.raises(InvalidArgumentError, match=f"deliver_at.*not in {unit}"):
+                await topic.publish(b"x", deliver_at=wrong)
+        assert topic.statistics().entries == 0
+
+
+@virtual_time
 async def test_when_to_deliver_can_be_given_in_several_ways() -> None:
     """Epoch ms, a datetime with a time zone, a timedelta and seconds mean the same; what cannot be is refused."""
     clock = ManualClock(1_000_000)

@@ -619,6 +619,7 @@ async def test_a_partition_that_cannot_be_opened_closes_the_others() -> None:
         ({"ordering_key": "\ud800"}, "ordering_key"),
         ({"event_time_ms": -1}, "event_time_ms"),
         ({"deliver_at_ms": 1.5}, "deliver_at_ms"),
+        ({"deliver_at_ms": 1_764_570_000}, "deliver_at_ms"),  # seconds
         ({"deliver_after": -1}, "deliver_after"),
         ({"deliver_after": 1, "deliver_at_ms": 1}, "deliver_after"),
         ({"sequence_id": -1}, "sequence_id"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ..._check import INT64_MAX, check_integer, is_text
-from ..._delays import Delay, delay_ms
+from ..._delays import Delay, delay_ms, wrong_unit
 from ..._waiting import WaitingCalls
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
@@ -304,6 +304,8 @@ def _as_ordering_key(key: object) -> bytes:
 
 def _delivery_time(deliver_at_ms: int | None, deliver_after: Delay | None) -> int:
     if deliver_after is None:
+        if unit := wrong_unit(deliver_at_ms):
+            raise InvalidArgumentError("deliver_at_ms", deliver_at_ms, f"epoch ms{unit}")
         return check_integer("deliver_at_ms", deliver_at_ms, 0, INT64_MAX)
     if deliver_at_ms is not None:
         raise InvalidArgumentError("deliver_after", deliver_after, "None, as deliver_at_ms is given")

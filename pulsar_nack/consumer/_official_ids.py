@@ -23,7 +23,7 @@ _FIRST_CHUNK_TAG: Final = b"\x3a"
 _PARTITION: Final = "-partition-"
 
 
-class NativeMessageIds:
+class OfficialMessageIds:
     """The client's id objects of unacknowledged messages, at most 100 000, the newest.
 
     :param topic: the consumer's topic, for ids that carry none; None: it has several
