@@ -140,14 +140,16 @@ class Acks:
         calls = list(map(self._calls.pop, records))
         if error is None:
             settled = self._table.settle_all(records, self._clock.now_ms())
-            self._note_settled(settled)
-            for call in calls:
-                if isinstance(call, list):
-                    for waiter in call:
-                        if not waiter.done():
-                            waiter.set_result(None)
-                elif call is not None and not call.done():
-                    call.set_result(None)
+            try:
+                self._note_settled(settled)
+            finally:  # also if a consumer's own trace raises
+                for call in calls:
+                    if isinstance(call, list):
+                        for waiter in call:
+                            if not waiter.done():
+                                waiter.set_result(None)
+                    elif call is not None and not call.done():
+                        call.set_result(None)
         else:
             self._end_failed(records, calls, error)
         if self._all_answered is not None and not self._calls and not self._all_answered.done():
@@ -172,18 +174,20 @@ class Acks:
             self._state.on_idle()
 
     def _end_failed(self, records: Sequence[MessageState], calls: Sequence[_Calls], error: Exception) -> None:
-        for record in records:
-            self._failed(record, error)
-        for record, call in zip(records, calls, strict=True):
-            waiting = [waiter for waiter in _as_list(call) if not waiter.done()]
-            if len(waiting) > 1:
-                learning = [len(waiting)]
-                self._learning.update((waiter, learning) for waiter in waiting)
-            for waiter in waiting:
-                waiter.set_exception(error)
-                waiter.exception()  # the caller may have been cancelled in this turn of the loop
-            if not waiting and not self._is_over:  # all callers were cancelled, or there was none
-                self._redeliver(record, error)
+        try:
+            for record in records:
+                self._failed(record, error)
+        finally:  # also if a consumer's own trace raises
+            for record, call in zip(records, calls, strict=True):
+                waiting = [waiter for waiter in _as_list(call) if not waiter.done()]
+                if len(waiting) > 1:
+                    learning = [len(waiting)]
+                    self._learning.update((waiter, learning) for waiter in waiting)
+                for waiter in waiting:
+                    waiter.set_exception(error)
+                    waiter.exception()  # the caller may have been cancelled in this turn of the loop
+                if not waiting and not self._is_over:  # all callers were cancelled, or there was none
+                    self._redeliver(record, error)
 
     def _failed(self, record: MessageState, error: Exception) -> None:
         """Note that a message is not acknowledged; redeliver it if its time came meanwhile."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,6 +102,44 @@ async def test_some_calls_that_are_cancelled_when_their_acknowledgement_fails(ca
         assert [call.cancelled() for call in calls] == [number < cancelled for number in range(3)]
         assert all(isinstance(call.exception(), BrokerError | AcknowledgeError) for call in calls[cancelled:])
         assert await shown(consumer, 1) == ([b"x"] if cancelled == len(calls) else [])
+
+
+class _RaisingTrace:
+    """A trace that breaks its promise: noting one kind of event raises."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def source(self, *_: str, **__: str) -> Callable[..., None]:
+        """Return what raises."""
+
+        def note(kind: str, *_: object, **__: object) -> None:
+            if kind == self.kind:
+                raise RuntimeError("a fault")
+
+        return note
+
+
+@pytest.mark.parametrize("port_type", [FakePort, NowaitPort])
+@pytest.mark.parametrize("kind", ["ack", "error"])
+@virtual_time
+async def test_a_trace_that_raises_at_the_end_of_an_acknowledgement(kind: str, port_type: type[FakePort]) -> None:
+    """Its caller gets the outcome; the fault is raised by the consumer, or reported to the loop."""
+    port, found = port_type(), list[BaseException]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context["exception"]))
+    port.topic.publish(b"x")
+    consumer = await Consumer(port, trace=_RaisingTrace(kind)).open()
+    message = await consumer.receive()
+    if kind == "error":
+        port.fail_next("acknowledge")
+    async with asyncio.timeout(10):
+        with nullcontext() if kind == "ack" else pytest.raises(BrokerError, match="acknowledge failed"):
+            await message.ack()
+    try:
+        await consumer.aclose()
+    except ExceptionGroup as group:
+        found += group.exceptions
+    assert [str(fault) for fault in found] == ["a fault"]
 
 
 # --- ports without session events ---
