@@ -113,6 +113,6 @@ def wrong_unit(value: object, earliest_ms: int = FIRST_PUBLISH_MS) -> str:
     """Return, in brackets, the unit in which a time is most likely meant if it is not epoch ms; empty if it is."""
     if (type(value) is int or type(value) is float) and not earliest_ms <= value <= _LAST_PUBLISH_MS:
         for unit, per_ms in (("seconds", 1e-3), ("microseconds", 1e3), ("nanoseconds", 1e6)):
-            if FIRST_PUBLISH_MS <= value / per_ms <= _LAST_PUBLISH_MS:
+            if FIRST_PUBLISH_MS * per_ms <= value <= _LAST_PUBLISH_MS * per_ms:  # an int may be too large for a float
                 return f" (not in {unit}: int(time.time() * 1000) is now)"
     return ""

@@ -140,6 +140,7 @@ NOW_S = 1_790_000_000
         (NOW_S * 10**6, "not in microseconds"),
         (NOW_S * 10**9, "not in nanoseconds"),
         *((each, "epoch ms, got") for each in (-1, 1, 5.5, True, None, "now", b"", 1 << 80)),
+        (10**400, "epoch ms, got"),
         (float("nan"), "epoch ms, got nan"),
         (978_307_199_999, "epoch ms, got 978307199999"),
     ],

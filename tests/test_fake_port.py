@@ -649,6 +649,7 @@ async def test_unknown_ids_are_ignored() -> None:
         {"latency": -1},
         {"latency": float("nan")},
         {"latency": True},
+        {"latency": 10**400},
         {"min_redelivery_delay": "1"},
         {"batch_index_ack": 1},
         {"max_ids_per_request": 0},

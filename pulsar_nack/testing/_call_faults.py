@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
@@ -131,7 +131,7 @@ class PortWithFaults:
 
 def seconds(field: str, value: object) -> float:
     """Return seconds of at least 0 as a float, or raise :class:`~pulsar_nack.InvalidArgumentError`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise InvalidArgumentError(field, value, "seconds as a finite number of at least 0")
     return float(value)
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from .._check import check_text
 from .._tasks import TaskOwner
 from ..clock import Clock
 from ..config import BucketConfig
@@ -100,6 +101,7 @@ class SubscriptionRegistry:
 
         :raises InvalidArgumentError: there is no such subscription
         """
+        check_text("subscription", name)
         cursor = self.cursors.get(name)
         if cursor is None:
             raise InvalidArgumentError("subscription", name, f"one of {sorted(self.cursors)}")

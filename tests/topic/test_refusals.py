@@ -116,3 +116,23 @@ async def test_a_seek_of_a_topic_shows_what_was_acknowledged() -> None:
             await message.ack()
         assert consumer.statistics().replayed == 1
         assert topic.backlog("s") == 0
+
+
+@virtual_time
+async def test_a_subscription_of_an_impossible_name() -> None:
+    """It is refused as any that does not exist, also where the name is no text."""
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        impossible: list[Any] = ["none", None, [None], {}]
+        for name in impossible:
+            for call in (topic.cursor, topic.backlog):
+                with pytest.raises(InvalidArgumentError, match=r"^subscription: "):
+                    call(name)
+            for change in (
+                topic.unsubscribe,
+                topic.clear_backlog,
+                lambda name: topic.skip(name, 1),
+                lambda name: topic.seek(name, 0),
+            ):
+                with pytest.raises(InvalidArgumentError, match=r"^subscription: "):
+                    await change(name)
