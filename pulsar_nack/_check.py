@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from os import PathLike, fspath
+from os import PathLike, fsencode, fspath
 from pathlib import Path
 from typing import Any, Final, TypeGuard, TypeVar
 
@@ -98,9 +98,15 @@ def check_one_of(field: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def path_of(value: object) -> Path | None:
-    """Return ``value`` as a path, None if it is not a path or is empty."""
+    """Return ``value`` as a path, None if it is empty, or not a path that the system can have."""
     text = fspath(value) if isinstance(value, str | PathLike) else None
-    return Path(text) if isinstance(text, str) and text else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        return None
+    try:
+        fsencode(text)
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        return None
+    return Path(text)
 
 
 def as_folder(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from pulsar_nack import InvalidArgumentError
-from pulsar_nack._check import INT64_MAX, check_integer, check_name, check_one_of, check_strings, check_text
+from pulsar_nack._check import INT64_MAX, as_folder, check_integer, check_name, check_one_of, check_strings, check_text
 from tests.for_each import for_each
 
 
@@ -50,3 +53,16 @@ def test_values_that_are_no_text_are_refused(value: object) -> None:
     for properties in ({"a": value}, {value: "a"}, value, [("a", "b")]):
         with pytest.raises(InvalidArgumentError, match=r"^properties: expected a mapping from str to str, got "):
             check_strings("properties", properties)
+
+
+@for_each("value", ["a", Path("a/b"), "é", os.fsdecode(b"\xff")])
+def test_folders(value: str | Path) -> None:
+    """Any path that the system can have, also one that is no UTF-8."""
+    assert as_folder("folder", value) == Path(value)
+
+
+@for_each("value", ["", "a\0b", "\ud800", b"a", None, 1])
+def test_what_is_no_folder(value: object) -> None:
+    """What no file can be named is refused, and not left to the system, whose error would be a ValueError."""
+    with pytest.raises(InvalidArgumentError, match=r"^folder: expected the path of a folder, got "):
+        as_folder("folder", value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -38,7 +39,7 @@ class UnackedLimiter:
 
     def __init__(self, table: MessageTable, limit: int | None, prefetched: int, must_admit: Callable[[], bool]) -> None:
         self.limit = limit
-        self.near = math.inf if limit is None else _NEAR * limit
+        self.near = math.inf if limit is None else _NEAR * min(limit, sys.maxsize)
         """From how many unacknowledged messages on :meth:`warn_if_near` warns."""
         self.prefetched = prefetched
         self.held_back_at: int | None = None

@@ -660,7 +660,7 @@ async def test_local_payloads_are_bounded(ports: Ports) -> None:
 @virtual_time
 async def test_a_single_worker_is_never_stuck(ports: Ports) -> None:
     """U17, U33: one worker that nacks everything goes on at the limits: a nack never waits while a message is ready."""
-    for options in ({"unacked_limit": 4}, {"max_local_bytes": 100}):
+    for options in ({"unacked_limit": 4}, {"max_local_bytes": 100}, {"unacked_limit": 10**400}):
         port = ports.port(subscription_type="exclusive", receiver_queue_size=1)
         async with consuming(port, **options) as (_, consumer):
             for number in range(6):
