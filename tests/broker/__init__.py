@@ -1,1 +1,1 @@
-"""Tests on a real Apache Pulsar broker, and the means to start one."""
+"""Tests on a real Apache Pulsar broker, and what starts one."""

@@ -46,11 +46,11 @@ class Admin:
         self.request("DELETE", f"{_path(topic)}{'/partitions' if partitioned else ''}?force=true")
 
     def stats(self, topic: str) -> Any:
-        """What the broker knows of a topic that is not partitioned."""
+        """Return the broker's statistics of a topic without partitions."""
         return self.request("GET", f"{_path(topic)}/stats")
 
     def internal_stats(self, topic: str) -> Any:
-        """The ledgers and cursors of a topic that is not partitioned."""
+        """Return the ledgers and cursors of a topic without partitions."""
         return self.request("GET", f"{_path(topic)}/internalStats")
 
     def subscription(self, topic: str, name: str) -> Any:
@@ -58,7 +58,7 @@ class Admin:
         return self.stats(topic)["subscriptions"][name]
 
     def backlog(self, topic: str, name: str) -> int:
-        """How many messages of a subscription are not acknowledged, counted in single messages if they are batched."""
+        """Return how many messages of a subscription are unacknowledged; members of batches count one by one."""
         stats = self.request("GET", f"{_path(topic)}/stats?getPreciseBacklog=true")
         return int(stats["subscriptions"][name]["msgBacklog"])
 
@@ -72,7 +72,7 @@ class Admin:
         self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/resetcursor/{at_ms}")
 
     def reset_cursor_to(self, topic: str, name: str, ledger: int, entry: int) -> None:
-        """Move a subscription of a topic that is not partitioned to an entry, which is handed out next."""
+        """Move a subscription of a topic without partitions to an entry, which is delivered next."""
         place = {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1}
         self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/resetcursor", place)
 
@@ -81,11 +81,11 @@ class Admin:
         self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/skip/{count}")
 
     def clear(self, topic: str, name: str) -> None:
-        """Acknowledge everything that a subscription has not."""
+        """Acknowledge all unacknowledged messages of a subscription."""
         self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/skip_all")
 
     def expire(self, topic: str, name: str, seconds: int) -> None:
-        """Acknowledge what was published so long ago or earlier; refused where that is next to nothing."""
+        """Acknowledge messages that are at least this old; refused if there are next to none."""
         self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/expireMessages/{seconds}")
 
     def unload(self, topic: str) -> None:

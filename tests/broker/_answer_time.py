@@ -1,4 +1,4 @@
-"""How far from their deadlines messages come back, beside what a bare socket waits for the broker meanwhile."""
+"""How far from their deadlines messages are redelivered, next to how long a bare socket waits for the same broker."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pulsar_nack.wire._consumer._consumer_session import redeliver_command
 from tests.patience import load
 
 BOUND_MS: Final = 15.0
-"""Half of all nacks come back within this time of their deadlines, not counting what a bare socket waits."""
+"""Half of all nacks are redelivered within this time of their deadlines, after subtracting the bare socket's wait."""
 _BUSY: Final = 10
 _WARM_UP: Final = 600
-"""A broker that was just started answers at a fifth of its later speed; after so many answers that is over."""
+"""A broker that has just started answers at a fifth of its later speed until it has given this many answers."""
 _BARE_SOCKET: Final = Path(__file__).parents[2] / "benchmarks" / "_bare_socket.py"
 
 
 class Errors:
-    """How far from their deadlines messages came back, in ms; see :func:`measuring`."""
+    """How far from their deadlines messages were redelivered, in ms; see :func:`measuring`."""
 
     def __init__(self) -> None:
         self.ms: list[float] = []
@@ -40,13 +40,13 @@ class Errors:
         self._due_at[data] = time.monotonic() + delay
 
     def came(self, data: bytes) -> None:
-        """Record that the message is back."""
+        """Record that the message was redelivered now."""
         self.ms.append(1e3 * (time.monotonic() - self._due_at.pop(data)))
 
     def check(self, count: int, redelivery: str = "auto") -> None:
-        """Print the figures, and assert that ``count`` messages came, none early, and half of them in time.
+        """Print the figures, and assert that ``count`` messages came, none early and half of them in time.
 
-        :param redelivery: with ``"local"`` no broker is asked, so nothing is subtracted for it
+        :param redelivery: with ``"local"`` the broker is not asked, so nothing is subtracted
         """
         ordered, median = sorted(self.ms), statistics.median(self.ms)
         waits_ms = 0.0 if redelivery == "local" else statistics.median(self.bare_ms)
@@ -58,7 +58,7 @@ class Errors:
 
 
 def leniency() -> int:
-    """Return the factor by which bounds on latencies are widened: on a busy machine nothing is in time."""
+    """Return the factor by which bounds on latencies are widened, because on a busy machine everything is late."""
     return _BUSY if load() > 1 else 1
 
 
@@ -80,7 +80,7 @@ async def measuring(url: str, topic: str, delays: Sequence[float]) -> AsyncItera
 
 
 def warm_up(url: str, topic: str) -> None:
-    """Warm up a broker that was just started; the topic is of no use afterwards."""
+    """Warm up a broker that has just started; the topic cannot be used afterwards."""
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     try:
         client.create_producer(topic).send(b"x")

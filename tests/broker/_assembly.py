@@ -1,8 +1,8 @@
 """Apache Pulsar's jars, fetched by Maven into a cache folder once and checked before each use.
 
-PULSAR_VERSION chooses the version; each has a folder of its own. The folder is made beside its final place and renamed
-into it, so that it is whole or absent. Its stamp is a digest of the pom and of the names and sizes of all jars: with
-another pom, or a jar missing or cut short, it is assembled anew.
+PULSAR_VERSION chooses the version; each version has its own folder. The folder is made beside its final place and
+renamed into it, so it is either complete or absent. Its stamp is a digest of the pom and of the names and sizes of all
+jars: if the pom changes, or a jar is missing or cut short, the folder is assembled again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JAVA_AT_LEAST = 17
 
 
 class AssemblyError(RuntimeError):
-    """The broker cannot be put together on this machine; the message says what is missing or failed."""
+    """The broker cannot be assembled on this machine; the message says what is missing or failed."""
 
 
 def version() -> str:
@@ -38,7 +38,7 @@ def version() -> str:
 
 
 def assemble() -> Path:
-    """The folder with the broker's jars; fetched with Maven if there is no good one (about 200 MB)."""
+    """Return the folder with the broker's jars; fetch it with Maven (about 200 MB) if it is missing or damaged."""
     home = _home()
     home.parent.mkdir(parents=True, exist_ok=True)
     with locked(home.with_name(f"{home.name}.lock")):
@@ -48,7 +48,7 @@ def assemble() -> Path:
 
 
 def cache_folder() -> Path:
-    """``PULSAR_NACK_CACHE``, or ``.cache`` at the head of the repository."""
+    """Return ``PULSAR_NACK_CACHE``, or ``.cache`` in the repository's root."""
     given = os.environ.get("PULSAR_NACK_CACHE")
     return Path(given).expanduser().resolve() if given else POM.parents[2] / ".cache"
 
@@ -58,7 +58,7 @@ def _home() -> Path:
 
 
 def is_whole(home: Path) -> bool:
-    """Whether the folder was made from today's pom and has lost nothing since."""
+    """Return whether the folder was made from the current pom and is complete."""
     try:
         return (home / "stamp").read_text() == _stamp(home)
     except OSError:
@@ -66,20 +66,20 @@ def is_whole(home: Path) -> bool:
 
 
 def find_java() -> str:
-    """The ``java`` of JAVA_HOME or of the path; raises AssemblyError if there is none of version 17 or later."""
+    """Return the ``java`` of JAVA_HOME or of the path; raise AssemblyError if there is none of version 17 or later."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if java is None:
         raise AssemblyError(f"no java found (JAVA_HOME={home}): a Java of version {JAVA_AT_LEAST} or later is needed")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
-    found = re.search(r'version "(\d+)', told)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    found = re.search(r'version "(\d+)', output)
     if found is None or int(found[1]) < JAVA_AT_LEAST:
-        raise AssemblyError(f"{java} is too old, version {JAVA_AT_LEAST} or later is needed; it says: {told.strip()}")
+        raise AssemblyError(f"{java} is too old, version {JAVA_AT_LEAST} or later is needed; it says: {output.strip()}")
     return java
 
 
 def missing_tools() -> str | None:
-    """Why a broker cannot be started here, or None if it can; raises AssemblyError if PULSAR_VERSION is no version."""
+    """Return why a broker cannot be started here, or None; raise AssemblyError if PULSAR_VERSION is not a version."""
     home = _home()
     try:
         find_java()
@@ -97,7 +97,7 @@ def _assemble_into(home: Path) -> None:
     print(
         f"Fetching Apache Pulsar {version()} with Maven into {home} (once, about 200 MB)", file=sys.stderr, flush=True
     )
-    for stale in home.parent.glob(f"{home.name}.part-*"):  # of a run that was killed: we alone hold the lock
+    for stale in home.parent.glob(f"{home.name}.part-*"):  # left by a run that was killed: only we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{home.name}.part-", dir=home.parent, ignore_cleanup_errors=True) as made:
         fresh = Path(made) / "fresh"
@@ -112,7 +112,7 @@ def _assemble_into(home: Path) -> None:
 
 
 def copy_dependencies(maven: str, pom: Path, lib: Path, *options: str) -> None:
-    """Fetch what a pom depends on into a folder; raises AssemblyError if Maven fails."""
+    """Fetch a pom's dependencies into a folder; raise AssemblyError if Maven fails."""
     command = [maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
     try:
         done = subprocess.run(
@@ -139,7 +139,7 @@ def _stamp(home: Path) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes out that lock the same file."""
+    """Hold a lock on a file, which keeps out other processes that lock it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""The Java client in a JVM of its own, driven by lines (``java/Peer.java``); its jars are fetched by Maven once."""
+"""The Java client in its own JVM, controlled line by line (``java/Peer.java``); Maven fetches its jars once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JVM = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 
 
 def jars() -> Path:
-    """The folder with the client's jars; raises AssemblyError if they are not there and cannot be fetched."""
+    """Return the folder with the client's jars; raise AssemblyError if they are missing and cannot be fetched."""
     home = cache_folder() / "java-client"
     home.mkdir(parents=True, exist_ok=True)
     pom, stamp = _SOURCE / "pom.xml", home / "pom.xml"
@@ -33,7 +33,7 @@ def jars() -> Path:
 
 
 class JavaClient:
-    """One client, connected to one broker; commands go one by one, from whichever thread."""
+    """One client, connected to one broker; commands run one at a time, from any thread."""
 
     def __init__(self, url: str) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
@@ -57,11 +57,11 @@ class JavaClient:
         self._log.close()
 
     def call(self, *words: str) -> list[list[str]]:
-        """Send a command and return the lines of its answer, cut into words."""
+        """Send a command and return the lines of its answer, split into words."""
         return self.calls([words])[0]
 
     def calls(self, commands: list[tuple[str, ...]]) -> list[list[list[str]]]:
-        """Send commands, one after another, and return the answer of each."""
+        """Send commands one after another, and return the answer to each."""
         with self._turn:
             return [self._answer(words) for words in commands]
 

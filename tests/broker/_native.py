@@ -1,4 +1,4 @@
-"""The native client as these tests use it, straight to the broker or through a proxy that misbehaves."""
+"""The native client as these tests use it, connected to the broker directly or through a faulty proxy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.consumer.official import EXACT
 async def native(
     url: str, topic: str | Sequence[str], *, proxy: TcpProxy | None = None, client: Any = None, **settings: Any
 ) -> AsyncIterator[Consumer]:
-    """A native consumer on the subscription ``sub``, exact to the ms unless told otherwise.
+    """Open a native consumer on the subscription ``sub``, exact to the ms by default.
 
-    :param proxy: all connections go through it, whatever address the broker tells
-    :param client: the settings of the client
+    :param proxy: all connections go through it, whatever address the broker announces
+    :param client: the client's settings
     """
     settings = {"config": EXACT, "initial_position": "earliest", **settings}
     dial = None if proxy is None else through(proxy)
@@ -32,7 +32,7 @@ async def native(
 
 
 def through(proxy: TcpProxy) -> Dial:
-    """Return what connects to the proxy, whatever address is asked for."""
+    """Return a function that connects to the proxy, whatever address is asked for."""
 
     async def dial(connection: Connection, _address: Address) -> None:
         await asyncio.get_running_loop().create_connection(lambda: connection, "127.0.0.1", proxy.port)
@@ -47,7 +47,7 @@ def port_of(url: str) -> int:
 
 @contextmanager
 def no_task_left() -> Iterator[None]:
-    """Assert that the tasks which run at the end are those that ran at the beginning."""
+    """Assert that the same tasks run at the end as at the beginning."""
     before = asyncio.all_tasks()
     yield
     assert not asyncio.all_tasks() - before

@@ -1,4 +1,4 @@
-"""Three clients with one face: the official Python client, the Java client, and the native one."""
+"""One interface for three clients: the official Python client, the Java client, and the native one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Out(NamedTuple):
 
 
 class Got(NamedTuple):
-    """A message that was received, and acknowledged."""
+    """A message that was received and acknowledged."""
 
     place: Place
     payload: bytes
@@ -59,7 +59,7 @@ class How(TypedDict, total=False):
 
 
 class Way(NamedTuple):
-    """The same with what it is where nothing is said."""
+    """How messages are sent, with a default for each setting."""
 
     batching: bool = False
     by_key: bool = False
@@ -68,7 +68,7 @@ class Way(NamedTuple):
 
 
 class Peer(Protocol):
-    """A client. Batches are sent as one or a few, without batching each message is an entry."""
+    """A client. Batches are sent as one batch or a few; without batching each message is an entry."""
 
     name: str
 
@@ -77,7 +77,7 @@ class Peer(Protocol):
         ...
 
     async def subscribe(self, topic: str, subscription: str, kind: str = "shared") -> Reader:
-        """Consume from the earliest message on."""
+        """Subscribe from the earliest message on."""
         ...
 
 
@@ -85,7 +85,7 @@ class Reader(Protocol):
     """A consumer that acknowledges what it receives."""
 
     async def read(self, most: int, patience: float = PATIENCE_S) -> list[Got]:
-        """Receive so many messages, fewer if nothing comes for ``patience`` seconds."""
+        """Receive ``count`` messages, fewer if nothing comes for ``patience`` seconds."""
         ...
 
     async def close(self) -> None:
@@ -221,7 +221,7 @@ class Official:
 
 
 class OfficialReader:
-    """A consumer of the official Python client, whose ``receive`` may lose a message if it is cancelled: it is kept."""
+    """A consumer of the official Python client. A cancelled ``receive`` may lose a message there, so it is kept."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer

@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves when told: it cuts connections, delays bytes, lets them stall, and turns clients away."""
+"""A TCP proxy that fails on demand: it cuts connections, delays or stalls bytes, and refuses clients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _HOST: Final = "127.0.0.1"
 
 
 class TcpProxy:
-    """Passes bytes on between clients and one server; use it as ``async with``, in the event loop of the test.
+    """Forwards bytes between clients and one server; use it as ``async with``, in the test's event loop.
 
     :param port: where the server listens, on 127.0.0.1
 
-    ``delay`` is in seconds and holds for each way; it may change at any time, and order is kept.
+    ``delay`` is in seconds and applies to each direction; it may change at any time, and the order of bytes stays.
     """
 
     def __init__(self, port: int) -> None:
@@ -57,26 +57,26 @@ class TcpProxy:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def cut(self) -> None:
-        """Break all connections at once, with what was under way in them."""
+        """Break all connections at once, and drop the bytes in transit."""
         self._cut_after = None
         for link in list(self._links):
             link.cut()
 
     def cut_after(self, size: int) -> None:
-        """Break all connections once so many further bytes went to clients, mostly in the middle of a frame."""
+        """Break all connections after ``count`` more bytes went to clients, mostly in the middle of a frame."""
         self._cut_after = size
 
     @property
     def is_to_cut(self) -> bool:
-        """Whether :meth:`cut_after` was called, and the connections are not broken yet."""
+        """Whether :meth:`cut_after` was called and the connections are not broken yet."""
         return self._cut_after is not None
 
     def stall(self) -> None:
-        """Let no byte through either way, while connections stay open and new ones are taken."""
+        """Let no bytes through in either direction; connections stay open and new ones are accepted."""
         self._flows.clear()
 
     def resume(self) -> None:
-        """Let the bytes flow again, those first that were held back."""
+        """Let bytes through again, beginning with those that were held back."""
         self._flows.set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +88,7 @@ class TcpProxy:
             if not self.is_refusing:
                 await self._serve(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # the server is away, or the proxy closes: the client sees its connection end
+            pass  # the server is away, or the proxy closes: the client's connection ends
         finally:
             writer.transport.abort()
             self._serving.discard(task)
@@ -139,7 +139,7 @@ class TcpProxy:
 
 
 class _Link:
-    """One client's connection and the one that serves it."""
+    """One client's connection and its connection to the server."""
 
     def __init__(self, *writers: asyncio.StreamWriter) -> None:
         self._writers = writers
@@ -150,7 +150,7 @@ class _Link:
 
 
 async def _read(reader: asyncio.StreamReader, held: asyncio.Queue[tuple[float, bytes]]) -> None:
-    """Take what comes, with the time; nothing more when the other side is gone, or backs off."""
+    """Read what arrives, with its time; return nothing more once the other side is gone or refuses it."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):
         while data := await reader.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""How the standalone broker is set up: small, on loopback alone, without what these tests never use."""
+"""The standalone broker's configuration: small, on loopback only, without what these tests never use."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ JVM = [
     *(f"--add-opens={package}=ALL-UNNAMED" for package in OPENS),
 ]
 
-# BookKeeper takes the port that it is given only with allowEphemeralPorts, and listens on all addresses unless told of
-# an interface. A retention keeps acknowledged messages, for tests that move a subscription back. The broker stores what
-# is acknowledged at most once a second; the rest follows with the next acknowledgement, or a flush, by default each
+# BookKeeper takes the port that it is given only with allowEphemeralPorts, and by default listens on all addresses.
+# A retention keeps acknowledged messages, for tests that move a subscription back. The broker stores acknowledgements
+# at most once a second, and the rest with the next acknowledgement or at a flush, which by default happens each
 # minute.
 SETTINGS = {
     "bindAddress": HOST,
@@ -52,7 +52,7 @@ SETTINGS = {
     "topicLevelPoliciesEnabled": "false",
     "loadBalancerEnabled": "false",
     "allowEphemeralPorts": "true",
-    "nettyMaxFrameSizeBytes": str((5 << 20) + (10 << 10)),  # of BookKeeper, for the largest messages of the broker
+    "nettyMaxFrameSizeBytes": str((5 << 20) + (10 << 10)),  # BookKeeper's, for the broker's largest messages
     "journalSyncData": "false",
     "diskUsageThreshold": "0.99",
     "diskUsageWarnThreshold": "0.98",

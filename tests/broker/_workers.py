@@ -1,4 +1,4 @@
-"""Workers in a life of random operations, with messages in their hands, and what is known of each message."""
+"""Workers for random operations, the messages that they have in flight, and what is known of each message."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ from tests.broker._proxy import TcpProxy
 from tests.consumer.official import EXACT
 
 if TYPE_CHECKING:
-    from tests.broker._life import Life
+    from tests.broker._random_operations import RandomOperations
 
 NAME: Final = "sub"
 CHUNK_TIMEOUT: Final = 0.5
-"""Brokers may hand the parts of a message to two workers of a Shared subscription; several tries may be needed."""
+"""Brokers may send a message's chunks to two workers of a Shared subscription; it may need several attempts."""
 _RANGE: Final = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(-?\d+)\]")
 
 
 @dataclass
 class Sent:
-    """One message, and what is known of it."""
+    """One message and what is known of it."""
 
     number: int
     id: MessageId | None = None
-    """None while it is not known to be stored."""
+    """None until it is known to be stored."""
     is_reported: bool = False
     is_deleted: bool = False
-    """Its topic was."""
+    """Whether its topic was deleted."""
     gone_at: float | None = None
-    """Since when it is known to be acknowledged, or gone."""
+    """Since when it is known to be acknowledged or removed."""
     was_acked: bool = False
-    """A worker's acknowledgement was confirmed."""
+    """Whether a worker's acknowledgement was confirmed."""
     is_letter: bool = False
     is_doubtful: bool = False
-    """Its acknowledgement was under way when it was to be shown again, or may have been lost with a connection."""
+    """Whether its acknowledgement overlapped a replay, or may have been lost with a connection."""
     is_shared: bool = False
-    """One worker acknowledged it while another one had it in hand, who cannot learn that."""
-    shown: list[float] = field(default_factory=list)
+    """Whether one worker acknowledged it while another one, which cannot learn that, had it in flight."""
+    delivered: list[float] = field(default_factory=list)
 
     @property
     def is_member(self) -> bool:
-        """Return whether it is one of a batch."""
+        """Return whether it is a member of a batch."""
         return self.id is not None and self.id.batch_index >= 0
 
     @property
     def is_chunked(self) -> bool:
-        """Return whether it is in parts."""
+        """Return whether it is chunked."""
         return self.id is not None and self.id.is_chunked
 
     @property
     def extra_delay(self) -> float:
-        """Return how many seconds it may take beyond its delay to get it together."""
+        """Return how many seconds beyond its delay it may take until all its chunks have arrived."""
         return 20 * CHUNK_TIMEOUT if self.is_chunked else 0.0
 
     @property
     def partition(self) -> int:
-        """Return where it is, -1 where there are no partitions, or that is not known."""
+        """Return its partition; -1 if the topic has none, or if it is not known."""
         return -1 if self.id is None else self.id.partition
 
-    def shown_since(self, at: float) -> int:
-        """Return how often it was shown since then."""
-        return sum(each > at for each in self.shown)
+    def delivered_since(self, at: float) -> int:
+        """Return how often it was delivered since a time."""
+        return sum(each > at for each in self.delivered)
 
 
 class Worker:
-    """A consumer through a proxy of its own, and the messages in its hands."""
+    """A consumer with its own proxy, and the messages that it has in flight."""
 
-    def __init__(self, life: Life, number: int, proxy: TcpProxy) -> None:
+    def __init__(self, life: RandomOperations, number: int, proxy: TcpProxy) -> None:
         self.number = number
         self.proxy = proxy
         self.hand: dict[int, Message] = {}
@@ -104,7 +104,7 @@ class Worker:
         self._receiving = asyncio.create_task(self._receive(self.consumer))
 
     async def aclose(self) -> None:
-        """Leave; what is in hand is given back."""
+        """Close it; messages in flight go back to the broker."""
         await self._stack.aclose()
         self.hand.clear()
         if self._receiving is not None:
@@ -114,10 +114,10 @@ class Worker:
         async for message in consumer:
             sent = self._life.stored_as(int(message.data.split()[0]), message.id)
             self.hand[sent.number] = message
-            self._life.on_shown(sent, self)
+            self._life.on_delivered(sent, self)
 
     async def nack(self, number: int, delay: float) -> None:
-        """Give one back."""
+        """Nack one message."""
         message = self.hand.pop(number)
         try:
             await message.nack(delay)
@@ -125,7 +125,7 @@ class Worker:
             self._life.note(f"not nacked: {error}", number)
 
     async def ack(self, number: int) -> None:
-        """Acknowledge one; where that fails it is in hand as before."""
+        """Acknowledge one message; if that fails it stays in flight."""
         life, message, seeks = self._life, self.hand.pop(number), self._seeks
         sent = life.messages[number]
         replay = life.replays[sent.partition]
@@ -142,7 +142,7 @@ class Worker:
         life.on_acked(sent, replay)
 
     async def ack_through(self, number: int) -> None:
-        """Acknowledge all up to one, in its partition."""
+        """Acknowledge all messages up to one, in its partition."""
         life, message = self._life, self.hand[number]
         replay = life.replays[message.id.partition]
         try:
@@ -156,7 +156,7 @@ class Worker:
                 life.on_acked(each, replay)
 
     async def seek(self, position: MessageId | int) -> None:
-        """Move the subscription; all in hand is forgotten where it moves."""
+        """Move the subscription, and forget the messages in flight that it moves past."""
         before = dict(self.hand)
         if isinstance(position, int):
             self.hand.clear()
@@ -173,13 +173,13 @@ class Worker:
 
 
 def places_of(sent: Sent) -> list[tuple[int, int]]:
-    """Return the ledgers and entries that a message is in."""
+    """Return the ledger and entry ids of a message."""
     assert sent.id is not None
     return [(ledger, entry) for ledger, entry in sent.id.parts] if sent.id.is_chunked else [sent.id[:2]]
 
 
 def acked_by(cursor: dict[str, Any]) -> Callable[[tuple[int, int]], bool]:
-    """Return what tells whether an entry is acknowledged, by the broker's statistics."""
+    """Return a function that decides by the broker's statistics whether an entry is acknowledged."""
     ledger, _, entry = cursor["markDeletePosition"].partition(":")
     through_place = (int(ledger), int(entry))
     found = _RANGE.findall(cursor["individuallyDeletedMessages"])

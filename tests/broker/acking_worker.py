@@ -1,7 +1,7 @@
-"""A native consumer in a process of its own that is killed with signal 9 as soon as its acknowledgements returned.
+"""A native consumer in its own process, killed with signal 9 as soon as its acknowledgements have returned.
 
-``python -m tests.broker.acking_worker SERVICE_URL TOPIC COUNT WAY``; WAY is ``each`` (one after the other) or ``all``
-(at the same time). It says how many it acknowledged just before it is killed.
+``python -m tests.broker.acking_worker SERVICE_URL TOPIC COUNT WAY``; WAY is ``each`` (one after another) or ``all`` (at
+the same time). It prints how many it acknowledged just before it is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.consumer.official import take
 
 
 async def work(url: str, topic: str, count: str, way: str) -> None:
-    """Acknowledge, and be killed."""
+    """Acknowledge messages until the process is killed."""
     async with native(url, topic) as consumer:
         messages = await take(consumer, int(count), timeout=30)
         if way == "all":

@@ -1,7 +1,7 @@
-"""Fixtures on a real broker: the user's own or one that is started for the session.
+"""Fixtures on a real broker: the user's own, or one that is started for the session.
 
-PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name the user's own; PULSAR_VERSION is the version of brokers that are started.
-Every test in this folder is marked ``broker``; without a broker, or Java and Maven to make one, it is skipped.
+PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name the user's own broker; PULSAR_VERSION is the version of brokers that are
+started. Every test in this folder is marked ``broker``, and skipped without a broker or Java and Maven to make one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.broker.standalone import Standalone, external, is_healthy
 
 HERE = Path(__file__).parent
 COSTLY = {"mortal_broker", "broker_without_index_acks", "guarded", "java", "spark"}
-"""Fixtures that start a JVM: of several workers (``-n 2 --dist loadgroup``) one runs all tests with that fixture."""
+"""Fixtures that start a JVM: of several workers (``-n 2 --dist loadgroup``) one runs all tests with such a fixture."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder; the time limit holds for the start of the broker too, on a busy machine."""
+    """Mark every test of this folder; the time limit also covers the start of the broker on a busy machine."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.broker)
@@ -55,7 +55,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 class Turns:
-    """Two file locks: a worker that waits to be alone holds the first one, so no other test begins before its own."""
+    """Two file locks: a worker that waits to run alone holds the first one, so no other test begins before its own."""
 
     def __init__(self) -> None:
         self._files: list[TextIO] = []
@@ -75,7 +75,7 @@ class Turns:
         self._is_in = True
 
     def leave(self) -> None:
-        """Let other workers go on."""
+        """Let other workers continue."""
         fcntl.flock(self._files[1], fcntl.LOCK_UN)
         self._is_in = False
 
@@ -89,12 +89,12 @@ turns = Turns()
 
 
 def pytest_unconfigure() -> None:
-    """Leave no file open at the end."""
+    """Close all files at the end."""
     turns.close()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch the broker before the first test's time limit starts to run."""
+    """Fetch the broker before the first test's time limit starts."""
     wanted = any(item.path.is_relative_to(HERE) for item in session.items)
     if wanted and not session.config.option.collectonly:
         try:
@@ -136,7 +136,7 @@ def admin(admin_url: str) -> Admin:
 
 @pytest.fixture(scope="session")
 def broker_without_index_acks() -> Iterator[Standalone]:
-    """A second broker, as Pulsar comes by default: it does not keep acknowledgements of single batch members."""
+    """A second broker with Pulsar's default settings: it does not store acknowledgements of single batch members."""
     _skip_without_tools()
     with Standalone(index_acks=False) as broker:
         yield broker
@@ -144,7 +144,7 @@ def broker_without_index_acks() -> Iterator[Standalone]:
 
 @pytest.fixture(scope="session")
 def mortal_broker() -> Iterator[Standalone]:
-    """A broker that is killed again and again."""
+    """A broker that the tests kill again and again."""
     _skip_without_tools()
     with Standalone() as broker:
         yield broker
@@ -163,9 +163,9 @@ def java(service_url: str) -> Iterator[JavaClient]:
 
 @pytest.fixture
 def own_broker(mortal_broker: Standalone) -> Iterator[Standalone]:
-    """A broker that the test may kill and restart; only one test at a time uses it, each with a topic of its own.
+    """A broker that the test may kill and restart; one test at a time uses it, each with its own topic.
 
-    The end of its log is shown if the test fails.
+    The end of its log is printed if the test fails.
     """
     if not is_healthy(mortal_broker.admin_url):  # a test has left it dead
         mortal_broker.restart(kill=True)
@@ -175,7 +175,7 @@ def own_broker(mortal_broker: Standalone) -> Iterator[Standalone]:
 
 @pytest.fixture
 def own_topic(request: pytest.FixtureRequest) -> str:
-    """The full name of a topic that nobody used, for a broker of which topics are not removed."""
+    """The full name of a new topic, for a broker whose topics are not removed."""
     return fresh_topic(request)
 
 
@@ -190,7 +190,7 @@ def topic(request: pytest.FixtureRequest, admin: Admin) -> Iterator[str]:
 
 @pytest.fixture
 def partitioned_topic(request: pytest.FixtureRequest, admin: Admin) -> Iterator[Callable[[int], str]]:
-    """Makes fresh topics of a given number of partitions, removed afterwards."""
+    """Makes new topics with a given number of partitions, removed afterwards."""
     made: list[str] = []
 
     def make(partitions: int) -> str:
@@ -206,7 +206,7 @@ def partitioned_topic(request: pytest.FixtureRequest, admin: Admin) -> Iterator[
 
 
 def fresh_topic(request: pytest.FixtureRequest) -> str:
-    """A topic name that nobody used, readable from the test's name."""
+    """Return an unused topic name that contains the test's name."""
     readable = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
     return f"persistent://public/default/{readable[:60]}-{uuid.uuid4().hex[:8]}"
 

@@ -1,4 +1,4 @@
-"""A worker that drains on SIGTERM, in a process of its own, and what the test does beside it.
+"""A worker process that drains on SIGTERM, and the test's side of it.
 
 ``python -m tests.broker.draining_worker SERVICE_URL TOPIC`` runs five handlers at once, for about a second each. It
 prints each payload when its handler begins and when it ends, then the report.
@@ -41,7 +41,7 @@ async def work(url: str, topic: str) -> None:
 async def stopped_by_a_signal(url: str, admin: Admin, topic: str) -> float:
     """Send 200 messages to a worker, and SIGTERM while five handlers run; return when a second consumer has the rest.
 
-    Check that the five finish, that nothing is handled twice, and that the worker ends with code 0. The result is
+    Check that the five finish, that nothing is handled twice, and that the worker ends with code 0. The result is in
     seconds after the signal.
     """
     with started_python("-m", "tests.broker.draining_worker", url, topic) as worker:
@@ -54,7 +54,7 @@ async def stopped_by_a_signal(url: str, admin: Admin, topic: str) -> float:
                 await asyncio.gather(*(producer.send(payload) for payload in sent))
             began = [(await asyncio.to_thread(lines.readline)).split() for _ in range(5)]
             assert {word for word, _ in began} == {"began"}
-            async with asyncio.timeout(patience(10)):  # until all are fetched ahead
+            async with asyncio.timeout(patience(10)):  # until all are prefetched
                 while (await asyncio.to_thread(admin.subscription, topic, SUBSCRIPTION))["unackedMessages"] < len(sent):
                     await asyncio.sleep(0.05)
             async with client.subscribe(topic, SUBSCRIPTION, receiver_queue_size=400) as second:

@@ -1,7 +1,7 @@
-"""Apache Pulsar standalone as a child process: start, wait for health, stop, kill -9 and start again on the same data.
+"""Apache Pulsar standalone as a child process: start, wait until healthy, stop, kill -9, and restart on the same data.
 
 As a command, ``python -m tests.broker.standalone run -- CMD ...`` runs CMD with PULSAR_SERVICE_URL and PULSAR_ADMIN_URL
-set and ends with its exit code. When both are set already, that broker is used and none is started. PULSAR_VERSION
+set and ends with its exit code. If both are set already, that broker is used and none is started. PULSAR_VERSION
 chooses the version of the broker that is started.
 """
 
@@ -29,7 +29,7 @@ from tests.patience import load, patience
 
 SERVICE_URL = "PULSAR_SERVICE_URL"
 ADMIN_URL = "PULSAR_ADMIN_URL"
-START_ATTEMPTS = 3  # a port may be taken between looking and binding
+START_ATTEMPTS = 3  # another process may take a port between the look and the bind
 RESTART_ATTEMPTS = 20
 LOST_LOCK = b"/ledgers/available/"
 LOST_LOCK_END = b"was invalidated"
@@ -37,15 +37,15 @@ MAX_LOST_LOCKS = 20
 
 
 class StandaloneError(RuntimeError):
-    """The broker did not come up; the message ends with the tail of its log."""
+    """The broker did not start; the message ends with the tail of its log."""
 
 
 class RegistrationLoopError(StandaloneError):
-    """The storage registers itself, finds that gone, and registers itself again, for ever; see ``Standalone.start``."""
+    """The storage registers, finds its registration gone, and registers again, for ever; see ``Standalone.start``."""
 
 
 class Standalone:
-    """A broker of its own in a temporary folder, gone with all its data at the end of the ``with`` block.
+    """A broker in a temporary folder, removed with all its data at the end of the ``with`` block.
 
     ``index_acks`` switches acknowledgmentAtBatchIndexLevelEnabled, ``settings`` are further lines of the conf file, and
     ``startup_timeout`` is in seconds; if None, it is long enough for this machine. One owner uses it from one thread at
@@ -95,10 +95,10 @@ class Standalone:
     def start(self) -> None:
         """Start it and wait until it is healthy; after ``kill`` or ``stop``, on the same ports and data.
 
-        After a kill Pulsar 3.0.7 finds the registration of its storage from before, and sometimes begins to delete and
-        write it in a loop that never ends (apache/pulsar#17759). A topic that a client asks for at the wrong moment of
-        that fails to load, and loaded once more it cannot be read until the broker ends (#23654, mended by #23368): a
-        consumer is connected and gets nothing. That proves nothing about clients, so such a broker is started anew.
+        After a kill Pulsar 3.0.7 finds the old registration of its storage, and sometimes begins to delete and write it
+        in an endless loop (apache/pulsar#17759). A topic that a client requests at the wrong moment of that loop fails
+        to load, and once loaded it cannot be read until the broker ends (#23654, mended by #23368): a consumer is
+        connected and gets nothing. That proves nothing about clients, so such a broker is started again.
         """
         if self._process is not None:
             raise StandaloneError("the broker runs already")
@@ -112,13 +112,13 @@ class Standalone:
             raise
 
     def stop(self) -> None:
-        """Shut it down in order; its data stay for ``start``."""
+        """Shut it down in order; its data stays for ``start``."""
         if self._process is not None:
             self._process.stop(grace=20.0)
             self._process = None
 
     def kill(self) -> None:
-        """End it as ``kill -9`` does; its data stay for ``start``."""
+        """End it as ``kill -9`` does; its data stays for ``start``."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -129,7 +129,7 @@ class Standalone:
         self.start()
 
     def close(self) -> None:
-        """End it and remove its data; again does nothing. No orderly shutdown: there is nothing left to save."""
+        """End it, if it runs, and remove its data. There is no orderly shutdown: nothing needs saving."""
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -209,7 +209,7 @@ class Standalone:
         self._wait_until_registered()
 
     def _wait_until_registered(self) -> None:
-        """Wait until the storage has not lost its registration for a moment: the loop may have only just begun."""
+        """Wait until the storage has kept its registration for a moment: the loop may have only just begun."""
         lost, before = self._check_registration(), 0
         while lost > before:
             time.sleep(max(1.0, load()))
@@ -227,7 +227,7 @@ class Standalone:
 
 
 def is_healthy(admin_url: str) -> bool:
-    """Whether the broker says "ok" about itself, which includes sending itself a message."""
+    """Return whether the broker's health check says "ok", for which it sends itself a message."""
     try:
         with urllib.request.urlopen(f"{admin_url}/admin/v2/brokers/health", timeout=10) as answer:
             return bool(answer.read().strip() == b"ok")
@@ -236,7 +236,7 @@ def is_healthy(admin_url: str) -> bool:
 
 
 def external() -> tuple[str, str] | None:
-    """The service and the admin URL of a broker that the user runs, if both are given."""
+    """Return the service and the admin URL of the user's own broker, if both are given."""
     service, admin = os.environ.get(SERVICE_URL), os.environ.get(ADMIN_URL)
     return (service, admin) if service and admin else None
 
@@ -258,7 +258,7 @@ def _run_command(command: Sequence[str], urls: tuple[str, str]) -> int:
     try:
         try:
             return child.wait()
-        except KeyboardInterrupt:  # the terminal told the command too: it may finish what it does, until the next one
+        except KeyboardInterrupt:  # the terminal signalled the command too: let it finish, until the next signal
             return child.wait()
     finally:
         if child.poll() is None:

@@ -1,4 +1,4 @@
-"""How exactly messages come back on a real broker; the bounds are wide, the figures are printed (``pytest -s``)."""
+"""How exactly messages are redelivered on a real broker; the bounds are wide, the figures printed (``pytest -s``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 400
 async def test_all_come_back_in_time(
     service_url: str, topic: str, redelivery: str, shortest: float, p50: float, p99: float
 ) -> None:
-    """N32: 400 messages, a delay of its own each, nacks arriving all the while: none lost, none twice, all in time."""
+    """N32: 400 messages with different delays, nacks arriving all the while: none lost, none doubled, all in time."""
     chance = random.Random(5)
     delays = [chance.uniform(shortest, 3.0) for _ in range(COUNT)]
     errors: list[float] = []

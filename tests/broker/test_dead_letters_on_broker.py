@@ -1,4 +1,4 @@
-"""Dead letters on a real broker: by the native client, over the official one, and beside the Java client's own."""
+"""Dead letters on a real broker: with the native client, the official client, and beside the Java client's own."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ async def ways(service_url: str) -> AsyncIterator[Ways]:
 
 @pytest.fixture(params=["native", "official"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Whose consumer and producer."""
+    """The client of the consumer and the producer under test."""
     return str(request.param)
 
 
 @asynccontextmanager
 async def giving_up(ways: Ways, way: str, topic: str, most: int = 2, **settings: Any) -> AsyncIterator[Consumer]:
-    """A consumer on the subscription ``sub`` that gives up after so many redeliveries."""
+    """Open a consumer on the subscription ``sub`` that dead-letters after ``limit`` redeliveries."""
     setting = settings.pop("setting", None) or DeadLetterPolicy(most, initial_subscription="repair")
     about: dict[str, Any] = {"config": EXACT, "dead_letter": setting, **settings}
     if way == "native":
@@ -68,7 +68,7 @@ async def giving_up(ways: Ways, way: str, topic: str, most: int = 2, **settings:
 
 
 async def nack_to_the_end(consumer: Consumer, payload: bytes, attempts: int) -> None:
-    """Nack one message as often as it comes, acknowledge the others, and let what is under way come to its end."""
+    """Nack one message whenever it comes, acknowledge the others, and wait until nothing is in flight."""
     for attempt in range(1, attempts + 1):
         message = await consumer.receive(timeout=patience(5))
         while message.data != payload:
@@ -80,7 +80,7 @@ async def nack_to_the_end(consumer: Consumer, payload: bytes, attempts: int) -> 
 
 
 async def letters(ways: Ways, topic: str, count: int) -> list[Got]:
-    """Return all ``count`` dead letters, read on the subscription that was there first."""
+    """Return all ``count`` dead letters, read from the subscription that existed first."""
     reader = await Wire(ways.native).subscribe(topic, "repair")
     found = await reader.read(count, patience(10))
     assert await reader.read(1, 0.5) == []
@@ -89,7 +89,7 @@ async def letters(ways: Ways, topic: str, count: int) -> list[Got]:
 
 
 async def test_to_the_end(ways: Ways, way: str, topic: str, admin: Admin) -> None:
-    """U6: nacked at each attempt, a message is shown 3 times, then it is a dead letter, with all that it had."""
+    """U6: a message nacked at each attempt is delivered 3 times, then dead-lettered with all that it had."""
     async with giving_up(ways, way, topic) as consumer:
         poison = Out(b"poison", {"colour": "red"}, "customer 7", "o", 1_700_000_000_123)
         await Wire(ways.native).produce(topic, [poison])
@@ -108,7 +108,7 @@ async def test_to_the_end(ways: Ways, way: str, topic: str, admin: Admin) -> Non
 
 
 async def backlog_ends(admin: Admin, topic: str) -> bool:
-    """Return whether the subscription soon has nothing left."""
+    """Return whether the subscription's backlog soon is empty."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience(5)):
             while await asyncio.to_thread(admin.backlog, topic, "sub"):
@@ -121,7 +121,7 @@ async def backlog_ends(admin: Admin, topic: str) -> bool:
 async def test_one_of_a_batch(
     service_url: str, broker_without_index_acks: Standalone, way: str, own_topic: str, index_acks: bool
 ) -> None:
-    """U4: of a batch of 10, 9 acked, one nacked at both its attempts: a letter of that one, with all that it had."""
+    """U4: of a batch of 10, 9 acked, one nacked at both attempts: a dead letter of that one, with all that it had."""
     url = service_url if index_acks else broker_without_index_acks.service_url
     async with official_client(url) as official, pulsar_nack.connect(url) as client:
         ways = Ways(official, client, url)
@@ -149,7 +149,7 @@ async def test_one_of_a_batch(
 async def test_the_last_round_of_a_batch_in_which_some_succeed(
     service_url: str, broker_without_index_acks: Standalone, way: str, own_topic: str, index_acks: bool
 ) -> None:
-    """U5: nacked as a whole twice, then all but one are acknowledged: no letter of these, one of that one."""
+    """U5: a batch is nacked twice, then all members but one are acknowledged: only that one is dead-lettered."""
     url = service_url if index_acks else broker_without_index_acks.service_url
     async with official_client(url) as official, pulsar_nack.connect(url) as client:
         ways = Ways(official, client, url)
@@ -166,12 +166,12 @@ async def test_the_last_round_of_a_batch_in_which_some_succeed(
 
 
 def index_acking(way: str) -> dict[str, Any]:
-    """Settings of a consumer that tells the broker of single messages of a batch, which the native one does unasked."""
+    """Settings of a consumer that acknowledges single members of a batch at the broker, as the native one does."""
     return {} if way == "native" else {"batch_index_ack_enabled": True}
 
 
 async def nothing_is_left(ways: Ways, topic: str) -> bool:
-    """Return whether the next consumer of the subscription gets nothing."""
+    """Return whether the subscription's next consumer gets nothing."""
     async with ways.native.subscribe(topic, "sub") as consumer:
         return await nothing_comes(consumer, 1.0)
 
@@ -179,25 +179,25 @@ async def nothing_is_left(ways: Ways, topic: str) -> bool:
 @pytest.mark.both_lines
 @pytest.mark.parametrize("consumer_type", ["exclusive", "failover", "key_shared"])
 async def test_on_other_subscriptions(ways: Ways, topic: str, consumer_type: str, admin: Admin) -> None:
-    """U6: where the broker does not count it is shown 4 times with 3 redeliveries too, and others stay as they are."""
+    """U6: if the broker does not count, 3 redeliveries also make 4 deliveries, and other messages stay as they are."""
     async with giving_up(ways, "native", topic, 3, consumer_type=consumer_type) as consumer:
         await Wire(ways.native).produce(topic, [Out(each, key="k") for each in (b"before", b"poison", b"after")])
-        shown = {message.data: message for message in await take(consumer, 3, patience(5))}
-        await shown[b"poison"].nack(0.2)
+        delivered = {message.data: message for message in await take(consumer, 3, patience(5))}
+        await delivered[b"poison"].nack(0.2)
         for attempt in (2, 3, 4):
             message = await consumer.receive(timeout=patience(5))
             assert (message.data, message.attempt) == (b"poison", attempt)
             await message.nack(0.2)
         assert await nothing_comes(consumer, 1.5)
         for data in (b"before", b"after"):
-            await shown[data].ack()
+            await delivered[data].ack()
     (letter,) = await letters(ways, f"{topic}-sub-DLQ", 1)
     assert (letter.payload, letter.properties["PULSAR_NACK_ATTEMPTS"]) == (b"poison", "4")
     assert await backlog_ends(admin, topic)
 
 
 async def test_index_acks_that_the_broker_does_not_know(broker_without_index_acks: Standalone, way: str) -> None:
-    """U25: with index acks on here and off at the broker, whose count stays at 1, three attempts end it."""
+    """U25: index acks on here and off at the broker, whose count stays at 1: the third attempt is the last."""
     url, topic = broker_without_index_acks.service_url, f"persistent://public/default/u25-{way}-{os.getpid()}"
     async with official_client(url) as official, pulsar_nack.connect(url) as client:
         ways = Ways(official, client, url)
@@ -209,7 +209,7 @@ async def test_index_acks_that_the_broker_does_not_know(broker_without_index_ack
 
 
 async def test_the_count_goes_on_over_restarts(ways: Ways, way: str, topic: str, tmp_path: Path) -> None:
-    """U7: closed and opened again between attempts, when the broker's count starts anew, it ends after 3 in all."""
+    """U7: closed and reopened between attempts, while the broker counts from 0 again: 3 attempts in all."""
     seen = []
     async with giving_up(ways, way, topic):
         await Wire(ways.native).produce(topic, [Out(b"poison")])
@@ -228,7 +228,7 @@ async def test_the_count_goes_on_over_restarts(ways: Ways, way: str, topic: str,
 async def test_partitions_share_one_topic(
     ways: Ways, way: str, partitioned_topic: Callable[[int], str], admin: Admin
 ) -> None:
-    """U15: messages of all partitions go to one dead-letter topic, which is named after the whole topic."""
+    """U15: messages of all partitions go to one dead-letter topic, named after the partitioned topic."""
     topic = partitioned_topic(3)
     async with giving_up(ways, way, topic, 1) as consumer:
         await Wire(ways.native).produce(topic, [Out(b"%d" % each) for each in range(6)])
@@ -242,7 +242,7 @@ async def test_partitions_share_one_topic(
 
 
 async def test_large_ones_go_in_chunks(ways: Ways, way: str, topic: str) -> None:
-    """A message that was too large for one entry is a dead letter that is as well."""
+    """A message that was too large for one entry is chunked as a dead letter too."""
     data = os.urandom(6 << 20)
     async with giving_up(ways, way, topic, 1) as consumer:
         await Wire(ways.native).produce(topic, [Out(data, {"a": "b"})], chunking=True)
@@ -253,7 +253,7 @@ async def test_large_ones_go_in_chunks(ways: Ways, way: str, topic: str) -> None
 
 
 async def test_what_cannot_be_read(ways: Ways, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that nobody can unpack is one dead letter, as it is stored; others are shown as ever."""
+    """A batch that cannot be unpacked is one dead letter, as it is stored; other messages are delivered as usual."""
     await Wire(ways.native).produce(topic, [Out(b"%d" % each) for each in range(5)], batching=True, compression="zlib")
     await Wire(ways.native).produce(topic, [Out(b"readable")])
 
@@ -276,7 +276,7 @@ async def test_what_cannot_be_read(ways: Ways, topic: str, monkeypatch: pytest.M
 
 @pytest.mark.both_lines
 async def test_as_the_java_client_does_it(ways: Ways, java: JavaClient, way: str, topic: str, admin: Admin) -> None:
-    """U15: what Java's consumer and ours write of the same messages is the same, but for our two properties."""
+    """U15: Java's consumer and ours write equal dead letters of the same messages, except for our two properties."""
     messages = [
         Out(b"plain"),
         Out(b"keyed", {"colour": "red", "grüße": "☀"}, "k", "o", 1_700_000_000_123),
@@ -315,7 +315,7 @@ async def test_as_the_java_client_does_it(ways: Ways, java: JavaClient, way: str
 
 
 async def test_the_official_client_reads_them(ways: Ways, way: str, topic: str) -> None:
-    """The official client gets dead letters with equal bytes, properties and keys."""
+    """The official client reads dead letters with equal bytes, properties and keys."""
     async with giving_up(ways, way, topic, 1) as consumer:
         await Wire(ways.native).produce(topic, [Out(b"bad", {"colour": "red"}, "k", "o", 5)])
         await (await consumer.receive(timeout=patience(5))).dead_letter("no such customer")
@@ -327,7 +327,7 @@ async def test_the_official_client_reads_them(ways: Ways, way: str, topic: str) 
 
 
 async def test_connections_that_are_cut(ways: Ways, service_url: str, topic: str) -> None:
-    """While connections are cut ten times, each of 200 dead letters gets there, and nothing is left behind."""
+    """While connections are cut ten times, each of 200 dead letters arrives, and no message is left behind."""
     await Wire(ways.native).produce(topic, [Out(b"%d" % each) for each in range(200)])
     setting = DeadLetterPolicy(1, initial_subscription="repair")
     proxying = TcpProxy(port_of(service_url))
@@ -344,7 +344,7 @@ async def test_connections_that_are_cut(ways: Ways, service_url: str, topic: str
         assert consumer.statistics().unacked == 0
     reader = await Wire(ways.native).subscribe(f"{topic}-sub-DLQ", "repair")
     missing = {b"%d" % each for each in range(200)}
-    while missing:  # some may be there twice
+    while missing:  # some may be stored twice
         (letter,) = await reader.read(1)
         missing.discard(letter.payload)
     await reader.close()
@@ -372,7 +372,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_killed_between_publishing_and_acknowledging(ways: Ways, topic: str) -> None:
-    """Killed when the dead letter is there and not acknowledged, the message comes again: two letters, never none."""
+    """U9: killed after publishing the dead letter and before acknowledging: two dead letters, never none."""
     await Wire(ways.native).produce(topic, [Out(b"bad")])
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, ways.url, topic)
     assert await asyncio.wait_for(worker.wait(), patience(15)) == -signal.SIGKILL

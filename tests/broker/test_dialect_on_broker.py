@@ -1,4 +1,4 @@
-"""The same settings make the same consumer over both clients, and verbs for many messages do the same, on a broker."""
+"""With both clients, the same settings make the same consumer, and calls for many messages do the same, on a broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TYPES: list[tuple[Any, str]] = [
 
 
 async def described(consumer: Consumer, admin: Admin, topic: str) -> tuple[Any, ...]:
-    """Return what the broker says of a consumer, and what it gets."""
+    """Return how the broker describes a consumer, and what the consumer receives."""
     found = admin.subscription(topic, "sub")
     (one,) = found["consumers"]
     messages = await take(consumer, 2)
@@ -53,7 +53,7 @@ async def described(consumer: Consumer, admin: Admin, topic: str) -> tuple[Any, 
 async def test_the_same_settings_make_the_same_consumer(
     service_url: str, topic: str, admin: Admin, given: tuple[Any, str]
 ) -> None:
-    """U49: type, name, properties and start position are at the broker as they were given, over both clients."""
+    """U49: with both clients the broker has the type, name, properties and start position that were given."""
     kind, name = given
     settings: dict[str, Any] = {
         "consumer_type": kind,
@@ -81,7 +81,7 @@ async def test_the_same_settings_make_the_same_consumer(
 
 @pytest.mark.usefixtures("transport")
 async def test_patterns_by_either_form(service_url: str, topic: str) -> None:
-    """U49: a compiled pattern and a pattern as text take the same topic."""
+    """U49: a compiled pattern and a pattern as text select the same topic."""
     async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
         await send(client, topic, numbered(1))
         pattern = re.escape(topic).replace(r"\-", "-")
@@ -96,7 +96,7 @@ async def test_patterns_by_either_form(service_url: str, topic: str) -> None:
 @pytest.mark.both_lines
 @pytest.mark.usefixtures("transport")
 async def test_lists_are_acknowledged(service_url: str, topic: str, admin: Admin) -> None:
-    """Single messages and members of a batch, by the message or its id, are acknowledged with one call."""
+    """One call acknowledges single messages and members of a batch, by message or by id."""
     async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
         consumer = await subscribe(topic, config=EXACT, batch_index_ack=True)
         await send(client, topic, numbered(3))
@@ -117,7 +117,7 @@ async def test_lists_are_acknowledged(service_url: str, topic: str, admin: Admin
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "failover", "exclusive"])
 async def test_everything_unsettled_comes_again(service_url: str, topic: str, kind: str) -> None:
-    """Every message that was received and not settled comes again once; held ones keep their deadline."""
+    """Every received and unsettled message is redelivered once; held ones keep their deadlines."""
     async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
         consumer = await subscribe(topic, consumer_type=kind, config=EXACT)
         await send(client, topic, numbered(8))
@@ -137,7 +137,7 @@ async def test_everything_unsettled_comes_again(service_url: str, topic: str, ki
 
 @pytest.mark.usefixtures("transport")
 async def test_the_end_of_a_topic(service_url: str, topic: str) -> None:
-    """The last id is that of the last message; what is available is known before, at and after the end."""
+    """The last id is that of the last message; availability is known before, at and after the end."""
     async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
         consumer = await subscribe(topic, config=EXACT)
         assert (await consumer.get_last_message_id()).entry == -1
@@ -156,7 +156,7 @@ async def test_the_end_of_a_topic(service_url: str, topic: str) -> None:
 
 
 async def test_the_ends_of_partitions(service_url: str, partitioned_topic: Callable[[int], str]) -> None:
-    """The native client answers for each partition, the official one says that it cannot."""
+    """The native client answers for each partition; the official one says that it cannot."""
     name = partitioned_topic(3)
     async with (
         official_client(service_url) as client,
@@ -180,7 +180,7 @@ async def test_the_ends_of_partitions(service_url: str, partitioned_topic: Calla
 
 
 async def test_leaving_by_force(service_url: str, topic: str, admin: Admin) -> None:
-    """Brokers since 3.1 delete the subscription although another consumer is there; older ones refuse it."""
+    """Brokers since 3.1 delete the subscription although it has another consumer; older ones refuse."""
     async with pulsar_nack.connect(service_url) as one, pulsar_nack.connect(service_url) as two:
         first = await one.subscribe(topic, "sub")
         second = await two.subscribe(topic, "sub")

@@ -33,20 +33,20 @@ pytestmark = pytest.mark.usefixtures("transport")
 
 
 async def unload(admin: Admin, topic: str) -> None:
-    """Have the broker drop all connections of a topic; the client reconnects, and gets what is unacknowledged."""
-    await asyncio.sleep(patience(0.4))  # the client sends them within 100 ms, the broker keeps them within 1 s
+    """Make the broker drop all connections of a topic; the client reconnects, and gets what is unacknowledged."""
+    await asyncio.sleep(patience(0.4))  # the client sends them within 100 ms, the broker stores them within 1 s
     await asyncio.to_thread(admin.unload, topic)
 
 
 async def is_done(url: str, topic: str, **settings: Any) -> bool:
-    """Return whether another consumer of the subscription gets nothing: the broker has all acknowledgements."""
+    """Return whether another consumer of the subscription gets nothing, so that the broker has all acknowledgements."""
     await asyncio.sleep(0.3)
     async with subscribed(url, topic, **settings) as (_, after):
         return await nothing_comes(after, 1.0)
 
 
 async def test_a_timeout_loses_nothing(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U1: what is sent after receives of a durable consumer timed out arrives, once, and once acknowledged no more."""
+    """U1: messages sent after a durable consumer's receives timed out arrive once, and no more once acknowledged."""
     settings = {"durable": tmp_path / "state"}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         for _ in range(3):
@@ -61,7 +61,7 @@ async def test_a_timeout_loses_nothing(service_url: str, topic: str, tmp_path: P
 
 
 async def test_cancelled_receives_lose_nothing(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U2: receives that are cancelled at random moments, also while an attempt is noted, lose none of 300 messages."""
+    """U2: receives cancelled at random moments, even while an attempt is recorded, lose none of 300 messages."""
     async with subscribed(service_url, topic, durable=tmp_path / "state") as (client, consumer):
         sending = asyncio.create_task(send(client, topic, numbered(300)))
         chance, seen = random.Random(7), list[Message]()
@@ -91,7 +91,7 @@ async def test_acked_members_stay_acked_over_reconnects(
     tmp_path: Path,
     index_acks: bool,
 ) -> None:
-    """U3: of a batch of 10 the one that was nacked is seen again, over two reconnects, a kill and two restarts."""
+    """U3: of a batch of 10 only the nacked member is redelivered, over two reconnects, a kill and two restarts."""
     topic, url = own_topic, service_url if index_acks else broker_without_index_acks.service_url
     its_admin = admin if index_acks else Admin(broker_without_index_acks.admin_url)
     settings = {"durable": tmp_path / "state", "batch_index_ack_enabled": index_acks}
@@ -125,8 +125,10 @@ async def the_one(consumer: Consumer) -> tuple[bytes, int]:
 
 
 @pytest.mark.timeout(240)
-async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, own_topic: str, tmp_path: Path) -> None:
-    """U10: acks that the broker lost when killed, or missed while away for longer than ack_memory, are repeated."""
+async def test_a_broker_that_forgot_acks_gets_them_again(
+    own_broker: Standalone, own_topic: str, tmp_path: Path
+) -> None:
+    """U10: acks that a killed broker lost, or missed while away for longer than ack_memory, are repeated."""
     url, topic, memory = own_broker.service_url, own_topic, patience(1)
     async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=memory) as (client, consumer):
         await send(client, topic, numbered(40))
@@ -152,7 +154,7 @@ async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, o
 async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, own_topic: str, tmp_path: Path) -> None:
     """U10: consumer and broker are killed at once after 50 acks, which the broker had or had not: none is lost.
 
-    The official client sends them every 100 ms, and at times that is just before the kill.
+    The official client sends them every 100 ms, and sometimes just before the kill.
     """
     for turn in range(4):
         missing = await _kill_both(own_broker, f"{own_topic}-{turn}", tmp_path / f"state-{turn}")
@@ -182,14 +184,14 @@ async def _kill_both(broker: Standalone, topic: str, folder: Path) -> int:
                     await again[-1].ack()
                 elif is_over_wire() or consumer.statistics().acked_again >= missing:
                     break
-        # over the wire all 50 were confirmed: what comes was replayed, or the broker has lost it, which looks the same
+        # the native client had all 50 confirmed: what comes is replayed, or the broker lost it, which looks the same
         assert is_over_wire() or (len(again), consumer.statistics().acked_again) == (0, missing)
     assert await is_done(url, topic)
     return missing
 
 
 async def test_one_of_ack_and_nack_wins(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U20: ack and nack of 40 messages from two tasks each: one is told that it lost, and a restart agrees."""
+    """U20: ack and nack of 40 messages from two tasks each: one of them raises, and a restart agrees with the other."""
     settings = {"durable": tmp_path / "state"}
     acked: set[bytes] = set()
     async with subscribed(service_url, topic, **settings) as (client, consumer):
@@ -228,7 +230,7 @@ async def test_a_killed_consumer_leaves_its_nacks_to_the_other(service_url: str,
 
 
 async def nothing_comes_to(consumer: Consumer, received: list[Message]) -> bool:
-    """Take what comes within a second; return whether that was nothing."""
+    """Receive for a second; return whether nothing came."""
     try:
         received.append(await consumer.receive(timeout=1.0))
     except TimeoutError:
@@ -236,8 +238,8 @@ async def nothing_comes_to(consumer: Consumer, received: list[Message]) -> bool:
     return False
 
 
-async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U23: 300 messages nacked twice over through the broker, with a durable state, are seen three times each."""
+async def test_many_redeliveries_are_each_delivered_once(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U23: 300 messages nacked twice through the broker, with durable state, are delivered three times each."""
     settings = {"durable": tmp_path / "state", "redelivery": "broker"}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, numbered(300))
@@ -253,7 +255,7 @@ async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: st
 
 
 async def test_acked_after_it_was_asked_for(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U24: asked for at the broker and acknowledged before it arrives: acknowledged again, not shown, now or later."""
+    """U24: acknowledged between the request and the redelivery: acknowledged again and never delivered."""
     settings = {"durable": tmp_path / "state", "redelivery": "broker"}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, numbered(20))
@@ -269,8 +271,8 @@ async def test_acked_after_it_was_asked_for(service_url: str, topic: str, tmp_pa
         assert await nothing_comes(consumer, 1.0)
 
 
-async def test_mates_in_work_are_left_alone(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U26: batch of 5, nack 0, ack 2: only 0 is seen again; after a restart 1, 3 and 4 are, and 0; 2 never."""
+async def test_other_members_in_flight_are_left_alone(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U26: batch of 5, nack 0, ack 2: only 0 is redelivered; after a restart 0, 1, 3 and 4 are, and 2 never."""
     settings = {"durable": tmp_path / "state"}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, numbered(5), batched=True)
@@ -292,7 +294,7 @@ async def test_mates_in_work_are_left_alone(service_url: str, topic: str, tmp_pa
 async def test_an_administrators_reset_shows_everything(
     service_url: str, topic: str, admin: Admin, tmp_path: Path, is_restarted: bool
 ) -> None:
-    """U32: reset by an administrator after ack_memory, all is shown, also after a restart; at once by ``seek``."""
+    """U32: after ack_memory an administrator's reset delivers all, also over a restart; ``seek`` does so at once."""
     began_ms = round(time.time() * 1000) - 5_000
     settings = {"durable": tmp_path / "state", "ack_memory": 1.0}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
@@ -340,7 +342,7 @@ async def test_receiving_pauses_while_the_state_is_full(
 
 
 async def acknowledge_halves(consumer: Consumer, seen: list[bytes]) -> list[Message]:
-    """Acknowledge the first message of each batch until nothing more comes for a second; return the others."""
+    """Acknowledge the first message of each batch until nothing comes for a second; return the others."""
     left: list[Message] = []
     received: list[Message] = []
     while not await nothing_comes_to(consumer, received):

@@ -1,4 +1,4 @@
-"""Durable nacks on a real broker: consumers that are killed with signal 9 and come back."""
+"""Durable nacks on a real broker: consumers that are killed with signal 9 and restarted."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.patience import patience
 pytestmark = pytest.mark.usefixtures("transport")
 
 SLACK = patience(0.25)
-"""Seconds that a loaded machine may add."""
+"""Seconds that a busy machine may add."""
 DELAY = 3.0 + patience(0.25)
-"""Seconds in which a consumer is killed and another one has begun."""
+"""Seconds that suffice to kill one consumer and start another."""
 
 
 async def send_all(url: str, topic: str, messages: list[bytes], *, batched: bool = False) -> None:
-    """Send with a client of its own."""
+    """Send messages with a separate client."""
     async with official_client(url) as client:
         await send(client, topic, messages, batched=batched)
 
@@ -45,7 +45,7 @@ async def send_all(url: str, topic: str, messages: list[bytes], *, batched: bool
 async def test_deadlines_outlive_a_kill(
     service_url: str, topic: str, tmp_path: Path, consumer_type: str, redelivery: str
 ) -> None:
-    """U9: killed while it holds nacks: the broker hands them back at once, they are shown at their old time, once."""
+    """U9: killed while it holds nacks: the broker returns them at once; each is delivered at its deadline, once."""
     folder = tmp_path / "state"
     async with working(service_url, topic, folder, f"nack:{DELAY}", consumer_type) as worker:
         watch = Stopwatch()  # messages come before the sender has closed its client
@@ -77,7 +77,7 @@ async def test_deadlines_outlive_a_kill(
 async def test_partitions_and_batches(
     service_url: str, partitioned_topic: Callable[[int], str], tmp_path: Path, redelivery: str
 ) -> None:
-    """U9: messages of three partitions, in batches and alone, keep deadlines of their own over a restart."""
+    """U9: messages of three partitions, in batches and alone, keep their deadlines over a restart."""
     topic = partitioned_topic(3)
     delays = {payload: 3.0 + int(payload) % 3 for payload in numbered(18)}
     settings = {"durable": tmp_path / "state", "redelivery": redelivery}
@@ -102,7 +102,7 @@ async def test_partitions_and_batches(
 
 @pytest.mark.parametrize("consumer_type", ["shared", "exclusive"])
 async def test_kills_inside_the_handler_count(service_url: str, topic: str, tmp_path: Path, consumer_type: str) -> None:
-    """U8: a message that kills its process three times is seen with attempts 1, 2, 3, then 4."""
+    """U8: a message that kills its process three times is delivered with attempts 1, 2, 3, then 4."""
     folder = tmp_path / "state"
     async with subscribed(service_url, topic, consumer_type=consumer_type) as (client, _):
         await send(client, topic, [b"poison"])  # the subscription begins before
@@ -117,7 +117,7 @@ async def test_kills_inside_the_handler_count(service_url: str, topic: str, tmp_
 
 
 async def test_attempts_go_on_over_nacks_and_kills(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U27: the only consumer is killed again and again, in the handler or with a nack held: attempts go on counting."""
+    """U27: the only consumer is killed repeatedly, in the handler or with a nack held: attempts continue counting."""
     folder = tmp_path / "state"
     async with subscribed(service_url, topic) as (client, _):
         await send(client, topic, [b"x"])
@@ -134,9 +134,9 @@ async def test_attempts_go_on_over_nacks_and_kills(service_url: str, topic: str,
 
 
 async def test_acks_that_were_not_sent_are_given_again(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U10, U28: 50 acks have returned, killed at once: none is shown again; what was not sent yet is acked again.
+    """U10, U28: killed right after 50 acks returned: none is delivered again; acks that were not sent are sent again.
 
-    The official client sends them every 100 ms, and at times that is just before the kill.
+    The official client sends them every 100 ms, and sometimes just before the kill.
     """
     if is_over_wire():
         assert await _acked_again_after_a_kill(service_url, topic, tmp_path) == 0  # the broker has confirmed them
@@ -163,7 +163,7 @@ async def _acked_again_after_a_kill(url: str, topic: str, folder: Path) -> int:
 
 
 async def test_another_consumer_is_not_bound(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U34: a second consumer shows what the broker gives it at once; what came to the restarted one waits there."""
+    """U34: a second consumer delivers at once what the broker sends it; what the restarted one gets waits there."""
     folder = tmp_path / "state"
     async with working(service_url, topic, folder, f"nack:{DELAY}") as worker:
         watch = Stopwatch()  # messages come before the sender has closed its client
@@ -175,34 +175,34 @@ async def test_another_consumer_is_not_bound(service_url: str, topic: str, tmp_p
         subscribed(service_url, topic) as (_, other),
     ):
         receiving = asyncio.create_task(ours.receive())
-        shown_early: list[bytes] = []
-        while not await nothing_comes_to(other, shown_early):
+        delivered_early: list[bytes] = []
+        while not await nothing_comes_to(other, delivered_early):
             pass
         held = ours.statistics().held
         assert held
-        assert len(shown_early) + held == 10
+        assert len(delivered_early) + held == 10
         assert not receiving.done()
         mine = [await asyncio.wait_for(receiving, DELAY + patience(5))]
         assert watch.seconds >= DELAY - 0.1
         mine += await take(ours, held - 1)
         assert {message.attempt for message in mine} == {2}
-        assert sorted([message.data for message in mine] + shown_early) == numbered(10)
+        assert sorted([message.data for message in mine] + delivered_early) == numbered(10)
 
 
-async def nothing_comes_to(consumer: Consumer, shown: list[bytes]) -> bool:
-    """Take and acknowledge what comes within a second; return whether that was nothing."""
+async def nothing_comes_to(consumer: Consumer, delivered: list[bytes]) -> bool:
+    """Receive and acknowledge for a second; return whether nothing came."""
     try:
         message = await consumer.receive(timeout=1.0)
     except TimeoutError:
         return True
-    shown.append(message.data)
+    delivered.append(message.data)
     await message.ack()
     return False
 
 
 @pytest.mark.timeout(240)
 async def test_attempts_go_on_over_a_broker_restart(own_broker: Standalone, own_topic: str, tmp_path: Path) -> None:
-    """U27: the consumer leaves, the broker is killed and comes back, the consumer returns: attempts go on counting."""
+    """U27: the consumer closes, the broker is killed and restarted, the consumer reopens: attempts go on counting."""
     url, topic, folder = own_broker.service_url, own_topic, tmp_path / "state"
     async with subscribed(url, topic, durable=folder) as (client, consumer):
         await send(client, topic, [b"x"])

@@ -1,4 +1,4 @@
-"""The holes that a real broker tells of in its internal statistics."""
+"""The holes in a real broker's internal statistics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION = "sub"
 FIRST = {0, 1, 2, 5, 6, 9, *range(25, 30)}
-"""What is acknowledged of the 30 entries of the first ledger."""
+"""The acknowledged entries of the 30 of the first ledger."""
 SECOND = {0, 1, 3}
-"""And of the 10 of the second one."""
+"""The acknowledged entries of the 10 of the second ledger."""
 
 
 async def until_backlog(admin: Admin, topic: str, count: int) -> Any:
-    """Wait until the broker knows all acknowledgements; return its internal statistics."""
+    """Wait until the broker has all acknowledgements; return its internal statistics."""
     async with asyncio.timeout(patience(10)):
         while await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) != count:
             await asyncio.sleep(0.1)
@@ -33,7 +33,7 @@ async def until_backlog(admin: Admin, topic: str, count: int) -> Any:
 
 
 async def make_holes(url: str, admin: Admin, topic: str) -> tuple[int, int, Any]:
-    """Acknowledge out of order over two ledgers; return their numbers, and the internal statistics."""
+    """Acknowledge out of order over two ledgers; return their ids and the internal statistics."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, numbered(30))
         messages = await take(consumer, 30)
@@ -43,7 +43,7 @@ async def make_holes(url: str, admin: Admin, topic: str) -> tuple[int, int, Any]
             if message.id.entry in FIRST:
                 await message.ack()
         await until_backlog(admin, topic, 30 - len(FIRST))
-        await asyncio.to_thread(admin.unload, topic)  # the next messages get a ledger of their own
+        await asyncio.to_thread(admin.unload, topic)  # the next messages get a new ledger
         assert await nothing_comes(consumer, 1.0)
         await send(client, topic, numbered(10, 30))
         messages = await take(consumer, 10)
@@ -56,7 +56,7 @@ async def make_holes(url: str, admin: Admin, topic: str) -> tuple[int, int, Any]
 
 
 async def test_holes(spark: SparkSession, service_url: str, admin: Admin, topic: str, tmp_path: Path) -> None:
-    """Ranges, counts and bytes are those of the acknowledgements that were made, cut where one ledger ends."""
+    """Ranges, counts and bytes are those of the acknowledgements, cut where one ledger ends."""
     first, second, stats = await make_holes(service_url, admin, topic)
     at_ms = time.time_ns() // 1_000_000
     (tmp_path / f"{quote(topic, safe='')}@{at_ms}.json").write_text(json.dumps(stats))
@@ -85,7 +85,7 @@ async def test_holes(spark: SparkSession, service_url: str, admin: Admin, topic:
 
 
 async def stored_bytes(folder: Path, first: int, second: int) -> int:
-    """Return what a cursor of ours with the same acknowledgements takes on storage."""
+    """Return how many bytes our own cursor with the same acknowledgements takes on storage."""
     config = CursorConfig(flush_interval=3_600)
     async with await Cursor.open_local(folder, {first: 30, second: 10}, config) as cursor:
         acked = [(first, entry) for entry in FIRST] + [(second, entry) for entry in SECOND]

@@ -1,4 +1,4 @@
-"""Leases on a real broker: over both clients, in batches, on all kinds of subscriptions, and of killed processes."""
+"""Leases on a real broker: with both clients, in batches, on all subscription types, and of killed processes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ async def test_an_extended_lease_does_not_end_and_another_does(service_url: str,
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_a_late_nack_counts_no_other_attempt(service_url: str, topic: str, redelivery: Any) -> None:
-    """U11: a nack after the lease brings the message back once; an ack cancels the redelivery."""
+    """U11: a nack after the lease redelivers the message once; an ack cancels the redelivery."""
     await scenarios.a_late_nack(service_url, topic, redelivery=redelivery)
 
 
 @pytest.mark.parametrize("batch_index_ack", [False, True])
-async def test_the_lease_of_one_member_does_not_touch_its_mates(
+async def test_the_lease_of_one_member_does_not_touch_the_others(
     service_url: str, topic: str, batch_index_ack: bool
 ) -> None:
-    """U26, U44: of a batch of five one hangs: it alone is shown again, and the entry is acknowledged in the end."""
+    """U26, U44: one of a batch of five hangs: only it is redelivered, and the entry is acknowledged in the end."""
     settings: dict[str, Any] = {"lease": 1, "backoff": 0.2, "batch_index_ack_enabled": batch_index_ack}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, numbered(5), batched=True)
@@ -54,34 +54,34 @@ async def test_the_lease_of_one_member_does_not_touch_its_mates(
 
 
 async def test_whoever_gets_the_messages_of_hung_handlers_shows_them_once(service_url: str, topic: str) -> None:
-    """U21, U44: redelivered by the broker, 20 messages whose leases ended are shown once more, here or there."""
+    """U21, U44: 20 messages whose leases ended are redelivered by the broker once each, to either consumer."""
     settings: dict[str, Any] = {"lease": 3, "backoff": 0.2, "redelivery": "broker"}
     async with (
         subscribed(service_url, topic, **settings) as (client, first),
         subscribed(service_url, topic, **settings) as (_, second),
     ):
         await send(client, topic, numbered(20))
-        shown: list[Message] = []
+        delivered: list[Message] = []
 
         async def show(consumer: Consumer) -> None:
             async for message in consumer:
-                shown.append(message)
+                delivered.append(message)
                 if message.attempt > 1:
                     message.ack_soon()
 
         receiving = [asyncio.create_task(show(consumer)) for consumer in (first, second)]
         ends_at = asyncio.get_running_loop().time() + patience(15)
-        while len(shown) < 40 and asyncio.get_running_loop().time() < ends_at:
+        while len(delivered) < 40 and asyncio.get_running_loop().time() < ends_at:
             await asyncio.sleep(0.05)
         await asyncio.sleep(1)
         for task in receiving:
             task.cancel()
-        assert sorted(message.data for message in shown) == sorted(numbered(20) * 2)
+        assert sorted(message.data for message in delivered) == sorted(numbered(20) * 2)
         assert first.statistics().leases_expired + second.statistics().leases_expired == 20
 
 
 async def test_durable(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U9, U44: a lease ends, then the consumer is closed and opened: the message keeps its deadline and its attempt."""
+    """U9, U44: a lease ends, then the consumer is closed and reopened: the message keeps its deadline and attempt."""
     settings: dict[str, Any] = {"lease": 1, "backoff": 6, "durable": tmp_path / "state"}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, [b"x"])

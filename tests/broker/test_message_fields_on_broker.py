@@ -1,4 +1,4 @@
-"""What messages tell on a real broker, over both ports: no value, who sent them, and with which schema."""
+"""Fields of messages on a real broker, with both clients: no value, producer name and schema version."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def client(service_url: str) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def consuming(client: Client, url: str, topic: str, **settings: Any) -> AsyncIterator[Consumer]:
-    """A consumer on ``sub`` from the first message on, over the transport of the test."""
+    """Open a consumer on ``sub`` from the first message on, with the client under test."""
     settings.setdefault("dead_letter", GIVES_UP)
     if is_over_wire():
         settings.pop("crypto_failure_action", None)
@@ -66,8 +66,8 @@ def enforcing(admin: Admin) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["alone", "batch"])
-async def test_null_is_told_from_empty(client: Client, service_url: str, topic: str, is_batch: bool) -> None:
-    """O14, O57: a message without a value differs from an empty one, and stays so as a dead letter."""
+async def test_null_differs_from_empty(client: Client, service_url: str, topic: str, is_batch: bool) -> None:
+    """O14, O57: a message without a value differs from an empty one, as a dead letter too."""
     expected = [None, b"", b"x"]
     async with client.producer(topic, batching=is_batch, batch_delay=0.1) as producer:
         await asyncio.gather(*(producer.send(data, key="k") for data in expected))
@@ -83,8 +83,8 @@ async def test_null_is_told_from_empty(client: Client, service_url: str, topic: 
         assert [letter.key for letter in letters] == ["k"] * 3
 
 
-async def test_versions_of_a_schema_are_told_apart(client: Client, service_url: str, enforcing: str) -> None:
-    """O15, O57: messages name producer and schema version; where schemas are enforced dead letters have theirs."""
+async def test_versions_of_a_schema_differ(client: Client, service_url: str, enforcing: str) -> None:
+    """O15, O57: messages name producer and schema version; where schemas are enforced dead letters keep them."""
     for number, schema in enumerate([*VERSIONS, VERSIONS[0]]):
         async with client.producer(enforcing, name=f"shop-{number}", schema_info=schema) as producer:
             await producer.send(b"%d" % number, sequence_id=10 + number)
@@ -115,7 +115,7 @@ def _definitions() -> list[Any]:
 
 
 async def test_what_is_encrypted_says_so(client: Client, service_url: str, topic: str) -> None:
-    """O57: without a key it is shown with its error, and not taken for a message that nobody can read."""
+    """O57: without a key an encrypted message is delivered with its error, and not taken for undecodable."""
     await send_encrypted(client, topic)
     action = pulsar.ConsumerCryptoFailureAction.CONSUME
     async with consuming(client, service_url, topic, crypto_failure_action=action) as consumer:

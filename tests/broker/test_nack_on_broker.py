@@ -1,4 +1,4 @@
-"""Negative acknowledgements on a real broker, through the official client and over the native wire."""
+"""Negative acknowledgements on a real broker, with the official and the native client."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ pytestmark = pytest.mark.usefixtures("transport")
 
 
 async def test_nacks_keep_coming(service_url: str, topic: str) -> None:
-    """N32: each comes back at its own time while nacking goes on; with the official client alone most do not."""
+    """N32: each message is redelivered at its deadline while nacks go on; the official client alone manages few."""
     await scenarios.nacks_keep_coming(service_url, topic)
 
 
 async def test_each_at_its_own_time(service_url: str, topic: str) -> None:
-    """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
+    """N33: messages with delays of 3 s, 0.5 s and 1.5 s are redelivered in the order of their deadlines."""
     await scenarios.each_at_its_own_time(service_url, topic)
 
 
 async def test_counts_grow(service_url: str, topic: str) -> None:
-    """N34: nacked four times, a message is seen with the counts 0, 1, 2, 3."""
+    """N34: a message nacked four times is delivered with the counts 0, 1, 2, 3."""
     await scenarios.counts_grow(service_url, topic)
 
 
 async def test_only_the_nacked_ones(service_url: str, topic: str) -> None:
-    """N35: of five messages exactly the three that were nacked come again."""
+    """N35: of five messages exactly the three that were nacked are redelivered."""
     await scenarios.only_the_nacked_ones(service_url, topic)
 
 
 async def test_ten_messages_from_outside(service_url: str, topic: str) -> None:
-    """U50: ten received, three nacked, two of them dead-lettered, eight acknowledged: all that is exported says so."""
+    """U50: of ten messages, three nacked, two of them dead-lettered, eight acknowledged: the exported metrics agree."""
     await scenarios.ten_messages_from_outside(service_url, topic)
 
 
@@ -42,14 +42,14 @@ async def test_ten_messages_from_outside(service_url: str, topic: str) -> None:
 async def test_partitions_and_rebuilt_ids(
     service_url: str, partitioned_topic: Callable[[int], str], redelivery: str
 ) -> None:
-    """N36: on partitions, ids as delivered and ids rebuilt from bytes and topic both bring their messages back."""
+    """N36: on partitions, ids as delivered and ids rebuilt from bytes and topic both redeliver their messages."""
     topic = partitioned_topic(3)
     await _by_id_and_by_rebuilt_id(service_url, topic, [topic], redelivery)
 
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker"])
 async def test_a_list_of_topics_and_rebuilt_ids(service_url: str, topic: str, redelivery: str) -> None:
-    """N36: on a list of topics too."""
+    """N36: the same with a list of topics."""
     topics = [topic, f"{topic}-b"]
     await _by_id_and_by_rebuilt_id(service_url, topics, topics, redelivery)
 
@@ -74,7 +74,7 @@ async def _by_id_and_by_rebuilt_id(url: str, read: str | list[str], written: lis
 async def test_rebuilt_ids_reach_partitions_without_a_handle(
     service_url: str, partitioned_topic: Callable[[int], str]
 ) -> None:
-    """N36: an id that is known by its bytes and topic alone is asked for and acknowledged at its partition."""
+    """N36: an id known only by its bytes and topic is requested and acknowledged at its partition."""
     topic = partitioned_topic(2)
     async with subscribed(service_url, topic, redelivery="broker") as (client, consumer):
         await send(client, topic, numbered(4))
@@ -92,7 +92,7 @@ async def test_rebuilt_ids_reach_partitions_without_a_handle(
 
 
 def forget_handles(consumer: Consumer) -> None:
-    """Let the port know no message any more that it delivered; the native one keeps nothing."""
+    """Make the port forget every message that it delivered; the native port keeps none."""
     if not is_over_wire():
         consumer.port._ids._handles.clear()
 
@@ -102,6 +102,6 @@ def forget_handles(consumer: Consumer) -> None:
 async def test_half_by_message_half_by_id(
     service_url: str, topic: str, partitioned_topic: Callable[[int], str], partitions: int, batched: bool
 ) -> None:
-    """N37: all 20 come again, once, on one topic and on two partitions; after acknowledging, nothing more."""
+    """N37: all 20 are redelivered once, on one topic and on two partitions; after acknowledging, nothing more."""
     name = partitioned_topic(partitions) if partitions else topic
     await scenarios.half_by_message_half_by_id(service_url, name, batched=batched)

@@ -1,4 +1,4 @@
-"""Consumers on a real broker that hold nothing they do not work on, and those that lack what a message needs."""
+"""Consumers on a real broker that prefetch nothing while paused or without a queue, and those that lack a codec."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def produce(client: Client, topic: str, messages: list[bytes], **options: 
 
 
 async def acked(consumer: Consumer, count: int) -> list[bytes]:
-    """Acknowledge so many messages, after which nothing comes; return the payloads, sorted."""
+    """Acknowledge ``count`` messages, after which nothing comes; return the payloads, sorted."""
     messages = await take(consumer, count)
     for message in messages:
         message.ack_soon()
@@ -44,18 +44,18 @@ async def acked(consumer: Consumer, count: int) -> list[bytes]:
 
 
 async def test_what_was_fetched_ahead_goes_to_another_one(client: Client, topic: str) -> None:
-    """O17, U41: 1 000 fetched ahead go to a second consumer, nothing comes here; what is in work stays in work."""
+    """O17, U41: 1 000 prefetched messages go to a second consumer, none comes here; those in flight stay here."""
     sent = numbered(1_000)
     async with client.subscribe(topic, "sub", receiver_queue_size=1_000, redelivery="local") as first:
         await produce(client, topic, sent)
-        in_work, held = await take(first, 2)
+        in_flight, held = await take(first, 2)
         await held.nack(delay=0.3)
         async with client.subscribe(topic, "sub", receiver_queue_size=1_000, dead_letter=DeadLetterPolicy(3)) as second:
             first.pause()
-            assert await acked(second, 998) == sorted(set(sent) - {in_work.data, held.data})
+            assert await acked(second, 998) == sorted(set(sent) - {in_flight.data, held.data})
             assert second.statistics().dead_lettered == 0
             assert await nothing_comes(first)
-            await in_work.ack()
+            await in_flight.ack()
         first.resume()
         (again,) = await take(first, 1)
         assert (again.data, again.attempt) == (held.data, 2)
@@ -67,7 +67,7 @@ async def test_what_was_fetched_ahead_goes_to_another_one(client: Client, topic:
 async def test_partitions_that_are_paused_together(
     client: Client, partitioned_topic: Callable[[int], str], is_batch: bool
 ) -> None:
-    """U41: what was fetched ahead from each partition, batches too, goes to a second consumer of the subscription."""
+    """U41: messages prefetched from each partition, batches too, go to a second consumer of the subscription."""
     name, sent = partitioned_topic(3), numbered(60)
     async with client.subscribe(name, "sub") as first:
         await produce(client, name, sent, batching=is_batch)
@@ -80,7 +80,7 @@ async def test_partitions_that_are_paused_together(
 
 
 async def test_keys_of_a_paused_consumer_wait_for_it(client: Client, topic: str) -> None:
-    """U41: Key_Shared: while one message is in work its consumer's keys wait for the resume; each comes once."""
+    """U41: on Key_Shared the keys of a paused consumer with a message in flight wait for the resume; all come once."""
     async with (
         client.subscribe(topic, "sub", consumer_type="key_shared") as first,
         client.subscribe(topic, "sub", consumer_type="key_shared") as second,
@@ -88,14 +88,14 @@ async def test_keys_of_a_paused_consumer_wait_for_it(client: Client, topic: str)
     ):
         for number in range(40):
             await producer.send(b"%d" % number, key=f"k{number % 8}")
-        (in_work,) = await take(first, 1)
+        (in_flight,) = await take(first, 1)
         first.pause()
         elsewhere: list[bytes] = []
         while not await nothing_comes_of(second, elsewhere):
             pass
         first.resume()
-        here = [in_work.data]
-        await in_work.ack()
+        here = [in_flight.data]
+        await in_flight.ack()
         while not await nothing_comes_of(first, here):
             pass
         assert sorted([*here, *elsewhere]) == sorted(numbered(40))
@@ -116,7 +116,7 @@ async def nothing_comes_of(consumer: Consumer, found: list[bytes]) -> bool:
 
 @asynccontextmanager
 async def workers(url: str, topic: str, **settings: Any) -> AsyncIterator[tuple[Consumer, Consumer]]:
-    """Two consumers, each with a client of its own, over the transport of the test."""
+    """Open two consumers, each with its own client, over the transport under test."""
     if is_over_wire():
         async with (
             pulsar_nack.connect(url) as one,
@@ -137,7 +137,7 @@ async def workers(url: str, topic: str, **settings: Any) -> AsyncIterator[tuple[
 
 @pytest.mark.usefixtures("transport")
 async def test_a_long_job_keeps_no_others(service_url: str, client: Client, topic: str) -> None:
-    """O16, U42: six jobs, the first one takes long, two workers without a queue: the other does the five meanwhile."""
+    """O16, U42: six jobs, the first one long, two workers without a queue: the other does the other five meanwhile."""
     async with workers(service_url, topic, receiver_queue_size=0) as (first, second):
         calls = [asyncio.create_task(each.receive()) for each in (first, second)]
         await asyncio.sleep(0.2)
@@ -152,7 +152,7 @@ async def test_a_long_job_keeps_no_others(service_url: str, client: Client, topi
 
 @pytest.mark.usefixtures("transport")
 async def test_no_queue_is_for_one_topic(service_url: str, topic: str, partitioned_topic: Callable[[int], str]) -> None:
-    """O16, O57: a list, and a topic with partitions, are refused by name instead of being silent for ever."""
+    """O16, O57: a list and a partitioned topic are refused by name; they would stay silent for ever."""
     for several in ([topic, f"{topic}-other"], partitioned_topic(2)):
         with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
             async with workers(service_url, several, receiver_queue_size=0):  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ async def test_no_queue_is_for_one_topic(service_url: str, topic: str, partition
 async def test_what_is_not_installed_is_no_fault_of_the_message(
     client: Client, topic: str, admin: Admin, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """O12: without the codec receive raises, each time; nothing is settled, and another consumer gets all 200."""
+    """O12: without the codec each receive raises; nothing is settled, and another consumer gets all 200."""
     async with client.subscribe(topic, "sub", consumer_type=kind):
         await produce(client, topic, numbered(200), compression="lz4")
     with monkeypatch.context() as patch:
@@ -181,7 +181,7 @@ async def test_what_is_not_installed_is_no_fault_of_the_message(
 
 @pytest.mark.usefixtures("transport")
 async def test_unsubscribing(service_url: str, topic: str, admin: Admin) -> None:
-    """Refused while others consume, and this consumer goes on; then the subscription is gone."""
+    """Refused while the subscription has other consumers, and this one continues; then the subscription is gone."""
     async with workers(service_url, topic) as (first, second):
         with pytest.raises(BrokerError):
             await first.unsubscribe()

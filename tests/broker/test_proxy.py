@@ -1,4 +1,4 @@
-"""The proxy of the fault runs does what it says; a plain echo server stands behind it."""
+"""The faulty proxy of these tests, in front of a plain echo server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.broker._proxy import TcpProxy
 
 @asynccontextmanager
 async def echoing() -> AsyncIterator[TcpProxy]:
-    """A proxy before a server that sends back what it gets."""
+    """A proxy in front of a server that echoes."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1_000):
@@ -36,7 +36,7 @@ async def connected(proxy: TcpProxy) -> AsyncIterator[tuple[asyncio.StreamReader
 
 
 async def is_silent(reader: asyncio.StreamReader, seconds: float) -> bool:
-    """Return whether nothing comes for a while."""
+    """Return whether nothing arrives for a while."""
     try:
         await asyncio.wait_for(reader.read(1), seconds)
     except TimeoutError:
@@ -45,7 +45,7 @@ async def is_silent(reader: asyncio.StreamReader, seconds: float) -> bool:
 
 
 async def test_it_passes_bytes_on() -> None:
-    """What is sent comes back, and a client that leaves is forgotten."""
+    """Bytes come back, and a client that leaves is forgotten."""
     async with echoing() as proxy, connected(proxy) as (reader, writer):
         writer.write(b"x" * 300_000)
         assert await reader.readexactly(300_000) == b"x" * 300_000
@@ -57,7 +57,7 @@ async def test_it_passes_bytes_on() -> None:
 
 
 async def test_it_cuts() -> None:
-    """Connections end at once when cut, and after the given number of bytes when told so."""
+    """Connections end at once when cut, and after a given number of bytes."""
     async with echoing() as proxy:
         async with connected(proxy) as (reader, _):
             while not proxy.connections:
@@ -81,7 +81,7 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_it_delays_and_stalls() -> None:
-    """Bytes come late by both ways' delays, and not at all while it stalls; then all of them come."""
+    """Bytes arrive late by the delays of both directions, and not at all while stalled; then all of them arrive."""
     async with echoing() as proxy, connected(proxy) as (reader, writer):
         proxy.delay = 0.1
         began = asyncio.get_running_loop().time()
@@ -98,7 +98,7 @@ async def test_it_delays_and_stalls() -> None:
 
 @pytest.mark.parametrize("why", ["refusing", "no server"])
 async def test_it_turns_away(why: str) -> None:
-    """Clients are turned away when it is told so, or when there is no server behind it."""
+    """Clients are refused on demand, and if there is no server behind the proxy."""
     async with echoing() as proxy:
         if why == "refusing":
             proxy.is_refusing = True

@@ -1,7 +1,7 @@
-"""Lives of random operations, each against what the broker says is acknowledged; see ``_life.py``.
+"""Random operations, checked against what the broker counts as acknowledged; see ``_random_operations.py``.
 
-``OPERATIONS=10000`` makes it as many in all, ``SEED=7`` others, ``LIFE=12`` only that one of them. A failure names the
-life and what happened to the message.
+``OPERATIONS=10000`` sets the total number, ``SEED=7`` chooses other operations, ``LIFE=12`` runs only one sequence. A
+failure names the sequence and the history of the message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("google_crc32c")
 
 from tests.broker._admin import Admin
-from tests.broker._life import Life
+from tests.broker._random_operations import RandomOperations
 from tests.tiers import SEED
 
 OPERATIONS: Final = int(os.environ.get("OPERATIONS", "300"))
@@ -29,7 +29,7 @@ _KINDS: Final = list(product(("shared", "failover", "exclusive"), (0, 2)))
 
 @pytest.mark.timeout(120 + OPERATIONS)
 def test_random_operations_lose_hide_and_repeat_nothing(broker_urls: tuple[str, str]) -> None:
-    """What is unacknowledged is shown in time, what is gone once more at most, and what was sent is stored."""
+    """Unacknowledged messages come in time, removed ones at most once more, and sent ones are stored."""
     asyncio.run(_live(broker_urls))
 
 
@@ -43,14 +43,14 @@ async def _live(urls: tuple[str, str]) -> None:
         nonlocal times_stuck
         kind, partitions = _KINDS[number % len(_KINDS)]
         topic = f"persistent://public/default/random-{uuid.uuid4().hex[:8]}"
-        life = Life(urls, topic, kind, partitions, f"{SEED} {number}")
+        ops = RandomOperations(urls, topic, kind, partitions, f"{SEED} {number}")
         async with running:
             try:
-                await life.run(_EACH)
+                await ops.run(_EACH)
             except AssertionError as error:
                 failures.append(f"SEED={SEED} LIFE={number}: {error}")
             finally:
-                times_stuck += life.times_stuck
+                times_stuck += ops.times_stuck
                 await asyncio.to_thread(Admin(urls[1]).delete, topic, partitioned=bool(partitions))
 
     await asyncio.gather(*map(one, numbers))

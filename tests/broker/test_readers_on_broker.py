@@ -31,7 +31,7 @@ async def client(service_url: str) -> AsyncIterator[Client]:
 async def send(
     client: Client, topic: str, numbers: Sequence[int], *, batch: int = 1, keys: int = 0, **settings: Any
 ) -> list[MessageId]:
-    """Publish numbers, in batches of a size if it is not 1; return their ids."""
+    """Publish numbers, in batches if the batch size is not 1; return their ids."""
     async with client.producer(
         topic, batching=batch > 1, batch_max_messages=max(batch, 2), batch_delay=1.0, **settings
     ) as producer:
@@ -82,8 +82,10 @@ def official_data(url: str, topic: str, start: Any, *, inclusive: bool, compacte
 @pytest.mark.both_lines
 @pytest.mark.parametrize("batch", [1, 5])
 async def test_to_the_end_while_more_are_published(client: Client, service_url: str, topic: str, batch: int) -> None:
-    """U47: exactly the ten that were there, though as many are published meanwhile; ``has_message_available`` is right
-    before, at and after the end; the official client reads the same."""
+    """U47: reading to the end gives exactly the ten messages that were there, though ten more are published meanwhile.
+
+    ``has_message_available`` is right before, at and after the end; the official client reads the same.
+    """
     async with client.reader(topic, "earliest", inclusive=True) as reader:
         assert not await reader.has_message_available()
         assert await numbers(reader) == []
@@ -115,7 +117,7 @@ async def test_to_the_end_while_more_are_published(client: Client, service_url: 
 @pytest.mark.both_lines
 @pytest.mark.parametrize("batch", [1, 4])
 async def test_where_it_begins(client: Client, service_url: str, topic: str, batch: int) -> None:
-    """U47: after or at each message of batches and singles, as the official client; at a time; at both ends."""
+    """U47: after or at each message of batches and singles, like the official client; at a time; at both ends."""
     ids = await send(client, topic, range(8), batch=batch)
     await asyncio.sleep(0.02)
     noon = datetime.now(UTC)
@@ -152,7 +154,7 @@ async def test_where_it_begins(client: Client, service_url: str, topic: str, bat
 
 @pytest.mark.parametrize("batch", [1, 7])
 async def test_unloads(client: Client, admin: Admin, partitioned_topic: Callable[[int], str], batch: int) -> None:
-    """U47: a partition is unloaded again and again while messages are published and read: each comes once, in order."""
+    """U47: a partition is unloaded repeatedly while messages are published and read: each comes once, in order."""
     topic = partitioned_topic(2)
     done = False
 
@@ -213,7 +215,7 @@ async def test_a_quiet_reader_keeps_its_place(client: Client, admin: Admin, topi
 
 
 async def test_a_broker_that_is_killed(own_broker: Standalone, own_topic: str) -> None:
-    """U47: a reader in the middle of a batch goes on there when the broker is back."""
+    """U47: a reader in the middle of a batch continues there when the broker is back."""
     async with Client(own_broker.service_url) as client, client.reader(own_topic) as reader:
         ids = await send(client, own_topic, range(20), batch=10)
         assert [int((await reader.read(timeout=5)).data) for _ in range(5)] == list(range(5))
@@ -224,7 +226,7 @@ async def test_a_broker_that_is_killed(own_broker: Standalone, own_topic: str) -
 
 
 async def test_what_was_read_leaves_no_backlog(client: Client, admin: Admin, topic: str) -> None:
-    """The broker's statistics show what is unread; the subscription goes with the reader."""
+    """The broker's statistics show what is unread; the subscription is removed with the reader."""
     await send(client, topic, range(10))
     async with client.reader(topic, subscription="mine") as reader:
         for _ in range(6):
@@ -240,7 +242,7 @@ async def test_what_was_read_leaves_no_backlog(client: Client, admin: Admin, top
 @pytest.mark.both_lines
 @pytest.mark.parametrize("batch", [1, 6])
 async def test_a_compacted_topic(client: Client, admin: Admin, service_url: str, topic: str, batch: int) -> None:
-    """U47: only the newest of each key; it ends at once, also where the last messages were removed.
+    """U47: a compacted topic gives only the newest message of each key, and ends, even if the last ones were removed.
 
     Since 4.0 the broker keeps the last message of a removed key, which has no data.
     """
@@ -261,7 +263,7 @@ async def test_a_compacted_topic(client: Client, admin: Admin, service_url: str,
         assert await numbers(reader) == [13]
     async with client.reader(topic, ids[2], read_compacted=True) as reader:
         assert await data_of(reader) == [b"10", *removed, b"13"]
-    if batch == 1:  # of batches the official client also delivers the members that were removed, as empty messages
+    if batch == 1:  # of batches the official client also delivers the removed members, as empty messages
         start = pulsar.MessageId.earliest
         expected = await asyncio.to_thread(official_data, service_url, topic, start, inclusive=True, compacted=True)
         assert expected == [b"10", *(b"" for _ in removed), b"13"]
@@ -285,8 +287,10 @@ def official_view(url: str, topic: str) -> dict[str, bytes]:
 @pytest.mark.both_lines
 @pytest.mark.parametrize("compacted", [False, True])
 async def test_table_view(client: Client, admin: Admin, service_url: str, topic: str, compacted: bool) -> None:
-    """U48: a=1, b=2, a=3, b=null is {a: 3}, compacted or not, as in the official client; changes come as they happen,
-    through an unload too."""
+    """U48: a=1, b=2, a=3, b=null is {a: 3}, compacted or not, as in the official client.
+
+    Changes are reported as they happen, also through an unload.
+    """
     async with client.producer(topic) as producer:
         for key, value in [("a", b"1"), ("b", b"2"), ("a", b"3"), ("b", None)]:
             await producer.send(value, key=key)
@@ -308,7 +312,7 @@ async def test_table_view(client: Client, admin: Admin, service_url: str, topic:
 
 
 async def test_table_view_of_partitions(client: Client, partitioned_topic: Callable[[int], str]) -> None:
-    """U48: 2 000 values of 50 keys in 3 partitions: the newest of each, when it opens and later."""
+    """U48: 2 000 values of 50 keys in 3 partitions: the newest value of each key, at once and later."""
     topic = partitioned_topic(3)
     await send(client, topic, range(2_000), keys=50)
     async with client.table_view(topic, decode=lambda message: int(message.data)) as view:

@@ -1,4 +1,4 @@
-"""Receiving, closing and back-pressure on a real broker, through the official client and over the native wire."""
+"""Receiving, closing and back-pressure on a real broker, with the official and the native client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("transport")
 
 
 async def test_a_timeout_loses_nothing(service_url: str, topic: str) -> None:
-    """U1: what is sent after a receive timed out arrives, once, the first message too."""
+    """U1: what is sent after a receive timed out arrives once, and so does the first message."""
     await scenarios.receive_loses_nothing_by_timeout(service_url, topic)
 
 
@@ -84,8 +84,8 @@ async def test_a_closed_consumer_gives_its_nacks_to_the_other(service_url: str, 
         assert await nothing_comes(second)
 
 
-async def test_a_copy_of_what_is_in_work_is_dropped(service_url: str, topic: str) -> None:
-    """U23: a second delivery is dropped while the message is in work or held, and acknowledged when that is settled."""
+async def test_a_duplicate_in_flight_is_dropped(service_url: str, topic: str) -> None:
+    """U23: a duplicate is dropped while the message is in flight or held, and acknowledged when it is settled."""
     async with subscribed(service_url, topic) as (client, consumer):
         await send(client, topic, [b"x"])
         await (await consumer.receive(timeout=patience(3))).nack(delay=0.3)
@@ -106,8 +106,8 @@ async def test_a_copy_of_what_is_in_work_is_dropped(service_url: str, topic: str
         assert await nothing_comes(second)
 
 
-async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: str) -> None:
-    """U23, O5: 1 000 messages nacked twice over while the broker is busy are seen three times each, never four."""
+async def test_many_redeliveries_are_each_delivered_once(service_url: str, topic: str) -> None:
+    """U23, O5: 1 000 messages nacked twice while the broker is busy are delivered three times each, never four."""
     moments = random.Random(3)
     seen: collections.Counter[bytes] = collections.Counter()
     async with subscribed(service_url, topic) as (client, consumer):
@@ -124,8 +124,10 @@ async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: st
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker"])
 @pytest.mark.parametrize("index_acks", [True, False])
-async def test_batch_mates_are_left_alone(service_url: str, topic: str, redelivery: str, index_acks: bool) -> None:
-    """U26: of a batch of five only the nacked one is seen again, once, whichever way; the acked one never."""
+async def test_other_batch_members_are_left_alone(
+    service_url: str, topic: str, redelivery: str, index_acks: bool
+) -> None:
+    """U26: of a batch of five only the nacked member is redelivered, once, by either route; the acked one never."""
     settings = {"redelivery": redelivery, "batch_index_ack_enabled": index_acks}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, numbered(5), batched=True)
@@ -144,16 +146,16 @@ async def test_batch_mates_are_left_alone(service_url: str, topic: str, redelive
 
 
 @pytest.mark.parametrize(
-    "told", [{}, {"consumer_type": "shared"}, {"consumer_type": "shared", "native_delay": 0.1}], ids=str
+    "settings", [{}, {"consumer_type": "shared"}, {"consumer_type": "shared", "native_delay": 0.1}], ids=str
 )
-async def test_wrapping_a_consumer_of_the_client(service_url: str, topic: str, told: dict[str, Any]) -> None:
-    """N33: a consumer that the official client made works too, whatever we are told about it."""
+async def test_wrapping_a_consumer_of_the_client(service_url: str, topic: str, settings: dict[str, Any]) -> None:
+    """N33: wrapping a consumer that the official client made works, without its settings too."""
     if is_over_wire():
         pytest.skip("wrapping is for consumers of the official client")
-    native_delay = {} if "native_delay" not in told else {"negative_ack_redelivery_delay_ms": 100}
+    native_delay = {} if "native_delay" not in settings else {"negative_ack_redelivery_delay_ms": 100}
     async with official_client(service_url) as client:
         native = await client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared, **native_delay)
-        async with pulsar_nack.wrap(native, config=EXACT, **told) as consumer:
+        async with pulsar_nack.wrap(native, config=EXACT, **settings) as consumer:
             await send(client, topic, numbered(3))
             messages = await take(consumer, 3)
             watch = Stopwatch()
@@ -169,7 +171,7 @@ async def test_wrapping_a_consumer_of_the_client(service_url: str, topic: str, t
 
 
 async def test_failover_on_partitions(service_url: str, partitioned_topic: Callable[[int], str]) -> None:
-    """U29: on a failover subscription of two partitions only what was nacked is seen again, at its own time."""
+    """U29: on a Failover subscription of two partitions only nacked messages are redelivered, at their deadlines."""
     topic = partitioned_topic(2)
     async with subscribed(service_url, topic, consumer_type="failover") as (client, consumer):
         await send(client, topic, numbered(8))
@@ -188,7 +190,7 @@ async def test_failover_on_partitions(service_url: str, partitioned_topic: Calla
 
 
 async def test_exclusive_brings_back_one(service_url: str, topic: str) -> None:
-    """U29: on an exclusive subscription only the nacked message is seen again, in time; the others can be acked."""
+    """U29: on an Exclusive subscription only the nacked message is redelivered, in time; the others can be acked."""
     async with subscribed(service_url, topic, consumer_type="exclusive") as (client, consumer):
         await send(client, topic, numbered(3))
         first, second, third = await take(consumer, 3)
@@ -206,7 +208,7 @@ async def test_exclusive_brings_back_one(service_url: str, topic: str) -> None:
 
 
 async def test_forced_broker_way_on_exclusive(service_url: str, topic: str) -> None:
-    """N20: the broker can only rewind: all nacks come back with the first; what is in work is not shown anew."""
+    """N20: on Exclusive the broker can only rewind: all nacks come with the first; those in flight stay in flight."""
     async with subscribed(service_url, topic, consumer_type="exclusive", redelivery="broker") as (client, consumer):
         await send(client, topic, numbered(5))
         messages = await take(consumer, 5)
@@ -222,7 +224,7 @@ async def test_forced_broker_way_on_exclusive(service_url: str, topic: str) -> N
 
 
 async def test_local_payloads_are_bounded_on_shared(service_url: str, topic: str) -> None:
-    """U30: when the payloads kept reach the bound, further nacks go the broker's way; nothing is lost."""
+    """U30: on Shared, once kept payloads reach the limit, further nacks go through the broker; nothing is lost."""
     async with subscribed(service_url, topic, redelivery="local", max_local_bytes=100_000) as (client, consumer):
         await send(client, topic, [bytes([number]) * 10_000 for number in range(12)])
         for message in await take(consumer, 12):
@@ -242,7 +244,7 @@ async def test_local_payloads_are_bounded_on_shared(service_url: str, topic: str
 
 
 async def test_local_payloads_are_bounded_on_exclusive(service_url: str, topic: str) -> None:
-    """U30: on an exclusive subscription a nack beyond the bound waits, until one that is kept comes due."""
+    """U30: on Exclusive a nack beyond the limit waits until a kept message is due."""
     settings = {"consumer_type": "exclusive", "max_local_bytes": 15_000}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, [bytes([number]) * 10_000 for number in range(3)])
@@ -263,7 +265,7 @@ async def test_local_payloads_are_bounded_on_exclusive(service_url: str, topic: 
 
 
 async def test_close_gives_local_ones_back(service_url: str, topic: str) -> None:
-    """U31: kept for local redelivery, then closed: a second consumer gets them, the first shows them no more."""
+    """U31: kept for local redelivery, then closed: a second consumer gets the messages, the first no more."""
     async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
         first = await subscribe(topic, redelivery="local", config=EXACT)
         await send(client, topic, numbered(5))
@@ -300,7 +302,7 @@ async def test_unacked_messages_are_bounded(service_url: str, topic: str, caplog
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker"])
 async def test_a_cumulative_ack_cancels_holds(service_url: str, topic: str, redelivery: str) -> None:
-    """U35: an exclusive consumer acknowledges cumulatively past held messages: they do not come back."""
+    """U35: an Exclusive consumer acknowledges cumulatively past held messages: they are not redelivered."""
     settings = {"consumer_type": "exclusive", "redelivery": redelivery}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, numbered(5))
@@ -318,7 +320,7 @@ async def test_a_cumulative_ack_cancels_holds(service_url: str, topic: str, rede
 
 
 async def test_seek_shows_everything_again(service_url: str, topic: str) -> None:
-    """U32: after a seek to the first message all are shown, acknowledged and held ones too, and holds are forgotten."""
+    """U32: after a seek to the first message all are delivered, acknowledged and held ones too; holds are forgotten."""
     async with subscribed(service_url, topic) as (client, consumer):
         await send(client, topic, numbered(6))
         messages = sorted(await take(consumer, 6), key=lambda message: message.id)
@@ -358,7 +360,7 @@ async def test_a_killed_consumer_loses_nothing(service_url: str, topic: str) -> 
 
 
 async def test_lost_requests_are_made_again(service_url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """U22: redelivery requests that the client accepts and drops are made again, here after 4 s, once for each."""
+    """U22: redelivery requests that the client accepts and drops are repeated, here after 4 s, once each."""
     monkeypatch.setattr("pulsar_nack.consumer._requests.REQUEST_MEMORY_MS", round(1_000 * patience(1)))
     async with subscribed(service_url, topic, redelivery="broker") as (client, consumer):
         await send(client, topic, numbered(20))

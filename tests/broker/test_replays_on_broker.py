@@ -1,4 +1,4 @@
-"""Replays, resets and clears over the native wire, on a real broker."""
+"""Replays, resets and clears with the native client, on a real broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.broker._admin import Admin
 from tests.broker._native import native
 from tests.consumer.official import numbered, official_client, payloads, send, take
 from tests.patience import patience
-from tests.wire.using import shown
+from tests.wire.using import delivered
 
 SUBSCRIPTION: Final = "sub"
 FROM_THE_FIRST: Final[dict[str, Any]] = {"initial_position": pulsar.InitialPosition.Earliest}
@@ -40,30 +40,30 @@ def a_moment_ago() -> int:
 
 @pytest.mark.parametrize("batched", [False, True])
 async def test_a_seek_by_one_worker_shows_all_again(service_url: str, topic: str, batched: bool) -> None:
-    """O1: two consumers have acknowledged 100 messages; one seeks back: the two show all of them again."""
+    """O1: two consumers have acknowledged 100 messages; one seeks back: the two receive all of them again."""
     began = a_moment_ago()
     settings: dict[str, Any] = {"receiver_queue_size": 5}
     async with native(service_url, topic, **settings) as one, native(service_url, topic, **settings) as two:
         expected = await sent(service_url, topic, 100, batched=batched)
-        first = await asyncio.gather(shown(one, seconds=1.5), shown(two, seconds=1.5))
+        first = await asyncio.gather(delivered(one, seconds=1.5), delivered(two, seconds=1.5))
         assert sorted(first[0] + first[1]) == expected
         await one.seek(began)
-        again = await asyncio.gather(shown(one, seconds=3), shown(two, seconds=3))
+        again = await asyncio.gather(delivered(one, seconds=3), delivered(two, seconds=3))
         assert sorted(again[0] + again[1]) == expected
 
 
 @pytest.mark.both_lines
 @pytest.mark.parametrize("kind", ["shared", "exclusive", "failover", "key_shared"])
 async def test_a_reset_shows_everything_at_once(service_url: str, topic: str, admin: Admin, kind: str) -> None:
-    """O2: ten messages are acknowledged, one second later an administrator resets the subscription: all are shown."""
+    """O2: ten messages are acknowledged; a second later an administrator resets the subscription: all are delivered."""
     began = a_moment_ago()
     async with native(service_url, topic, consumer_type=kind) as consumer:
         expected = await sent(service_url, topic, 10)
-        assert sorted(await shown(consumer, seconds=1.5)) == expected
+        assert sorted(await delivered(consumer, seconds=1.5)) == expected
         await asyncio.to_thread(admin.reset_cursor, topic, SUBSCRIPTION, began)
-        assert sorted(await shown(consumer, seconds=3)) == expected
+        assert sorted(await delivered(consumer, seconds=3)) == expected
         await asyncio.to_thread(admin.unload, topic)
-        assert await shown(consumer, seconds=3) == []
+        assert await delivered(consumer, seconds=3) == []
     assert admin.backlog(topic, SUBSCRIPTION) == 0
 
 
@@ -72,7 +72,7 @@ async def test_a_reset_shows_everything_at_once(service_url: str, topic: str, ad
 async def test_a_reset_by_id(
     service_url: str, topic: str, admin: Admin, form: str, is_durable: bool, tmp_path: Path
 ) -> None:
-    """O2: the subscription of a connected consumer is skipped back to a message: it and all later ones are shown."""
+    """O2: the subscription of a connected consumer is reset to a message: it and all later ones are delivered."""
     settings: dict[str, Any] = {"durable": tmp_path} if is_durable else {}
     async with native(service_url, topic, **settings) as consumer:
         await sent(service_url, topic, 4, batched=form == "batch")
@@ -81,10 +81,10 @@ async def test_a_reset_by_id(
             large = b"5" * (250_000 if form == "chunks" else 1)
             found = await producer.send(large)
             await producer.send(b"6")
-        assert len(await shown(consumer, seconds=1.5)) == 6
+        assert len(await delivered(consumer, seconds=1.5)) == 6
         assert len(found.parts) == (3 if form == "chunks" else 1)
         await asyncio.to_thread(admin.reset_cursor_to, topic, SUBSCRIPTION, *found.parts[0])
-        assert sorted(await shown(consumer, seconds=3)) == [large, b"6"]
+        assert sorted(await delivered(consumer, seconds=3)) == [large, b"6"]
         assert consumer.statistics().acked_again == 0
     assert admin.backlog(topic, SUBSCRIPTION) == 0
 
@@ -93,16 +93,16 @@ async def test_a_reset_by_id(
 async def test_a_reset_while_a_durable_consumer_is_away(
     service_url: str, topic: str, admin: Admin, is_killed: bool, tmp_path: Path
 ) -> None:
-    """O3: a durable consumer is stopped, or killed, the subscription reset, and it starts again: all ten are shown."""
+    """O3: a durable consumer is stopped or killed, the subscription reset, the consumer restarted: it gets all ten."""
     began, folder = a_moment_ago(), tmp_path / "state"
     async with native(service_url, topic, durable=folder) as consumer:
         expected = await sent(service_url, topic, 10)
-        assert sorted(await shown(consumer, seconds=1.5)) == expected
+        assert sorted(await delivered(consumer, seconds=1.5)) == expected
         if is_killed:
             folder = Path(shutil.copytree(folder, tmp_path / "left"))
     await asyncio.to_thread(admin.reset_cursor, topic, SUBSCRIPTION, began)
     async with native(service_url, topic, durable=folder) as consumer:
-        assert sorted(await shown(consumer, seconds=3)) == expected
+        assert sorted(await delivered(consumer, seconds=3)) == expected
 
 
 @pytest.mark.parametrize("kind", ["shared", "failover"])
@@ -119,18 +119,18 @@ async def test_partitions_that_are_reset(
     settings: dict[str, Any] = {"durable": tmp_path, "consumer_type": kind}
     async with native(service_url, topic, **settings) as consumer:
         expected = await sent(service_url, topic, 10)
-        assert sorted(await shown(consumer, seconds=1.5)) == expected
+        assert sorted(await delivered(consumer, seconds=1.5)) == expected
         await reset()
-        assert sorted(await shown(consumer, seconds=3)) == expected
+        assert sorted(await delivered(consumer, seconds=3)) == expected
     await reset()
     async with native(service_url, topic, **settings) as consumer:
-        assert sorted(await shown(consumer, seconds=3)) == expected
+        assert sorted(await delivered(consumer, seconds=3)) == expected
 
 
 async def test_a_new_subscription_on_the_folder_of_one_that_is_gone(
     service_url: str, topic: str, tmp_path: Path
 ) -> None:
-    """O3b: a durable consumer unsubscribes; on its folder a new subscription shows everything for the first time."""
+    """O3b: a durable consumer unsubscribes; a new subscription with its folder delivers all as first attempts."""
     async with native(service_url, topic, durable=tmp_path) as consumer:
         expected = await sent(service_url, topic, 5)
         first, second, *_ = await take(consumer, 5)
@@ -144,7 +144,7 @@ async def test_a_new_subscription_on_the_folder_of_one_that_is_gone(
 
 
 async def test_the_official_client_unsubscribes(service_url: str, topic: str, tmp_path: Path) -> None:
-    """O3b: the same over the official client, whose acknowledgements are remembered on the folder."""
+    """O3b: the same with the official client, whose acknowledgements the folder remembers."""
     async with official_client(service_url) as client:
         async with pulsar_nack.subscribe(client, topic, SUBSCRIPTION, durable=tmp_path, **FROM_THE_FIRST) as consumer:
             expected = await sent(service_url, topic, 5)
@@ -159,17 +159,17 @@ async def test_the_official_client_unsubscribes(service_url: str, topic: str, tm
 
 
 async def test_seek_to_the_latest(service_url: str, topic: str) -> None:
-    """O4: after a seek to the latest id nothing old comes, and what is published is shown at once."""
+    """O4: after a seek to the latest id nothing old comes, and a new message is delivered at once."""
     async with native(service_url, topic) as consumer:
         await sent(service_url, topic, 3)
         await take(consumer, 1)
         await consumer.seek(LATEST)
         await sent(service_url, topic, 2, first=7)
-        assert await shown(consumer, seconds=1.5) == [b"7", b"8"]
+        assert await delivered(consumer, seconds=1.5) == [b"7", b"8"]
 
 
 async def test_members_are_acknowledged_before_they_come(service_url: str, topic: str, admin: Admin) -> None:
-    """O6: messages of a batch are acknowledged by ids from elsewhere, before they were received: they are not shown."""
+    """O6: members of a batch, acknowledged by ids from elsewhere before they were received, are not delivered."""
     async with native(service_url, topic, receiver_queue_size=100) as other:
         expected = await sent(service_url, topic, 5, batched=True)
         messages = sorted(await take(other, 5), key=lambda message: message.id)
@@ -177,7 +177,7 @@ async def test_members_are_acknowledged_before_they_come(service_url: str, topic
     async with native(service_url, topic) as consumer:
         for message_id in ids[1:3]:
             await consumer.acknowledge(message_id)
-        assert await shown(consumer, seconds=1.5) == [expected[0], *expected[3:]]
+        assert await delivered(consumer, seconds=1.5) == [expected[0], *expected[3:]]
     assert admin.backlog(topic, SUBSCRIPTION) == 0
 
 
@@ -196,7 +196,7 @@ CLEARING: Final[dict[str, Callable[[Admin, str], None]]] = {
 async def test_a_poison_message_that_was_cleared(
     service_url: str, topic: str, admin: Admin, kind: str, clearing: str
 ) -> None:
-    """O8: a message is nacked each 0.3 s, then cleared: it is shown once more at most, and there is no dead letter."""
+    """O8: a message is nacked every 0.3 s, then cleared: it is delivered once more at most, and not dead-lettered."""
     letters, times = FakePublisher(), 0
     dead = DeadLetterPolicy(15, "dead", publisher=letters)
     kind_of = "shared" if kind == "batch" else kind
@@ -208,14 +208,14 @@ async def test_a_poison_message_that_was_cleared(
             async for message in consumer:
                 if message.data == b"0":
                     times += 1
-                    await message.nack(0.3)  # the other one stays in work
+                    await message.nack(0.3)  # the other one stays in flight
 
         worker = asyncio.create_task(work())
         await asyncio.sleep(2.2)
         assert times > 3
         await asyncio.to_thread(CLEARING[clearing], admin, topic)
         if clearing == "expire":
-            await asyncio.sleep(0.5)  # it is done behind the answer
+            await asyncio.sleep(0.5)  # the broker does it after its answer
         before = times
         await asyncio.sleep(patience(2))
         worker.cancel()
@@ -226,7 +226,7 @@ async def test_a_poison_message_that_was_cleared(
 
 
 async def test_a_seek_while_acknowledgements_are_on_their_way(service_url: str, topic: str, tmp_path: Path) -> None:
-    """O49: 100 acks are on their way when their durable consumer seeks back: all are shown again."""
+    """O49: 100 acks are being sent when their durable consumer seeks back: all messages are delivered again."""
     began = a_moment_ago()
     async with native(service_url, topic, durable=tmp_path) as consumer:
         expected = await sent(service_url, topic, 100)
@@ -240,7 +240,7 @@ async def test_a_seek_while_acknowledgements_are_on_their_way(service_url: str, 
 
 
 async def test_a_failover_switch(service_url: str, partitioned_topic: Callable[[int], str]) -> None:
-    """O53: what is held, and what is due and waits, goes with the messages to the consumer that takes over."""
+    """O53: held messages, and due ones that wait, move to the consumer that takes over."""
     settings: dict[str, Any] = {"consumer_type": "failover"}
     topic = partitioned_topic(1)
     async with native(service_url, topic, consumer_name="b", **settings) as second:
@@ -250,6 +250,6 @@ async def test_a_failover_switch(service_url: str, partitioned_topic: Callable[[
         await asyncio.sleep(1)
         assert (second.statistics().ready, second.statistics().held) == (2, 2)
         async with native(service_url, topic, consumer_name="a", **settings) as first:
-            assert sorted(await shown(first, seconds=3)) == expected
-            assert await shown(second, seconds=1.5) == []
+            assert sorted(await delivered(first, seconds=3)) == expected
+            assert await delivered(second, seconds=1.5) == []
             assert second.statistics().dropped == 4

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("transport")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("redelivery", ["local", "broker"])
 async def test_a_broker_restart_loses_nothing(own_broker: Standalone, own_topic: str, redelivery: str) -> None:
-    """U22, O5: the broker is killed and restarted: what is in work is not shown anew, held ones come once."""
+    """U22, O5: the broker is killed and restarted: messages in flight are not delivered again, held ones once."""
     url, topic = own_broker.service_url, own_topic
     async with subscribed(url, topic, redelivery=redelivery) as (client, consumer):
         await send(client, topic, numbered(9))
@@ -27,7 +27,7 @@ async def test_a_broker_restart_loses_nothing(own_broker: Standalone, own_topic:
         await asyncio.sleep(patience(0.5))  # the broker writes acknowledgements each second
         receiving = asyncio.create_task(consumer.receive(timeout=120))
         await asyncio.to_thread(own_broker.kill)
-        under_way = messages[8:] if is_over_wire() else []  # of the official client an acknowledgement may get lost
+        under_way = messages[8:] if is_over_wire() else []  # the official client may lose an acknowledgement
         acknowledging = asyncio.gather(*(message.ack() for message in under_way))
         await asyncio.to_thread(own_broker.start)
         for message in messages[3:6]:

@@ -1,4 +1,4 @@
-"""The retry topic on a real broker: in time, and beside the Java client's own, each with the messages of the other."""
+"""The retry topic on a real broker: in time, and compatible with the Java client's, in both directions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def clients(service_url: str) -> AsyncIterator[tuple[Any, Any]]:
 
 @pytest.fixture(params=["native", "official"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Whose consumer."""
+    """The client of the consumer under test."""
     return str(request.param)
 
 
@@ -53,7 +53,7 @@ def any_topic(request: pytest.FixtureRequest, topic: str, partitioned_topic: Cal
 async def retrying(
     clients: tuple[Any, Any], way: str, topic: str, most: int = 5, **settings: Any
 ) -> AsyncIterator[Consumer]:
-    """A consumer on the subscription ``sub`` with a retry topic."""
+    """Open a consumer on the subscription ``sub`` with a retry topic."""
     about: dict[str, Any] = {
         "config": EXACT,
         "retry_topic": RetryTopicPolicy(),
@@ -118,7 +118,7 @@ async def test_a_long_nack_waits_there(clients: tuple[Any, Any], way: str, topic
 
 
 async def test_at_the_limit_nacks_wait_there(clients: tuple[Any, Any], way: str, topic: str) -> None:
-    """U17, U33: with 10 messages unacknowledged, the most that may be, further nacks wait in the retry topic."""
+    """U17, U33: with 10 messages unacknowledged, the limit, further nacks wait in the retry topic."""
     settings: dict[str, Any] = {"receiver_queue_size": 100, "unacked_limit": 110}
     settings["retry_topic"] = RetryTopicPolicy(spill_after=60)
     async with retrying(clients, way, topic, redelivery="broker", **settings) as consumer:
@@ -140,7 +140,7 @@ async def test_at_the_limit_nacks_wait_there(clients: tuple[Any, Any], way: str,
 
 @pytest.mark.parametrize("consumer_type", ["exclusive", "failover"])
 async def test_where_nothing_can_be_delayed(clients: tuple[Any, Any], way: str, topic: str, consumer_type: str) -> None:
-    """U14: on Exclusive and Failover subscribing is refused, and no topic is made."""
+    """U14: on Exclusive and Failover subscribing is refused, and no topic is created."""
     with pytest.raises(InvalidArgumentError, match="retry_topic"):
         async with retrying(clients, way, topic, consumer_type=consumer_type):
             pass
@@ -150,7 +150,7 @@ async def test_where_nothing_can_be_delayed(clients: tuple[Any, Any], way: str, 
 
 @pytest.mark.both_lines
 async def test_java_goes_on_with_ours(clients: tuple[Any, Any], java: JavaClient, way: str, any_topic: str) -> None:
-    """U15, U46: Java reads what we let wait, lets it wait again, and gives it up; and it ends where ours would."""
+    """U15, U46: Java reads our retry messages, sends them there again, and dead-letters them, just as we would."""
     name, repair = f"r{next(_names)}", Java(java)
     async with retrying(clients, way, any_topic) as consumer:
         await Wire(clients[1]).produce(any_topic, MESSAGES)
@@ -176,7 +176,7 @@ async def test_java_goes_on_with_ours(clients: tuple[Any, Any], java: JavaClient
 
 @pytest.mark.both_lines
 async def test_we_go_on_with_javas(clients: tuple[Any, Any], java: JavaClient, way: str, any_topic: str) -> None:
-    """U15, U46: ours reads what Java let wait, with attempt 2, lets it wait again, and gives it up at the limit."""
+    """U15, U46: we read Java's retry messages as attempt 2, send them there again, and dead-letter at the limit."""
     name = f"r{next(_names)}"
     await call(java, "retrying", name, any_topic, "sub", "5")
     await Java(java).produce(any_topic, MESSAGES)
@@ -209,7 +209,7 @@ async def everything(java: JavaClient, topics: list[str]) -> dict[tuple[str, byt
 
 @pytest.mark.both_lines
 async def test_what_is_written_is_equal(clients: tuple[Any, Any], java: JavaClient, way: str, any_topic: str) -> None:
-    """U46: of the same messages Java and we write equal ones to equally named topics, but for our own properties."""
+    """U46: of the same messages Java and we write equal ones to topics of equal names, except for our properties."""
     name = f"r{next(_names)}"
     await call(java, "retrying", name, any_topic, "java", "1")
     for kind in ("java-RETRY", "java-DLQ", "sub-RETRY", "sub-DLQ"):
@@ -245,7 +245,7 @@ async def test_what_is_written_is_equal(clients: tuple[Any, Any], java: JavaClie
 async def test_dead_letters_of_partitions(
     clients: tuple[Any, Any], java: JavaClient, way: str, has_retry: bool, partitioned_topic: Callable[[int], str]
 ) -> None:
-    """U46: nacked to the end on two partitions, Java's topics and properties are ours by ``java_names``."""
+    """U46: nacked to the limit on two partitions, our topics and properties are Java's with ``java_names``."""
     topic, name = partitioned_topic(2), f"r{next(_names)}"
     bases = [topic] if has_retry else [f"{topic}-partition-{number}" for number in range(2)]
     await call(java, "retrying" if has_retry else "giving_up", name, topic, "java", "1")
@@ -301,7 +301,7 @@ asyncio.run(main(*sys.argv[1:]))
 async def test_killed_between_publishing_and_acknowledging(
     clients: tuple[Any, Any], service_url: str, topic: str
 ) -> None:
-    """U15: killed when the message is in the retry topic and not acknowledged, it comes twice, of one origin."""
+    """U15: killed after publishing to the retry topic and before acknowledging: two messages of one origin."""
     await Wire(clients[1]).produce(topic, MESSAGES[:1])
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, service_url, topic)
     assert await asyncio.wait_for(worker.wait(), patience(15)) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Handlers that run on a real broker: bounds, exceptions, the order of keys, deferrals, and how it all ends."""
+"""Handlers on a real broker: concurrency, exceptions, order of keys, deferrals, and draining."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def client(service_url: str) -> AsyncIterator[Client]:
 
 
 async def run_until(consumer: Consumer, handler: Handler, acked: int, **options: Any) -> DrainReport:
-    """Run a handler until so many messages are acknowledged, then drain."""
+    """Run a handler until ``count`` messages are acknowledged, then drain."""
     task = asyncio.create_task(consumer.run(handler, **options))
     async with asyncio.timeout(patience(20)):
         while consumer.statistics().acked < acked and not task.done():
@@ -41,7 +41,7 @@ async def run_until(consumer: Consumer, handler: Handler, acked: int, **options:
 
 @pytest.mark.usefixtures("transport")
 async def test_so_many_at_once(service_url: str, topic: str, admin: Admin) -> None:
-    """U36, U13, U40: ten at once; failures come back, by rule or backoff; each message is acknowledged once."""
+    """U36, U13, U40: ten handlers at once; failures are redelivered by rule or backoff; each is acknowledged once."""
     busy, peak, attempts = 0, 0, defaultdict[bytes, int](int)
 
     async def handler(message: Message) -> None:
@@ -67,7 +67,7 @@ async def test_so_many_at_once(service_url: str, topic: str, admin: Admin) -> No
 
 @pytest.mark.usefixtures("transport")
 async def test_postponing_is_no_failure(service_url: str, topic: str, admin: Admin) -> None:
-    """U12: deferred ten times, by memory and by the broker, at most 3 attempts: never a dead letter."""
+    """U12: deferred ten times, locally and by the broker, with at most 3 attempts: never a dead letter."""
     for redelivery in ("auto", "broker"):
         seen = list[int]()
 
@@ -87,7 +87,7 @@ async def test_postponing_is_no_failure(service_url: str, topic: str, admin: Adm
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_keys_in_order(client: Client, topic: str, kind: Any, admin: Admin) -> None:
-    """U16, U39: order within each key while one message waits for its retry; the other keys are done before that."""
+    """U16, U39: order within each key while one message waits for its retry; the other keys finish before that."""
     done: dict[str, list[int]] = defaultdict(list)
     before_retry = 0
 
@@ -130,7 +130,7 @@ async def test_batches_of_keys_in_order(client: Client, topic: str, admin: Admin
 
 @pytest.mark.usefixtures("transport")
 async def test_a_handler_that_outlives_the_drain(service_url: str, topic: str) -> None:
-    """U38, U18: it is cancelled and its message comes again, as an attempt; those that finished do not."""
+    """U38, U18: it is cancelled and its message redelivered as an attempt; handlers that finished are not repeated."""
 
     async def handler(message: Message) -> None:
         await asyncio.sleep(60 if message.data == b"0" else 0.3)
@@ -151,14 +151,14 @@ async def test_a_handler_that_outlives_the_drain(service_url: str, topic: str) -
 
 
 @pytest.mark.both_lines
-async def test_a_process_that_is_told_to_stop(service_url: str, admin: Admin, topic: str) -> None:
+async def test_a_process_that_is_stopped(service_url: str, admin: Admin, topic: str) -> None:
     """U37: five handlers finish and are acknowledged, the other consumer has the 195 in 100 ms, the exit code is 0."""
     assert await stopped_by_a_signal(service_url, admin, topic) < patience(0.25)
 
 
 @pytest.mark.usefixtures("transport")
 async def test_several_at_once(service_url: str, topic: str) -> None:
-    """U43: 25 messages of 1 KB as 10, 10 and 5, the last after its time; a cancelled call loses nothing."""
+    """U43: 25 messages of 1 KB as 10, 10 and 5, the last after the timeout; a cancelled call loses nothing."""
     async with official_client(service_url) as official, subscribing(official, service_url) as subscribe:
         consumer = await subscribe(topic)
         waiting = asyncio.create_task(consumer.batch_receive(1_000, timeout=None))
@@ -172,7 +172,7 @@ async def test_several_at_once(service_url: str, topic: str) -> None:
 
 
 async def test_a_dead_letter_by_a_verb(client: Client, topic: str) -> None:
-    """U13, U40: the dead letter has the reason of the verb."""
+    """U13, U40: the dead letter has the verb's reason."""
 
     async def handler(message: Message) -> None:
         raise DeadLetter("bad") if message.data == b"0" else ValueError("parse")

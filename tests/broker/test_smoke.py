@@ -1,4 +1,4 @@
-"""The broker itself works, with the official client, before anything of ours is blamed."""
+"""The broker works with the official client, before anything of ours is blamed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ async def round_trip(url: str, topic: str, payloads: list[bytes]) -> list[bytes]
 
 @pytest.mark.both_lines
 async def test_produce_and_consume(service_url: str, topic: str) -> None:
-    """What the official client sends to the real broker it receives again, in order."""
+    """The official client receives what it sent to the real broker, in order."""
     payloads = [b"one", b"two", b"three"]
     assert await round_trip(service_url, topic, payloads) == payloads

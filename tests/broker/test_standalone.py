@@ -1,4 +1,4 @@
-"""The broker of these tests: it keeps its data and ports over a crash, and goes away with whoever started it."""
+"""The broker of these tests: it keeps data and ports over a crash, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from tests.patience import patience
 COMMAND = [sys.executable, "-m", "tests.broker.standalone", "run", "--"]
 ROOT = Path(__file__).parents[2]
 
-# a start takes 6 s, and much more while others use the processors
+# a start takes 6 s, and much longer on a busy machine
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("mortal_broker")]
 
 
 def without_urls() -> dict[str, str]:
-    """The environment with no broker named in it."""
+    """Return the environment without a broker's URLs."""
     return {key: value for key, value in os.environ.items() if key not in {SERVICE_URL, ADMIN_URL}}
 
 
 async def receive(url: str, topic: str, count: int) -> list[bytes]:
-    """Receive so many payloads from the start of a topic."""
+    """Receive ``count`` payloads from the start of a topic."""
     async with official_client(url) as client:
         consumer = await client.subscribe(topic, "reader", initial_position=pulsar.InitialPosition.Earliest)
         return [(await consumer.receive()).data() for _ in range(count)]
 
 
 async def test_survives_kill_and_stop(own_broker: Standalone, own_topic: str) -> None:
-    """After kill -9, or an orderly stop, it is another process on the same ports, with what had been stored."""
+    """After kill -9, or an orderly stop, a new process uses the same ports and has the stored data."""
     topic, pid = own_topic, own_broker.pid
     urls = (own_broker.service_url, own_broker.admin_url)
     await publish(own_broker.service_url, topic, [b"one", b"two"])
@@ -66,8 +66,10 @@ async def test_survives_kill_and_stop(own_broker: Standalone, own_topic: str) ->
     assert await receive(own_broker.service_url, topic, 3) == [b"one", b"two", b"three"]
 
 
-def test_starts_anew_while_storage_registers_in_a_loop(own_broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker whose storage registers itself in a loop after a kill is started anew, until one comes up without."""
+def test_starts_again_while_storage_registers_in_a_loop(
+    own_broker: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker whose storage registers in a loop after a kill is restarted until one comes up without."""
     launch = Standalone._launch
     launched: list[int] = []
 
@@ -86,7 +88,7 @@ def test_starts_anew_while_storage_registers_in_a_loop(own_broker: Standalone, m
 
 @pytest.mark.parametrize(("lost", "is_loop"), [(MAX_LOST_LOCKS, False), (MAX_LOST_LOCKS + 1, True)])
 def test_a_registration_loop_is_seen_in_the_log(tmp_path: Path, *, lost: int, is_loop: bool) -> None:
-    """A few lost registrations are none; many since the last start are, and those before it do not count."""
+    """A few lost registrations are no loop; many since the last start are; those before it do not count."""
     line = "12:00 - INFO  - Lock on resource /ledgers/available/127.0.0.1:3181 was invalidated. state Valid\n"
     other = "12:00 - INFO  - Lock on resource /loadbalance/brokers/127.0.0.1:8080 was invalidated. state Valid\n"
     broker = Standalone()
@@ -106,7 +108,7 @@ def test_a_registration_loop_is_seen_in_the_log(tmp_path: Path, *, lost: int, is
 def test_a_registration_loop_that_begins_late(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, ends_after: int
 ) -> None:
-    """A broker that is healthy is waited for as long as its storage loses its registration, which may be a loop."""
+    """A start waits as long as the storage of a healthy broker loses its registration, which may be a loop."""
     line = "12:00 - INFO  - Lock on resource /ledgers/available/127.0.0.1:3181 was invalidated. state Valid\n"
     lines, pauses = [line], 0
 
@@ -131,7 +133,7 @@ def test_a_registration_loop_that_begins_late(
 
 
 def test_tells_why_it_did_not_start() -> None:
-    """A setting that the broker refuses is an error that ends with its log, and nothing is left behind."""
+    """A setting that the broker refuses raises an error that ends with its log; nothing is left behind."""
     broker = Standalone(settings={"managedLedgerDefaultEnsembleSize": "many"})
     with pytest.raises(StandaloneError, match=r"(?s)ended with \d+ while starting.*managedLedgerDefaultEnsembleSize"):
         broker.start()
@@ -139,7 +141,7 @@ def test_tells_why_it_did_not_start() -> None:
 
 
 def test_run_uses_a_broker_that_is_named() -> None:
-    """With both URLs set the command runs beside no new broker, and its exit code is passed on."""
+    """With both URLs set the command runs without a new broker, and its exit code is returned."""
     named = without_urls() | {SERVICE_URL: "pulsar://named:1", ADMIN_URL: "http://named:2"}
     script = f"echo ${SERVICE_URL} ${ADMIN_URL}; exit 7"
     done = subprocess.run(
@@ -151,9 +153,9 @@ def test_run_uses_a_broker_that_is_named() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_run_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """The runner stopped by SIGTERM or SIGKILL takes the broker and its folder with it."""
+    """Stopping the runner with SIGTERM or SIGKILL removes the broker and its folder."""
     env = without_urls() | {"TMPDIR": str(tmp_path)}
-    command = [*COMMAND, "sh", "-c", f"echo ${ADMIN_URL}; exec cat"]  # cat ends when this test lets go of its input
+    command = [*COMMAND, "sh", "-c", f"echo ${ADMIN_URL}; exec cat"]  # cat ends when this test closes its input
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=env, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as runner:
         assert runner.stdout is not None
@@ -167,7 +169,7 @@ def test_run_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> No
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 15.0) -> bool:
-    """Poll a condition of another process."""
+    """Poll until another process meets a condition."""
     give_up_at = time.monotonic() + patience(timeout)
     while not condition() and time.monotonic() < give_up_at:
         time.sleep(0.1)
@@ -175,7 +177,7 @@ def wait_until(condition: Callable[[], bool], timeout: float = 15.0) -> bool:
 
 
 async def test_index_acks_can_be_off(broker_without_index_acks: Standalone, service_url: str) -> None:
-    """The second broker is one of its own, and keeps no acknowledgements of single batch members."""
+    """The second broker is separate, and stores no acknowledgements of single batch members."""
     assert broker_without_index_acks.service_url != service_url
     admin = Admin(broker_without_index_acks.admin_url)
     settings = admin.request("GET", "brokers/configuration/runtime")
@@ -183,19 +185,19 @@ async def test_index_acks_can_be_off(broker_without_index_acks: Standalone, serv
 
 
 def test_index_acks_are_on(admin: Admin) -> None:
-    """The broker under test keeps acknowledgements of single batch members: other tests rely on it."""
+    """The broker under test stores acknowledgements of single batch members: other tests rely on it."""
     settings = admin.request("GET", "brokers/configuration/runtime")
     assert settings["acknowledgmentAtBatchIndexLevelEnabled"] == "true"
 
 
 def test_the_version_is_the_one_that_was_asked_for(own_broker: Standalone) -> None:
-    """The broker that is started says that it is of the version of PULSAR_VERSION."""
+    """The broker that is started reports the version of PULSAR_VERSION."""
     with urllib.request.urlopen(f"{own_broker.admin_url}/admin/v2/brokers/version", timeout=60) as answer:
         assert version() in answer.read().decode()
 
 
 async def test_admin_calls(service_url: str, topic: str, partitioned_topic: Callable[[int], str], admin: Admin) -> None:
-    """The admin helper sees a backlog, empties it, moves a subscription back and makes partitions."""
+    """The admin helper sees a backlog, clears it, moves a subscription back and creates partitions."""
     started_ms = int(time.time() * 1_000) - 60_000
     await publish(service_url, topic, [b"one", b"two", b"three"])
     admin.create_subscription(topic, "reader")

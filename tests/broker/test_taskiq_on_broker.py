@@ -1,4 +1,4 @@
-"""taskiq workers as processes on a real broker: they are killed with signal 9, and stopped with SIGTERM."""
+"""taskiq workers as processes on a real broker: killed with signal 9, and stopped with SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.patience import patience
 
 SLACK = patience(0.25)
 TICK = 1.0
-"""How often the broker looks which delayed messages are due, in seconds: taskiq's own retries wait there."""
+"""Seconds between the broker's looks for due delayed messages: taskiq's own retries wait there."""
 
 
 @pytest.mark.parametrize("retries", ["nack", "taskiq"])
@@ -25,13 +25,13 @@ async def test_fails_twice(service_url: str, topic: str, tmp_path: Path, retries
 
 
 async def test_kills_lose_nothing(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U51: killed between two runs, and killed in a run, with the nack: the next worker runs the task at once."""
+    """U51: killed between two runs, and during a run, with the nack: the next worker runs the task at once."""
     waited, _ = await is_killed(service_url, topic, tmp_path, "nack")
     assert waited < DELAY + patience(1)
 
 
 async def test_taskiq_keeps_the_delay_at_the_broker(service_url: str, topic: str, tmp_path: Path) -> None:
-    """U51: taskiq's own retries are messages with a time, which any worker waits for, never early."""
+    """U51: taskiq's own retries are messages with a delivery time, which any worker waits for, never early."""
     waited, _ = await is_killed(service_url, topic, tmp_path, "taskiq")
     assert DELAY - 0.005 <= waited < DELAY + patience(3)
 

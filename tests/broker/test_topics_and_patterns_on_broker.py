@@ -1,4 +1,4 @@
-"""Topics that are deleted or made again, patterns, seeks and late brokers, with both clients on a real broker."""
+"""Topics that are deleted or created again, patterns, seeks and late brokers, with both clients on a real broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EARLIEST = MessageId(-1, -1)
 
 @pytest.fixture
 async def clients(service_url: str, transport: str) -> AsyncIterator[tuple[Any, Subscribe]]:
-    """An official client to send with, and what subscribes over either client."""
+    """An official client to send with, and what subscribes with either client."""
     assert transport
     async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
         yield client, subscribe
@@ -47,7 +47,7 @@ async def clients(service_url: str, transport: str) -> AsyncIterator[tuple[Any, 
 
 @pytest.fixture
 def strict_namespace(admin: Admin) -> Iterator[str]:
-    """A namespace whose topics are not created by whoever asks for them."""
+    """A namespace in which only an administrator creates topics."""
     name = f"public/strict-{uuid.uuid4().hex[:8]}"
     admin.request("PUT", f"namespaces/{name}", {})
     admin.request("POST", f"namespaces/{name}/autoTopicCreation", {"allowAutoTopicCreation": False})
@@ -59,7 +59,7 @@ def strict_namespace(admin: Admin) -> Iterator[str]:
 async def test_receive_raises_when_the_topic_is_deleted(
     clients: tuple[Any, Subscribe], admin: Admin, strict_namespace: str
 ) -> None:
-    """O9: whoever waits is told; over the wire it goes on from the first message on once the topic is made again."""
+    """O9: a waiting receive raises; once the topic exists again the native client continues from its first message."""
     _, subscribe = clients
     topic = f"persistent://{strict_namespace}/one"
     admin.request("PUT", f"persistent/{strict_namespace}/one")
@@ -81,7 +81,7 @@ async def test_receive_raises_when_the_topic_is_deleted(
 
 
 async def test_a_topic_of_a_pattern_that_is_made_again_at_once(service_url: str, admin: Admin, topic: str) -> None:
-    """O55: all messages of the new one are shown."""
+    """O55: all messages of the new topic are delivered."""
     async with (
         official_client(service_url) as client,
         pulsar_nack.connect(service_url) as native,
@@ -99,7 +99,7 @@ async def test_a_topic_of_a_pattern_that_is_made_again_at_once(service_url: str,
 
 
 async def test_a_pattern_does_not_create_topics_again(service_url: str, admin: Admin, topic: str) -> None:
-    """O9: though this broker creates topics for whoever subscribes."""
+    """O9: a deleted topic stays deleted, though this broker creates topics for subscribers."""
     async with (
         official_client(service_url) as client,
         pulsar_nack.connect(service_url) as native,
@@ -115,7 +115,7 @@ async def test_a_pattern_does_not_create_topics_again(service_url: str, admin: A
 
 @pytest.mark.parametrize("form", ["{0}-.*", "^{0}-.*", "public/default/{0}-.*", "^persistent://public/default/{0}-.*"])
 async def test_patterns_mean_the_same_with_both_clients(clients: tuple[Any, Subscribe], topic: str, form: str) -> None:
-    """O18: whether they name the namespace or are anchored; a pattern with a flag works, or is refused at once."""
+    """O18: a pattern may name the namespace or be anchored; one with a flag works, or is refused at once."""
     client, subscribe = clients
     await send(client, f"{topic}-1", [b"x"])
     await send(client, f"{topic}-2", [b"y"])
@@ -155,7 +155,7 @@ TAKEN = [r"[\w.-]+-\d{1,3}", "(?!x)a|b", "[^a-z_]+?$", "größe-.*", "a{1000}", 
 
 
 def test_no_pattern_ends_the_process(service_url: str) -> None:
-    """O56: those that the library would abort at are refused, and those that are handed on are taken by it."""
+    """O56: patterns at which the official library would abort are refused; it accepts all that are passed on."""
     done = run_python("-c", REFUSED, service_url, *HOSTILE, *TAKEN)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["refused"] * len(HOSTILE) + ["taken"] * len(TAKEN)
@@ -175,9 +175,9 @@ async def test_all_topics_seek_to_their_ends(
         await message.ack()
     for position in (EARLIEST, datetime(2001, 1, 1, tzinfo=UTC), 0):
         await consumer.seek(position)
-        shown = await take(consumer, 8)
-        assert payloads(shown) == sorted(numbered(4) * 2)
-        for message in shown:
+        delivered = await take(consumer, 8)
+        assert payloads(delivered) == sorted(numbered(4) * 2)
+        for message in delivered:
             await message.ack()
     if not is_over_wire():  # there O4 holds it
         await consumer.seek(EARLIEST)
@@ -191,7 +191,7 @@ async def test_all_topics_seek_to_their_ends(
 
 @pytest.mark.parametrize("what", ["subscribe", "producer", "topics"])
 async def test_a_broker_that_comes_up_later(service_url: str, topic: str, what: str) -> None:
-    """O13: nobody listens yet, 2 s after the call somebody does: it succeeds."""
+    """O13: subscribing succeeds although the broker starts to listen only 2 s after the call."""
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
@@ -223,7 +223,7 @@ async def test_a_broker_that_comes_up_later(service_url: str, topic: str, what: 
 
 
 @pytest.mark.parametrize("limit", ["maxUnackedMessagesPerConsumer", "maxUnackedMessagesPerSubscription"])
-async def test_a_limit_of_the_namespace_is_told(
+async def test_a_limit_of_the_namespace_is_reported(
     service_url: str,
     admin: Admin,
     strict_namespace: str,
@@ -231,7 +231,7 @@ async def test_a_limit_of_the_namespace_is_told(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """O20: with as many held as the namespace allows nothing comes any more: a line and the statistics say why."""
+    """O20: when a consumer holds the namespace's limit nothing more comes; a log line and the statistics say why."""
     monkeypatch.setattr("pulsar_nack.consumer._unacked.HELD_BACK_S", 1.0)
     admin.request("POST", f"namespaces/{strict_namespace}/{limit}", 100)
     admin.request("PUT", f"persistent/{strict_namespace}/one")
@@ -244,7 +244,7 @@ async def test_a_limit_of_the_namespace_is_told(
         await send(client, topic, numbered(1_000))
         held, last_at, loop = 0, 0.0, asyncio.get_running_loop()
         async with asyncio.timeout(patience(30)):
-            while held < 100 or loop.time() < last_at + patience(1):  # a busy broker pauses before the limit, too
+            while held < 100 or loop.time() < last_at + patience(1):  # a busy broker also pauses before the limit
                 with contextlib.suppress(TimeoutError):
                     await (await consumer.receive(timeout=0.2)).nack(600)
                     held, last_at = held + 1, loop.time()

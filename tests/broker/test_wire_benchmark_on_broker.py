@@ -1,4 +1,4 @@
-"""The benchmarks of the native wire and of consumers run on a real broker; their figures are not looked at."""
+"""The benchmarks of the native client and of consumers run on a real broker; their figures are not checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
 
 async def run(name: str, broker_urls: tuple[str, str]) -> bytes:
-    """Run a benchmark with few messages to its end; return what it printed."""
+    """Run a benchmark with few messages; return what it printed."""
     environment = os.environ | dict(zip((SERVICE_URL, ADMIN_URL), broker_urls, strict=True))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(BENCHMARKS / name), "--quick"), env=environment, stdout=asyncio.subprocess.PIPE
@@ -35,7 +35,7 @@ async def test_every_table_comes_out(broker_urls: tuple[str, str]) -> None:
 
 @pytest.mark.timeout(400)
 async def test_every_table_of_consumers_comes_out(broker_urls: tuple[str, str]) -> None:
-    """Run beside loops, the official client and, where there is Java, its listener."""
+    """It runs beside loops, the official client and, if there is Java, its listener."""
     said = await run("consumer.py", broker_urls)
     assert said.count(b"\n## ") == 3
     assert said.count(b"native, run ") == 4

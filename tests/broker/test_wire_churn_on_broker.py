@@ -1,4 +1,4 @@
-"""Consumers, producers and clients opened and closed by the hundred on a real broker: nothing is left at either end."""
+"""Hundreds of consumers, producers and clients opened and closed on a real broker: neither end keeps anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.broker._native import no_task_left
 
 
 async def have_one_of_each(client: Client, topic: str) -> None:
-    """Send a message, take one, and give it back."""
+    """Send a message, receive one, and close the consumer and the producer."""
     async with (
         client.producer(topic) as producer,
         client.subscribe(topic, "sub", initial_position="earliest") as consumer,
@@ -28,7 +28,7 @@ async def have_one_of_each(client: Client, topic: str) -> None:
 async def test_hundreds_on_one_client(
     service_url: str, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """300 consumers and producers, 30 at once: no memory, no task and no log line of them; the broker has none left."""
+    """300 consumers and producers, 30 at a time: no memory, task or log line remains, and the broker has none left."""
     caplog.set_level(logging.WARNING, "pulsar_nack")
     with no_task_left():
         async with Client(service_url) as client:
@@ -49,7 +49,7 @@ async def test_hundreds_on_one_client(
 
 
 async def test_a_hundred_clients(service_url: str, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture) -> None:
-    """100 clients, ten at once, closed with what is open of them."""
+    """100 clients, ten at a time, closed with what is open of them."""
     caplog.set_level(logging.WARNING, "pulsar_nack")
 
     async def one() -> None:

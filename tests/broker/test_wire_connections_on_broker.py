@@ -1,4 +1,4 @@
-"""Connections of the wire to a real broker: lookups, TLS, tokens, and a broker that asks again when a token expires."""
+"""Connections to a real broker: lookups, TLS, tokens, and a broker that asks again when a token expires."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECRET = b"a secret of thirty-two bytes ...."
 
 
 async def test_lookups(service_url: str, topic: str, partitioned_topic: Callable[[int], str]) -> None:
-    """The broker of a topic is found, the partitions are counted, and the topics of a namespace are told."""
+    """Lookups find a topic's broker, its number of partitions, and the topics of a namespace."""
     partitioned = partitioned_topic(3)
     pool = Pool(service_url)
     lookup = ClientContext(pool)
@@ -56,7 +56,7 @@ async def test_lookups(service_url: str, topic: str, partitioned_topic: Callable
 
 
 async def test_keeps_alive(service_url: str) -> None:
-    """A real broker answers pings for as long as one asks, and a connection without other traffic stays."""
+    """A real broker answers pings, and a connection without other traffic stays open."""
     pool = Pool(service_url, ClientOptions(keep_alive=0.2))
     try:
         connection = await pool.get(service_url)
@@ -67,7 +67,7 @@ async def test_keeps_alive(service_url: str) -> None:
 
 
 async def test_nonsense_ends_the_connection(service_url: str) -> None:
-    """Bytes that are not the protocol make the broker hang up, and that is seen at once."""
+    """Bytes that are not the protocol make the broker close the connection, which is noticed at once."""
     pool = Pool(service_url)
     try:
         connection = await pool.get(service_url)
@@ -83,7 +83,7 @@ async def test_nonsense_ends_the_connection(service_url: str) -> None:
 
 
 class Guarded(NamedTuple):
-    """A broker that wants to know who one is, over TLS and without."""
+    """A broker with authentication, with TLS and without."""
 
     plain: str
     secure: str
@@ -93,7 +93,7 @@ class Guarded(NamedTuple):
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Start a broker that takes tokens and certificates, and looks at each second whether a token has expired."""
+    """Start a broker that accepts tokens and certificates, and checks each second whether a token has expired."""
     reason = missing_tools() or certificates.missing_tool()
     if reason is not None:
         pytest.skip(reason)
@@ -127,7 +127,7 @@ def token(role: str = "me", *, seconds: float | None = None, secret: bytes = SEC
 
 @pytest.mark.both_lines
 async def test_tls(guarded: Guarded) -> None:
-    """Over TLS lookups lead to addresses of TLS; the certificate is checked, and ours is shown."""
+    """With TLS lookups lead to TLS addresses; the broker's certificate is checked, and ours is sent."""
     for authentication in (TokenAuthentication(token()), TlsAuthentication(*guarded.client)):
         options = ClientOptions(tls=TlsOptions(trust_certs_file=guarded.authority), authentication=authentication)
         pool = Pool(guarded.secure, options)
@@ -143,7 +143,7 @@ async def test_tls(guarded: Guarded) -> None:
 
 
 async def test_tokens(guarded: Guarded) -> None:
-    """A good token lets one in; one that is signed with another secret does not, and the broker says so."""
+    """A good token is accepted; one signed with another secret is refused, with the broker's reason."""
     for secret in (SECRET, b"another secret of thirty-two bytes"):
         pool = Pool(guarded.plain, ClientOptions(authentication=TokenAuthentication(token(secret=secret))))
         try:
@@ -157,7 +157,7 @@ async def test_tokens(guarded: Guarded) -> None:
 
 
 async def test_tokens_are_renewed(guarded: Guarded) -> None:
-    """When a token expires the broker asks again; who has a new one stays connected, who has not is sent away."""
+    """When a token expires the broker asks again; clients with a new one stay connected, others are disconnected."""
     given: list[str] = []
 
     def renew() -> str:

@@ -1,7 +1,7 @@
-"""The native wire while things break: clients and brokers that are killed, connections that are cut, late, or silent.
+"""The native client during faults: clients and brokers that are killed, connections that are cut, late or silent.
 
-What must hold each time: nothing is lost, nothing is acknowledged that was not, nothing whose acknowledgement returned
-comes back, and no task is left. Times of recovery are printed (``pytest -s``).
+Each time nothing is lost, nothing is acknowledged that was not, no message whose acknowledgement returned comes back,
+and no task is left. Recovery times are printed (``pytest -s``).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.patience import patience
 ROOT = Path(__file__).parent.parent.parent
 QUICK = {"keep_alive": 1.0, "request_timeout": 5.0, "connect_timeout": 2.0, "backoff_maximum": 1.0}
 LASTING_S = 2.5
-"""A session that lasted so long is begun again at once."""
+"""A session that lasted at least so long is followed by another one at once."""
 
 
 @asynccontextmanager
 async def proxied(url: str) -> AsyncIterator[TcpProxy]:
-    """A proxy before the broker; no task is left behind it."""
+    """A proxy in front of the broker; no task is left behind it."""
     with no_task_left():
         async with TcpProxy(port_of(url)) as proxy:
             yield proxy
@@ -47,7 +47,7 @@ async def sent(url: str, topic: str, messages: list[bytes], *, batched: bool = F
 
 
 async def rest_of(url: str, topic: str, count: int) -> list[bytes]:
-    """Return what another consumer gets: all that is not acknowledged."""
+    """Return what another consumer gets: all unacknowledged messages."""
     async with native(url, topic) as consumer:
         messages = await take(consumer, count, timeout=patience(10))
         assert await nothing_comes(consumer, 1.0)
@@ -64,7 +64,7 @@ def tell(what: str, began: float) -> None:
 
 @pytest.mark.parametrize("way", ["each", "all"])
 async def test_acks_that_returned_outlive_the_process(service_url: str, topic: str, way: str) -> None:
-    """U28: of 60 messages 50 are acknowledged, each reported; killed at once, none of the 50 comes back."""
+    """U28: of 60 messages 50 are acknowledged and reported; the process is killed at once: none of the 50 returns."""
     await sent(service_url, topic, numbered(60))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.broker.acking_worker", service_url, topic, "50", way),
@@ -79,7 +79,7 @@ async def test_acks_that_returned_outlive_the_process(service_url: str, topic: s
 @pytest.mark.both_lines
 @pytest.mark.timeout(240)
 async def test_a_broker_that_is_killed_under_load(own_broker: Standalone, own_topic: str) -> None:
-    """Killed and restarted twice while 3 000 messages are nacked once and acknowledged: each is seen, none is left."""
+    """Killed and restarted twice while 3 000 messages are nacked once and acknowledged: all are delivered and acked."""
     url, topic, count = own_broker.service_url, own_topic, 3_000
     await sent(url, topic, numbered(count))
     load = Load(keep=set(numbered(5)))
@@ -102,7 +102,7 @@ async def test_a_broker_that_is_killed_under_load(own_broker: Standalone, own_to
 
 
 class Load:
-    """Nacks each message once with a short delay, then acknowledges it, but for those to keep, with 20 handlers.
+    """Nacks each message once with a short delay, then acknowledges it, except those to keep, with 20 handlers.
 
     :param keep: never acknowledged
     """
@@ -116,7 +116,7 @@ class Load:
         self._chance = random.Random(11)
 
     async def run(self, consumer: Consumer, count: int) -> None:
-        """Handle until all but those to keep are acknowledged."""
+        """Handle messages until all but those to keep are acknowledged."""
         async with asyncio.TaskGroup() as tasks:
             handlers = [tasks.create_task(self._handle(consumer)) for _ in range(20)]
             await self.reached(count - len(self.keep))
@@ -125,7 +125,7 @@ class Load:
                 handler.cancel()
 
     async def reached(self, count: float) -> None:
-        """Wait until so many acknowledgements have returned."""
+        """Wait until ``count`` acknowledgements have returned."""
         async with asyncio.timeout(patience(30)), self._progress:
             await self._progress.wait_for(lambda: len(self.settled) >= count)
 
@@ -152,7 +152,7 @@ class Load:
             self._progress.notify_all()
 
     def check(self, count: int) -> None:
-        """Assert that each was seen, and none once its acknowledgement had returned."""
+        """Assert that each message was delivered, and none after its acknowledgement had returned."""
         assert set(self.seen) == set(numbered(count))
         assert self.came_back == []
 
@@ -162,7 +162,7 @@ async def test_connections_that_are_cut(service_url: str, topic: str, batched: b
     """Cut thirty times, also within frames, while 3 000 messages are handled: nothing is lost, nothing comes again."""
     count, load = 3_000, Load(keep=set(numbered(5)))
     await sent(service_url, topic, numbered(count), batched=batched)
-    client = {**QUICK, "backoff_maximum": 0.1}  # sessions that do not last are begun more and more rarely
+    client = {**QUICK, "backoff_maximum": 0.1}  # after short sessions the pauses between sessions grow
     async with proxied(service_url) as proxy, native(service_url, topic, proxy=proxy, client=client) as consumer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(cut(proxy, 30))
@@ -184,7 +184,7 @@ async def cut(proxy: TcpProxy, times: int) -> None:
 
 
 async def test_how_long_a_cut_takes(service_url: str, topic: str) -> None:
-    """From a cut to the message that is then sent, three times; acknowledgements under way return nevertheless."""
+    """From a cut to the next message sent, three times; open acknowledgements return nevertheless."""
     took = []
     async with proxied(service_url) as proxy, official_client(service_url) as client:
         producer = await client.create_producer(topic)
@@ -209,7 +209,7 @@ async def test_how_long_a_cut_takes(service_url: str, topic: str) -> None:
 
 
 async def test_a_connection_that_falls_silent(service_url: str, topic: str) -> None:
-    """Stalled for longer than the keep-alive, the connection is given up, and another one found: nothing is lost."""
+    """A connection that stalls for longer than the keep-alive is replaced by another one: nothing is lost."""
     await sent(service_url, topic, numbered(20))
     async with proxied(service_url) as proxy, native(service_url, topic, proxy=proxy, client=QUICK) as consumer:
         messages = await take(consumer, 20)
@@ -234,14 +234,14 @@ async def test_a_connection_that_falls_silent(service_url: str, topic: str) -> N
 
 
 async def until(is_so: Callable[[], bool], seconds: float) -> None:
-    """Wait for something to become true."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not is_so():
             await asyncio.sleep(0.01)
 
 
 async def test_a_short_stall_is_sat_out(service_url: str, topic: str) -> None:
-    """A stall that ends within the keep-alive keeps the connection, and all that waited goes on."""
+    """A stall that ends within the keep-alive keeps the connection, and all open calls continue."""
     await sent(service_url, topic, numbered(10))
     async with proxied(service_url) as proxy, native(service_url, topic, proxy=proxy) as consumer:
         messages, accepted = await take(consumer, 10), proxy.accepted
@@ -256,7 +256,7 @@ async def test_a_short_stall_is_sat_out(service_url: str, topic: str) -> None:
 
 
 async def test_a_slow_network(service_url: str, topic: str) -> None:
-    """With 100 ms each way everything is late by that, and right."""
+    """With 100 ms in each direction everything is late by that, and right."""
     await sent(service_url, topic, numbered(50))
     async with proxied(service_url) as proxy:
         proxy.delay = 0.1
@@ -276,7 +276,7 @@ async def test_a_slow_network(service_url: str, topic: str) -> None:
 
 
 async def test_a_broker_that_turns_away_for_a_while(service_url: str, topic: str) -> None:
-    """Cut and turned away for 3 s, with acknowledgements and nacks meanwhile: they are carried out in the end."""
+    """Cut and refused for 3 s, with acknowledgements and nacks meanwhile: they are carried out in the end."""
     await sent(service_url, topic, numbered(12))
     async with proxied(service_url) as proxy, native(service_url, topic, proxy=proxy, client=QUICK) as consumer:
         messages = await take(consumer, 12)

@@ -1,4 +1,4 @@
-"""Native consumers on a real broker: subscriptions that are not durable, large messages, topics that are deleted."""
+"""Native consumers on a real broker: non-durable subscriptions, large messages, deleted topics."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BOUND = 8 << 20
 
 @pytest.fixture
 async def client(service_url: str) -> AsyncIterator[Client]:
-    """A native client with little memory for what is fetched ahead."""
+    """A native client with little memory for prefetched messages."""
     async with pulsar_nack.connect(service_url, max_prefetched_bytes=BOUND) as native:
         yield native
 
 
 async def produce(client: Client, topic: str, messages: list[bytes]) -> list[MessageId]:
-    """Send messages, each in an entry of its own."""
+    """Send messages, each as a separate entry."""
     async with client.producer(topic) as producer:
         return [await producer.send(message) for message in messages]
 
@@ -37,7 +37,7 @@ async def produce(client: Client, topic: str, messages: list[bytes]) -> list[Mes
 async def test_nothing_that_was_nacked_is_lost_without_a_durable_subscription(
     client: Client, admin: Admin, topic: str, kind: Any
 ) -> None:
-    """After the topic was unloaded what was nacked comes, and nothing that is in work or acknowledged."""
+    """After an unload nacked messages are delivered again, and none that is in flight or acknowledged."""
     sent = await produce(client, topic, numbered(8))
     settings: Any = {"redelivery": "broker", "config": EXACT, "consumer_type": kind, "durable_subscription": False}
     async with client.subscribe(topic, "reader", start_message_id=sent[0], **settings) as consumer:
@@ -45,7 +45,7 @@ async def test_nothing_that_was_nacked_is_lost_without_a_durable_subscription(
         assert [message.id for message in messages] == sent[1:]
         for number in (0, 2, 4, 6):
             await messages[number].ack()
-        await messages[1].nack(patience(0.5))  # which is longer than it takes to unload
+        await messages[1].nack(patience(0.5))  # longer than an unload takes
         await messages[3].nack(patience(0.5))
         await asyncio.to_thread(admin.unload, topic)
         await produce(client, topic, numbered(2, 8))
@@ -63,7 +63,7 @@ async def test_nothing_that_was_nacked_is_lost_without_a_durable_subscription(
 
 
 async def test_large_messages_stay_at_the_broker(client: Client, topic: str) -> None:
-    """Not more of them are fetched ahead than there is memory for, and all come."""
+    """The client prefetches no more large messages than it has memory for, and all are delivered."""
     async with client.subscribe(topic, "sub") as consumer:
         await produce(client, topic, [bytes(SIZE)] * 40)
         await asyncio.sleep(1)
@@ -81,7 +81,7 @@ async def test_large_messages_stay_at_the_broker(client: Client, topic: str) -> 
 
 
 async def test_messages_of_a_deleted_topic_can_be_settled(client: Client, admin: Admin, topic: str) -> None:
-    """Acknowledged or nacked, before and after the consumer knows that the topic is gone, they are done with."""
+    """They can be acknowledged or nacked, before and after the consumer knows that the topic is gone."""
     gone, other = f"{topic}-a", f"{topic}-b"
     await produce(client, gone, [b"before"])
     pattern = re.compile(f"{re.escape(topic)}-.*")

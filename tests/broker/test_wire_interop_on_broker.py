@@ -1,4 +1,4 @@
-"""The native client beside the official Python client and the Java client, on a real broker: each reads the others."""
+"""The native, the official and the Java client on a real broker: each reads what the others send."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def peers(service_url: str, java: JavaClient) -> AsyncIterator[Peers]:
 
 
 def as_sent(messages: list[Out], places: list[Place]) -> list[Got]:
-    """Return how messages are to be received."""
+    """Return the messages as they are to be received."""
     return [
         Got(place, each.payload, dict(each.properties), each.key, each.ordering_key, each.event_time_ms)
         for each, place in zip(messages, places, strict=True)
@@ -54,7 +54,7 @@ def some(count: int, seed: int = 0, **about: object) -> list[Out]:
 
 @pytest.mark.parametrize(("producing", "consuming"), PAIRS)
 async def test_batches_and_compression(peers: Peers, topic: str, producing: str, consuming: str) -> None:
-    """Single messages and batches, by each codec, have equal bytes, properties and ids at the other end, in order."""
+    """Single messages and batches, with each codec, have equal bytes, properties and ids when received, in order."""
     reader = await peers[consuming].subscribe(topic, "s")
     for seed, (compression, batching) in enumerate((each, on) for each in COMPRESSIONS for on in (False, True)):
         messages = some(20, seed, event_time_ms=1_700_000_000_123 + seed)
@@ -66,7 +66,7 @@ async def test_batches_and_compression(peers: Peers, topic: str, producing: str,
 
 @pytest.mark.parametrize(("producing", "consuming"), PAIRS)
 async def test_chunks(peers: Peers, topic: str, producing: str, consuming: str) -> None:
-    """A message that is larger than the broker takes arrives whole, compressed or not, under the id that was told."""
+    """A message larger than the broker's limit arrives whole, compressed or not, under the id that was returned."""
     reader = await peers[consuming].subscribe(topic, "s")
     data = random.Random(1).randbytes(11 << 20)
     for compression in ("none", "zlib"):
@@ -84,27 +84,27 @@ async def test_chunks(peers: Peers, topic: str, producing: str, consuming: str) 
 async def test_keys_and_partitions(
     peers: Peers, partitioned_topic: Callable[[int], str], producing: str, consuming: str
 ) -> None:
-    """Keys and ordering keys arrive, in batches by key too; the native client's keys go where the Java client's do."""
+    """Keys and ordering keys arrive, in batches by key too; the native client routes keys as the Java client does."""
     topic = partitioned_topic(5)
     keys = ["", "order-17", "schlüssel", "☀", "\U0001f600", *map(str, range(20))]
     reader = await peers[consuming].subscribe(topic, "s", "key_shared")
     keyed = [Out(b"%d" % number, key=key) for number, key in enumerate(keys) if key or producing != "official"]
     by_java = await peers["java"].produce(topic, keyed)
     places = await peers[producing].produce(topic, keyed, batching=True, by_key=True)
-    if producing != "official":  # it hashes keys in another way
+    if producing != "official":  # its hash of keys is another one
         assert [place[2] for place in places] == [place[2] for place in by_java]
     ordered = [Out(b"ordered", key="k", ordering_key="o")]
     places += await peers[producing].produce(topic, ordered)
     found = {each.place: each for each in await reader.read(2 * len(keyed) + 1)}
     expected = as_sent(keyed * 2 + ordered, by_java + places)
-    if consuming == "official":  # it cannot tell an empty key from none
+    if consuming == "official":  # it cannot distinguish an empty key from none
         expected = [each._replace(key=each.key or None) for each in expected]
     assert found == {each.place: each for each in expected}
     await reader.close()
 
 
 async def test_delayed_messages(peers: Peers, request: pytest.FixtureRequest) -> None:
-    """What a client delays the others get in time: no earlier than a tick of the broker before it, nor much later."""
+    """The others receive the native client's delayed messages at most a tick of the broker early, and not much late."""
 
     async def one(number: int, producing: str, consuming: str) -> None:
         topic = f"{fresh_topic(request)}-{number}"
@@ -122,12 +122,12 @@ async def test_delayed_messages(peers: Peers, request: pytest.FixtureRequest) ->
 
 
 def mixed(count: int, name: str) -> list[Out]:
-    """Return messages that tell who sent them, for 40 keys."""
+    """Return messages that name their sender, for 40 keys."""
     return [Out(b"%s %d" % (name.encode(), number), key=f"{name}-{number % 40}") for number in range(count)]
 
 
 async def read_all(readers: dict[str, Reader], expected: set[bytes]) -> dict[str, list[Got]]:
-    """Read until all that is expected has come to one of them, and then nothing more."""
+    """Read until one of them has received each expected message, and then nothing more."""
     found: dict[str, list[Got]] = {name: [] for name in readers}
     async with asyncio.timeout(patience(10)):
         is_complete = False
@@ -175,7 +175,7 @@ def assert_keys_in_order(found: dict[str, list[Got]]) -> None:
 
 
 async def test_mixed_consumers_that_fail(peers: Peers, admin: Admin, service_url: str, topic: str) -> None:
-    """What a native consumer nacks, or has in work when it is closed, the others or itself get: nothing is lost."""
+    """Messages that a native consumer nacks, or has in flight when closed, go to any consumer: none is lost."""
     async with pulsar_nack.connect(service_url) as client:
         failing = await client.subscribe(topic, "s", receiver_queue_size=100)
         readers = {name: await peer.subscribe(topic, "s") for name, peer in peers.items()}

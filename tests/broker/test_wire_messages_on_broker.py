@@ -1,4 +1,4 @@
-"""Batches, chunked messages and contested ones of native consumers on a real broker, without a durable state."""
+"""Native consumers on a real broker, without durable state: batches, chunked messages, and racing calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.consumer.official import nothing_comes, numbered, payloads, take
 
 
 async def sent(url: str, topic: str, messages: list[bytes], **settings: Any) -> None:
-    """Send all at once, in one entry if batched."""
+    """Send all messages at once, as one entry if batched."""
     async with pulsar_nack.connect(url) as client, client.producer(topic, batch_delay=0.2, **settings) as producer:
         ids = await asyncio.gather(*(producer.send(each) for each in messages))
         assert len({id_.entry for id_ in ids}) == (1 if settings.get("batching") else len(messages))
@@ -28,7 +28,7 @@ async def sent(url: str, topic: str, messages: list[bytes], **settings: Any) -> 
 async def test_one_of_a_batch_over_a_reconnect(
     service_url: str, admin: Admin, broker_without_index_acks: Standalone, own_topic: str, index_acks: bool
 ) -> None:
-    """U3: batch of 10, 9 acked, one nacked: that one is seen again, once, also when the topic is unloaded meanwhile."""
+    """U3: batch of 10, 9 acked, one nacked: only that one is redelivered, once, even over an unload."""
     url = service_url if index_acks else broker_without_index_acks.service_url
     its_admin = admin if index_acks else Admin(broker_without_index_acks.admin_url)
     await sent(url, own_topic, numbered(10), batching=True)
@@ -51,7 +51,7 @@ async def test_one_of_a_batch_over_a_reconnect(
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_a_chunked_message(service_url: str, topic: str, redelivery: str) -> None:
-    """U19: three parts, nacked twice: the whole payload comes twice more, and is acknowledged with all parts."""
+    """U19: three chunks, nacked twice: the whole payload is redelivered twice, and acknowledged with all its chunks."""
     payload = os.urandom(2_500)
     await sent(service_url, topic, [payload], chunking=True, chunk_max_bytes=1_024)
     async with native(service_url, topic, redelivery=redelivery) as consumer:
@@ -65,7 +65,7 @@ async def test_a_chunked_message(service_url: str, topic: str, redelivery: str) 
 
 
 async def test_ack_and_nack_at_once(service_url: str, topic: str) -> None:
-    """U20: from two tasks at once, one wins and the other is told: what was nacked comes again, the rest does not."""
+    """U20: called from two tasks one wins and the other raises: exactly the nacked messages are redelivered."""
 
     async def tried(call: Coroutine[Any, Any, None]) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Negative acknowledgements on the native wire, exact to 15 ms beside what a bare socket waits."""
+"""Negative acknowledgements with the native client, exact to 15 ms beside what a bare socket waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(scope="module", autouse=True)
 def warm(request: pytest.FixtureRequest, service_url: str, admin: Admin) -> None:
-    """A broker that is not as slow as one that was just started."""
+    """A broker past the slow time after its start."""
     topic = fresh_topic(request)
     warm_up(service_url, topic)
     admin.delete(topic)
@@ -34,7 +34,7 @@ async def sent(url: str, topic: str, messages: list[bytes], *, batched: bool = F
 
 @pytest.mark.both_lines
 async def test_nacks_keep_coming(service_url: str, topic: str) -> None:
-    """N32: one nack each 200 ms with a delay of 1 s: each comes back at its own time while nacking goes on."""
+    """N32: one nack each 200 ms with a delay of 1 s: each message is redelivered at its deadline while nacks go on."""
     fresh = asyncio.Queue[Message]()
 
     async def nack_one_by_one() -> None:
@@ -65,7 +65,7 @@ async def test_nacks_keep_coming(service_url: str, topic: str) -> None:
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_each_at_its_own_time(service_url: str, topic: str, redelivery: str) -> None:
-    """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
+    """N33: messages with delays of 3 s, 0.5 s and 1.5 s are redelivered in the order of their deadlines."""
     delays = (3.0, 0.5, 1.5)
     await sent(service_url, topic, numbered(3))
     async with (
@@ -84,7 +84,7 @@ async def test_each_at_its_own_time(service_url: str, topic: str, redelivery: st
 
 
 async def taken_again(consumer: Consumer, errors: Errors, count: int) -> list[Message]:
-    """Receive so many that come back, note when, and acknowledge them."""
+    """Receive ``count`` redelivered messages, note when, and acknowledge them."""
     again = []
     for _ in range(count):
         message = await consumer.receive(timeout=10)
@@ -104,7 +104,7 @@ async def test_half_by_message_half_by_id(
     partitions: int,
     batched: bool,
 ) -> None:
-    """N37: 20 messages, on one topic and on two partitions, all come again, once; after acknowledging, nothing more."""
+    """N37: 20 messages, on one topic and on two partitions, are redelivered once; after acknowledging, nothing more."""
     name = partitioned_topic(partitions) if partitions else topic
     await sent(service_url, name, numbered(20), batched=batched)
     async with (

@@ -1,4 +1,4 @@
-"""Producers of the native client on a real broker: connections that break, a broker that dies, deduplication, modes."""
+"""The native client's producers on a real broker: broken connections, a dead broker, deduplication, access modes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.broker._native import no_task_left, port_of, through
 from tests.broker._proxy import TcpProxy
 from tests.broker.standalone import Standalone
 
-QUICK = ClientOptions(backoff_maximum=0.3)  # sessions that do not last are begun more and more rarely
+QUICK = ClientOptions(backoff_maximum=0.3)  # after short sessions the pauses between sessions grow
 NUMBERS = [b"%d" % number for number in range(3_000)]
 
 
@@ -42,7 +42,7 @@ async def stored(url: str, topic: str) -> list[bytes]:
 
 @pytest.fixture
 def deduplicated_topic(admin: Admin) -> str:
-    """A topic in a namespace in which the broker drops what it has had."""
+    """Return a topic in a namespace in which the broker drops duplicates."""
     with contextlib.suppress(AdminError):
         admin.request("PUT", "namespaces/public/deduplicated", {})
     admin.request("POST", "namespaces/public/deduplicated/deduplication", body=True)
@@ -51,7 +51,7 @@ def deduplicated_topic(admin: Admin) -> str:
 
 @asynccontextmanager
 async def cutting(proxy: TcpProxy) -> AsyncIterator[None]:
-    """Break all connections again and again, at once or in the middle of what the broker sends."""
+    """Break all connections repeatedly, at once or in the middle of what the broker sends."""
     chance = random.Random(7)
 
     async def cut() -> None:
@@ -68,7 +68,7 @@ async def cutting(proxy: TcpProxy) -> AsyncIterator[None]:
 
 
 async def send_slowly(producer: Producer) -> list[MessageId]:
-    """Send all numbers within about 3 s, not waiting for receipts."""
+    """Send all numbers within about 3 s, without waiting for receipts."""
     sending = []
     for number, payload in enumerate(NUMBERS):
         sending.append(producer.send_nowait(payload))
@@ -81,7 +81,7 @@ async def send_slowly(producer: Producer) -> list[MessageId]:
 async def test_connections_that_break_with_deduplication(
     service_url: str, deduplicated_topic: str, batching: bool
 ) -> None:
-    """Whatever breaks while messages are sent, each is stored once, in order."""
+    """However connections break while messages are sent, each is stored once, in order."""
     with no_task_left():
         async with TcpProxy(port_of(service_url)) as proxy:
             async with (
@@ -110,7 +110,7 @@ async def test_connections_that_break_without_deduplication(service_url: str, to
 
 
 async def test_chunks_on_connections_that_break(service_url: str, topic: str) -> None:
-    """Messages in parts arrive whole, each at least once, whatever breaks while their parts are under way."""
+    """Chunked messages arrive whole, at least once, however connections break while chunks are sent."""
     payloads = [bytes([number]) * (200_000 + number) for number in range(60)]
     async with TcpProxy(port_of(service_url)) as proxy:
         async with (
@@ -125,7 +125,7 @@ async def test_chunks_on_connections_that_break(service_url: str, topic: str) ->
 
 
 async def test_a_broker_that_is_killed(own_broker: Standalone, own_topic: str) -> None:
-    """What is sent while the broker is dead is stored when it is back, and so is all that it had confirmed before."""
+    """What is sent while the broker is dead is stored once it is back, with all that it had confirmed before."""
     topic = own_topic
     async with (
         pulsar_nack.connect(own_broker.service_url) as client,
@@ -144,7 +144,7 @@ async def test_a_broker_that_is_killed(own_broker: Standalone, own_topic: str) -
 
 
 async def test_names_and_sequence_ids(service_url: str, deduplicated_topic: str) -> None:
-    """A name is there once; its sequence ids go on in the next producer of it, and one that was is no new message."""
+    """A name exists once; the next producer with it continues its sequence ids, and an old one is no new message."""
     async with pulsar_nack.connect(service_url) as client:
         async with client.producer(deduplicated_topic, name="p") as producer:
             assert producer.last_sequence_id == -1
@@ -163,7 +163,7 @@ async def test_names_and_sequence_ids(service_url: str, deduplicated_topic: str)
 
 
 async def test_producers_that_are_the_only_one(service_url: str, topic: str) -> None:
-    """One that waits gets its turn when the other is closed; one that fences takes it, and the other is told."""
+    """A waiting producer gets its turn when the other is closed; a fencing one takes over, and the other raises."""
     async with pulsar_nack.connect(service_url) as client:
         first = await client.producer(topic, access_mode="exclusive")
         with pytest.raises(BrokerRefusedError):
@@ -190,7 +190,7 @@ async def _opened(client: Client, topic: str, access_mode: Any) -> Producer:
 
 
 async def test_a_terminated_topic(service_url: str, admin: Admin, topic: str) -> None:
-    """After a topic was terminated its producer says so, what is under way included."""
+    """A producer of a terminated topic raises, also for messages being sent."""
     async with pulsar_nack.connect(service_url) as client, client.producer(topic) as producer:
         await producer.send(b"a")
         path = topic.replace("://", "/")
@@ -200,7 +200,7 @@ async def test_a_terminated_topic(service_url: str, admin: Admin, topic: str) ->
 
 
 async def test_an_unloaded_topic(service_url: str, admin: Admin, partitioned_topic: Callable[[int], str]) -> None:
-    """A topic that the broker lets go of and takes up again loses nothing of what is sent meanwhile."""
+    """A topic that the broker unloads and loads loses nothing that is sent meanwhile."""
     topic = partitioned_topic(3)
     async with pulsar_nack.connect(service_url) as client, client.producer(topic, batching=True) as producer:
         sending = asyncio.create_task(send_slowly(producer))
@@ -248,7 +248,7 @@ def entries_of(admin: Admin, topic: str) -> int:
 async def test_parts_while_the_topic_is_unloaded(
     service_url: str, admin: Admin, topic: str, deduplicated_topic: str, deduplicates: bool
 ) -> None:
-    """O43, O44: all messages are stored whole, a Shared subscription gets them, and little is stored in vain."""
+    """O43, O44: all chunked messages are stored whole, a Shared subscription gets them, and few chunks are wasted."""
     topic = deduplicated_topic if deduplicates else topic
     chance = random.Random(7)
     rounds, each_round = 6, 20
@@ -265,12 +265,12 @@ async def test_parts_while_the_topic_is_unloaded(
             await asyncio.sleep(chance.uniform(0, 0.06))
             await asyncio.to_thread(admin.unload, topic)
             ids += await asyncio.gather(*sending)
-        shown: list[bytes] = []
-        while set(shown) != set(payloads):
+        delivered: list[bytes] = []
+        while set(delivered) != set(payloads):
             message = await consumer.receive(timeout=20)
-            shown.append(message.data)
+            delivered.append(message.data)
             await message.ack()
     assert all(each.ledger == -1 or len(each.parts) == 3 for each in ids)
     if deduplicates:
-        assert len(shown) == len(payloads)
+        assert len(delivered) == len(payloads)
         assert entries_of(admin, topic) < 3 * len(payloads) * 1_100 // 720

@@ -1,7 +1,7 @@
-"""Redelivery storms on the native wire: thousands of messages that are nacked to the same moment.
+"""Redelivery storms with the native client: thousands of messages nacked to the same moment.
 
-All come back, none is lost, none is in work twice. How long the event loop stood still at most, and how late the last
-message came, are printed (``pytest -s``).
+All are redelivered, none is lost, and none is in flight twice. The longest pause of the event loop, and how late the
+last message came, are printed (``pytest -s``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pytest
 from pulsar_nack import Consumer, Message
 from pulsar_nack.wire import Client
 from tests.broker._admin import Admin
+from tests.broker._broker_state import has_forgotten
 from tests.broker._native import native, no_task_left, port_of
 from tests.broker._proxy import TcpProxy
-from tests.broker._told import has_forgotten
 from tests.consumer.official import nothing_comes
 from tests.patience import patience
 
@@ -29,7 +29,7 @@ HANDLERS = 50
 
 
 async def publish(url: str, topic: str, count: int, **options: Any) -> None:
-    """Make the subscription, and send so many messages, with a hundred keys."""
+    """Create the subscription, and send ``count`` messages with a hundred keys."""
     async with Client(url) as client:
         await (await client.subscribe(topic, "sub", initial_position="earliest")).aclose()
         async with client.producer(topic, **options) as producer:
@@ -40,7 +40,7 @@ async def publish(url: str, topic: str, count: int, **options: Any) -> None:
 
 @asynccontextmanager
 async def gaps(what: str) -> AsyncIterator[None]:
-    """Print for how long the loop ran nothing else at most."""
+    """Print the longest time in which the loop ran nothing else."""
     loop, widest = asyncio.get_running_loop(), 0.0
 
     async def look() -> None:
@@ -61,7 +61,7 @@ async def gaps(what: str) -> AsyncIterator[None]:
 
 
 class Storm:
-    """Nacks each message when it is first seen, to one moment for all; acknowledges it when it is back.
+    """Nacks each message at its first delivery, to one moment for all; acknowledges it at the second.
 
     :param count: of the messages
     :param due_in: seconds from now
@@ -75,11 +75,11 @@ class Storm:
         self.early: list[float] = []
         self.last_at = 0.0
         self._count = count
-        self._in_work: dict[int, set[bytes]] = {}
+        self._in_flight: dict[int, set[bytes]] = {}
         self._is_over = asyncio.Event()
 
     async def run(self, *consumers: Consumer) -> None:
-        """Work until all are acknowledged."""
+        """Handle messages until all are acknowledged."""
         async with asyncio.TaskGroup() as tasks:
             handlers = [tasks.create_task(self._handle(each)) for each in consumers for _ in range(HANDLERS)]
             await self._is_over.wait()
@@ -87,25 +87,25 @@ class Storm:
                 handler.cancel()
 
     async def nacked_by(self, share: float) -> None:
-        """Wait until so large a share was nacked."""
+        """Wait until a share of the messages was nacked."""
         while len(self.nacked) < share * self._count:
             await asyncio.sleep(0.01)
 
     async def _handle(self, consumer: Consumer) -> None:
-        in_work = self._in_work.setdefault(id(consumer), set())
+        in_flight = self._in_flight.setdefault(id(consumer), set())
         while True:
             message = await consumer.receive()
-            if message.data in in_work:
+            if message.data in in_flight:
                 self.twice.append(message.data)
-            in_work.add(message.data)
+            in_flight.add(message.data)
             if self.nacked[message.data] == 0:
                 await self._nack(message)
-                in_work.discard(message.data)
+                in_flight.discard(message.data)
                 continue
             if time.monotonic() < self.due_at - 0.002 and message.attempt > 1:
                 self.early.append(self.due_at - time.monotonic())
             await message.ack()
-            in_work.discard(message.data)
+            in_flight.discard(message.data)
             self.acked[message.data] += 1
             self.last_at = time.monotonic()
             if len(self.acked) == self._count:
@@ -116,7 +116,7 @@ class Storm:
         await message.nack(delay=max(self.due_at - time.monotonic(), 0.0))
 
     def check(self) -> None:
-        """Assert that each was nacked once and acknowledged once, and none was in work twice at a time."""
+        """Assert that each was nacked once and acknowledged once, and none was in flight twice at a time."""
         print(f"; all were back {self.last_at - self.due_at:.2f} s after their time", end="")
         assert len(self.acked) == len(self.nacked) == self._count
         assert self.twice == []
@@ -125,7 +125,7 @@ class Storm:
 
 @asynccontextmanager
 async def two(url: str, topic: str, **settings: Any) -> AsyncIterator[list[Consumer]]:
-    """Two consumers of the subscription, each of a client of its own."""
+    """Open two consumers of the subscription, each with its own client."""
     async with native(url, topic, **settings) as one, native(url, topic, **settings) as other:
         yield [one, other]
 
@@ -133,7 +133,7 @@ async def two(url: str, topic: str, **settings: Any) -> AsyncIterator[list[Consu
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["shared", "key_shared"])
 async def test_twenty_thousand_at_one_moment(service_url: str, admin: Admin, topic: str, kind: str) -> None:
-    """20 000 messages, all nacked to the same moment by two consumers, all come back, each once."""
+    """20 000 messages, all nacked to the same moment by two consumers, are all redelivered, each once."""
     count = 20_000
     await publish(service_url, topic, count, batching=False)
     with no_task_left():
@@ -149,7 +149,7 @@ async def test_twenty_thousand_at_one_moment(service_url: str, admin: Admin, top
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker"])
 async def test_members_of_a_large_batch(service_url: str, admin: Admin, topic: str, redelivery: str) -> None:
-    """Of a batch of 1 000 each member is nacked to a moment of its own: each comes back at its own, once."""
+    """The members of a batch of 1 000 are nacked to 1 000 different moments: each is redelivered at its own, once."""
     count, due_at, seen, early = 1_000, dict[bytes, float](), Counter[bytes](), list[float]()
     await publish(
         service_url, topic, count, batching=True, batch_max_messages=count, batch_delay=1.0, batch_max_bytes=1 << 20
@@ -181,8 +181,8 @@ async def test_members_of_a_large_batch(service_url: str, admin: Admin, topic: s
 async def test_while_connections_are_cut(service_url: str, admin: Admin, topic: str, kind: str, batching: bool) -> None:
     """5 000 messages to one moment, while the proxy cuts all connections before, at and after it: none is lost.
 
-    A message that was in work at a consumer whose connection is cut may come to the other one too; to the same one
-    only when it has let go of it.
+    A message in flight at a consumer whose connection is cut may also go to the other consumer; to the same one only
+    after it has settled or given up the message.
     """
     count = 5_000
     await publish(service_url, topic, count, batching=batching)
@@ -200,7 +200,7 @@ async def test_while_connections_are_cut(service_url: str, admin: Admin, topic: 
             await asyncio.wait(beside)
             assert await nothing_comes(consumers[0], 1.5)
             assert await nothing_comes(consumers[1], 0.1)
-    storm.early.clear()  # what a cut brings back is shown when it comes
+    storm.early.clear()  # messages that a cut brings back are delivered when they come
     storm.check()
     assert await asyncio.to_thread(admin.backlog, topic, "sub") == 0
 
@@ -218,7 +218,7 @@ async def unload_if_stuck(admin: Admin, topic: str) -> None:
 
 
 async def cut_around(proxy: TcpProxy, storm: Storm) -> None:
-    """Cut once while messages are nacked, at their moment, and some times after it, mostly in the middle of frames."""
+    """Cut once while messages are nacked, at their moment, and some times after it, mostly within frames."""
     await storm.nacked_by(0.5)
     proxy.cut()
     await asyncio.sleep(max(storm.due_at - time.monotonic(), 0))

@@ -1,4 +1,4 @@
-"""A topic's consumer over the broker's own protocol, against what a real broker does."""
+"""The wire consumer of one topic, without a Consumer above it, against a real broker."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.wire.consuming import Arrived
 
 
 def numbered(count: int) -> list[bytes]:
-    """Return so many payloads."""
+    """Return ``count`` payloads."""
     return [b"%d" % number for number in range(count)]
 
 
 def permits(admin: Admin, topic: str) -> int:
-    """Return how many messages the broker may send the subscription's only consumer."""
+    """Return how many messages the broker may send to the subscription's only consumer."""
     (consumer,) = admin.subscription(topic, SUBSCRIPTION)["consumers"]
     return int(consumer["availablePermits"])
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 async def test_permits_agree_with_the_broker(service_url: str, admin: Admin, topic: str, kind: Any) -> None:
-    """What the broker may send is the same by its own count and by ours, with batches that are acknowledged in part."""
+    """The broker counts as many permits as we do, with batches that are acknowledged in part."""
     arrived = Arrived()
     async with wire(service_url, topic) as made:
         consumer = await made.open(arrived, type=kind, receiver_queue_size=100)
@@ -46,7 +46,7 @@ async def test_permits_agree_with_the_broker(service_url: str, admin: Admin, top
             await asyncio.sleep(0.5)
             left = 37 - 9
             assert len(await arrived.take(left)) == left
-            with contextlib.suppress(TimeoutError):  # the broker may not have taken the last FLOW yet
+            with contextlib.suppress(TimeoutError):  # the broker may not have processed the last FLOW yet
                 async with asyncio.timeout(patience(5)):
                     while await asyncio.to_thread(permits, admin, topic) != consumer.queue.permits.out:
                         await asyncio.sleep(0.05)
@@ -58,7 +58,7 @@ async def test_permits_agree_with_the_broker(service_url: str, admin: Admin, top
 async def test_cumulative_acks_in_a_batch(
     service_url: str, admin: Admin, broker_without_index_acks: Standalone, own_topic: str, index_acks: bool
 ) -> None:
-    """Everything before a member, and it where the broker keeps indexes, is acknowledged; with the last all."""
+    """Messages before a member, and the member if the broker keeps indexes, are acknowledged; with the last one all."""
     url = service_url if index_acks else broker_without_index_acks.service_url
     its_admin = admin if index_acks else Admin(broker_without_index_acks.admin_url)
     arrived, again = Arrived(), Arrived()
@@ -83,7 +83,7 @@ async def test_a_cumulative_ack_in_the_first_batch_of_a_ledger(service_url: str,
         consumer = await made.open(arrived, type="exclusive", batch_index_ack=False)
         await publish(service_url, topic, numbered(2))
         assert len(await arrived.take(2)) == 2
-        await asyncio.to_thread(admin.unload, topic)  # what is published next goes into a new ledger
+        await asyncio.to_thread(admin.unload, topic)  # the next message goes into a new ledger
         await publish_batch(service_url, topic, numbered(10))
         ids = [delivery.id for delivery in await arrived.take(12)][2:]
         assert {each.entry for each in ids} == {0}
@@ -95,7 +95,7 @@ async def test_a_cumulative_ack_in_the_first_batch_of_a_ledger(service_url: str,
 
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
 async def test_a_rewind_brings_each_once(service_url: str, topic: str, kind: Any) -> None:
-    """Under load a rewind brings all that is unacknowledged once, in order, also over the next connection."""
+    """Under load a rewind delivers all unacknowledged messages once, in order, also over the next connection."""
     arrived = Arrived()
     async with wire(service_url, topic) as made:
         consumer = await made.open(arrived, type=kind, receiver_queue_size=50)
@@ -118,7 +118,7 @@ async def test_a_rewind_brings_each_once(service_url: str, topic: str, kind: Any
 
 @pytest.mark.both_lines
 async def test_seek(service_url: str, admin: Admin, topic: str) -> None:
-    """The message that was sought is the next, by id and by time; in a batch too; acknowledgements are forgotten."""
+    """The next message is the one sought, by id and by time; in a batch too; acknowledgements are forgotten."""
     arrived = Arrived()
     async with wire(service_url, topic) as made:
         consumer = await made.open(arrived)
@@ -148,7 +148,7 @@ async def test_seek(service_url: str, admin: Admin, topic: str) -> None:
 
 @pytest.mark.both_lines
 async def test_a_topic_is_unloaded(service_url: str, admin: Admin, topic: str) -> None:
-    """While a topic moves, acknowledgements wait and are confirmed afterwards; what is unacknowledged comes again."""
+    """While a topic moves, acknowledgements wait and are confirmed afterwards; unacknowledged messages come again."""
     arrived = Arrived()
     async with wire(service_url, topic) as made:
         consumer = await made.open(arrived)
@@ -163,12 +163,12 @@ async def test_a_topic_is_unloaded(service_url: str, admin: Admin, topic: str) -
         again = arrived.take_nowait()
         assert {delivery.id for delivery in again} >= set(ids[50:])
         assert consumer.sessions.subscribed_times == 2
-        # the broker may forget what it confirms in the moment in which it closes the topic
+        # the broker may forget what it confirms while it closes the topic
         assert 50 <= await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) <= 55
 
 
 async def test_a_terminated_topic(service_url: str, admin: Admin, topic: str) -> None:
-    """The end of a terminated topic is told once all of it was delivered and acknowledged."""
+    """The end of a terminated topic is reported once all its messages were delivered and acknowledged."""
     arrived = Arrived()
     async with wire(service_url, topic) as made:
         consumer = await made.open(arrived)

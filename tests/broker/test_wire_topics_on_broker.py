@@ -1,4 +1,4 @@
-"""Consumers of the native client over many topics on a real broker: what appears, what goes, where ids belong."""
+"""Native consumers of many topics on a real broker: topics that appear and disappear, and to which topic ids belong."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ async def client(service_url: str) -> AsyncIterator[Client]:
 
 
 async def produce(client: Client, topic: str, messages: list[bytes], **options: Any) -> list[MessageId]:
-    """Send messages, each in an entry of its own."""
+    """Send messages, each as a separate entry."""
     async with client.producer(topic) as producer:
         return [await producer.send(message, **options) for message in messages]
 
 
 async def grow(admin: Admin, topic: str, count: int) -> None:
-    """Give a topic more partitions."""
+    """Add partitions to a topic."""
     name = topic.removeprefix("persistent://public/default/")
     await asyncio.to_thread(admin.request, "POST", f"persistent/public/default/{name}/partitions", count)
 
 
 async def test_new_partitions_join(client: Client, admin: Admin, partitioned_topic: Callable[[int], str]) -> None:
-    """A partition that is added is consumed within the interval, from its first message on."""
+    """A new partition is consumed within the interval, from its first message on."""
     topic = partitioned_topic(2)
     async with client.subscribe(topic, "sub", discovery_interval=0.5) as consumer:
         await grow(admin, topic, 4)
@@ -61,7 +61,7 @@ async def test_new_partitions_join(client: Client, admin: Admin, partitioned_top
 
 
 async def test_topics_of_a_pattern_come_and_go(client: Client, admin: Admin, topic: str) -> None:
-    """O9: topics that match join when they appear; one that is deleted leaves, and does not come back by itself."""
+    """O9: matching topics join when they are created; a deleted one leaves, and is not created again."""
     first, second = f"{topic}-a", f"{topic}-b"
     await produce(client, first, [b"before"])
     async with client.subscribe(re.compile(f"{re.escape(topic)}-.*"), "sub", discovery_interval=0.5) as consumer:
@@ -75,7 +75,7 @@ async def test_topics_of_a_pattern_come_and_go(client: Client, admin: Admin, top
         await message.ack()
         await asyncio.to_thread(admin.delete, first)
         await has_left(consumer, first)
-        await asyncio.sleep(1)  # to be looked for twice more
+        await asyncio.sleep(1)  # two more looks for it
         assert first not in await client.topics()
         assert second in await client.topics()
         await produce(client, second, [b"b2"])
@@ -84,15 +84,15 @@ async def test_topics_of_a_pattern_come_and_go(client: Client, admin: Admin, top
 
 
 async def has_left(consumer: Consumer, topic: str) -> None:
-    """Wait until a topic is not consumed any more."""
+    """Wait until a topic is no longer consumed."""
     async with asyncio.timeout(patience(5)):
         while topic in {member.topic for member in consumer.port._consumers}:
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.both_lines
-async def test_topics_of_a_pattern_are_told_at_once(client: Client, admin: Admin, topic: str) -> None:
-    """The broker tells of topics, with partitions too, as they are created and deleted: nobody has to look for them."""
+async def test_topics_of_a_pattern_are_announced(client: Client, admin: Admin, topic: str) -> None:
+    """The broker announces topics, partitioned ones too, when they are created and deleted, without polling."""
     first, second, parted = f"{topic}-a", f"{topic}-b", f"{topic}-p"
     await produce(client, first, [b"before"])
     pattern = re.compile(f"{re.escape(topic)}-.*")
@@ -116,7 +116,7 @@ async def test_topics_of_a_pattern_are_told_at_once(client: Client, admin: Admin
 
 
 async def test_ids_belong_to_their_topics(client: Client, partitioned_topic: Callable[[int], str], topic: str) -> None:
-    """On partitions and another topic ids find their own, acknowledged and asked for by number and topic alone."""
+    """On partitions and another topic ids find their topics, to acknowledge and to request, by number and topic."""
     parted = partitioned_topic(3)
     async with client.subscribe([parted, topic], "sub", redelivery="broker", config=EXACT) as consumer:
         await produce(client, parted, numbered(9))
@@ -132,7 +132,7 @@ async def test_ids_belong_to_their_topics(client: Client, partitioned_topic: Cal
 
 
 async def test_seeking_and_looking(client: Client, partitioned_topic: Callable[[int], str]) -> None:
-    """A message moves its partition, a time and the earliest move all; the last ids are those that were sent."""
+    """A seek by message moves its partition, by time or to the earliest all; the last ids are those that were sent."""
     topic = partitioned_topic(2)
     async with client.subscribe(topic, "sub") as consumer:
         sent = await produce(client, topic, numbered(6))
@@ -166,7 +166,7 @@ async def test_seeking_and_looking(client: Client, partitioned_topic: Callable[[
 
 
 async def test_refusals_have_the_words_of_the_broker(client: Client, topic: str) -> None:
-    """U22: what the broker refuses is told in its own words, with topic and subscription, and leaves no consumer."""
+    """U22: a refusal is raised with the broker's words, topic and subscription, and leaves no consumer."""
     async with client.subscribe(topic, "sub", consumer_type="exclusive"):
         with pytest.raises(BrokerRefusedError, match=f"subscribing to {topic} as 'sub': .*Exclusive") as caught:
             await client.subscribe(topic, "sub", consumer_type="exclusive")
@@ -176,7 +176,7 @@ async def test_refusals_have_the_words_of_the_broker(client: Client, topic: str)
 
 
 async def test_unsubscribing(client: Client, admin: Admin, partitioned_topic: Callable[[int], str]) -> None:
-    """After unsubscribing the broker knows the subscription no more; while others consume it refuses."""
+    """Afterwards the broker does not know the subscription; it refuses while the subscription has other consumers."""
     topic = partitioned_topic(2)
     consumer = await client.subscribe(topic, "sub")
     other = await client.subscribe(topic, "sub")
@@ -191,7 +191,7 @@ async def test_unsubscribing(client: Client, admin: Admin, partitioned_topic: Ca
 
 @pytest.mark.both_lines
 async def test_a_failover_consumer_hands_over(client: Client, partitioned_topic: Callable[[int], str]) -> None:
-    """U31: on Failover the one that takes over gets what the other holds; the other drops it and shows it no more."""
+    """U31: on Failover the consumer that takes over gets what the other holds; the other drops it."""
     topic = partitioned_topic(1)
     settings: dict[str, Any] = {"consumer_type": "failover", "config": EXACT}
     async with client.subscribe(topic, "sub", consumer_name="b", **settings) as first:
@@ -211,7 +211,7 @@ async def test_a_failover_consumer_hands_over(client: Client, partitioned_topic:
 
 
 async def test_what_cannot_be_read_stops_nothing(client: Client, topic: str) -> None:
-    """A message that is encrypted, as it seems, is shown with its error between the others, and can be acknowledged."""
+    """An encrypted message is delivered with its error between the others, and can be acknowledged."""
     async with client.subscribe(topic, "sub") as consumer:
         await produce(client, topic, [b"0"])
         await send_encrypted(client, topic)
@@ -231,7 +231,7 @@ async def test_what_cannot_be_read_stops_nothing(client: Client, topic: str) -> 
 
 
 async def send_encrypted(client: Client, topic: str) -> None:
-    """Send what says that it is encrypted."""
+    """Send a message that claims to be encrypted."""
     connection = await client._open_context().broker(topic)
     receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""A topic's consumer over the broker's own protocol, on a real broker, by itself: without a consumer above it."""
+"""The wire consumer of one topic on a real broker, without a Consumer above it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUBSCRIPTION = "sub"
 
 
 class Wire:
-    """A client; ``open`` makes consumers of one topic."""
+    """A client; ``open`` subscribes consumers of one topic."""
 
     def __init__(self, context: ClientContext, topic: str) -> None:
         self.context = context
@@ -28,9 +28,9 @@ class Wire:
         self.consumers: list[TopicConsumer] = []
 
     async def open(self, arrived: Arrived, **options: Any) -> TopicConsumer:
-        """Return a consumer that is subscribed, from the earliest message on."""
-        told = SubscribeOptions(SUBSCRIPTION, **{"initial_position": "earliest", **options})
-        consumer = TopicConsumer(self.context, self.topic, told, arrived.put)
+        """Return a consumer that is subscribed from the earliest message on."""
+        settings = SubscribeOptions(SUBSCRIPTION, **{"initial_position": "earliest", **options})
+        consumer = TopicConsumer(self.context, self.topic, settings, arrived.put)
         self.consumers.append(consumer)
         await consumer.open()
         return consumer
@@ -50,7 +50,7 @@ async def wire(url: str, topic: str) -> AsyncIterator[Wire]:
 
 
 async def publish(url: str, topic: str, payloads: list[bytes], **settings: Any) -> None:
-    """Send messages by the official client, each as an entry unless ``settings`` tell to batch."""
+    """Send messages with the official client, each as an entry unless ``settings`` enable batching."""
     async with official_client(url) as client:
         producer = await client.create_producer(topic, **{"batching_enabled": False, **settings})
         if settings.get("batching_enabled"):

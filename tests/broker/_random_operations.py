@@ -1,6 +1,6 @@
-"""A life of random operations on a broker: two workers on one subscription, producers, and an administrator.
+"""Random operations on a broker: two workers on one subscription, producers, and an administrator.
 
-What must hold is in ``_judge.py``; it is looked at while all rest, which every few operations they do.
+``_judge.py`` says what must hold; it is checked while all pause, which they do after every few operations.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pulsar_nack import BrokerError, MessageId
 from pulsar_nack.consumer._letter_rules import ORIGIN_MESSAGE_ID
 from pulsar_nack.wire import Client, ClientOptions, Producer
 from tests.broker._admin import AdminError
-from tests.broker._judge import TOLD_WITHIN, Judge, WrongError
+from tests.broker._broker_state import READER, BrokerState
+from tests.broker._judge import REQUESTED_WITHIN, Judge, WrongError
 from tests.broker._native import port_of, through
 from tests.broker._proxy import TcpProxy
-from tests.broker._told import READER, Told
 from tests.broker._workers import NAME, Sent, Worker, acked_by, places_of
 from tests.patience import patience
 
 DELAYS: Final = (0.0, 0.1, 0.3, 1.0)
 ACK_MEMORY: Final = 12.0
-"""Seconds after a lost connection in which acknowledgements from before it may hide what is shown again on purpose."""
+"""Seconds after a lost connection in which earlier acknowledgements may hide messages that are replayed on purpose."""
 _AT_REST_AFTER: Final = 25
-"""Operations, on average."""
+"""Operations between two checks, on average."""
 _CHUNK: Final = 1_024
 
 
-class Life:
-    """One topic and all who use it.
+class RandomOperations:
+    """One topic and all its users.
 
-    :param kind: of the subscription: ``shared``, ``failover`` or ``exclusive``
-    :param partitions: 0: the topic has none
+    :param kind: the subscription's type: ``shared``, ``failover`` or ``exclusive``
+    :param partitions: 0: a topic without partitions
     """
 
     def __init__(self, urls: tuple[str, str], topic: str, kind: str, partitions: int, seed: str) -> None:
@@ -46,32 +46,34 @@ class Life:
         self.seed = seed
         self.messages: list[Sent] = []
         self.replays: Counter[int] = Counter()
-        """How often the subscription was moved in each partition."""
+        """How often the subscription was moved, for each partition."""
         self.workers: list[Worker] = []
         self.wrong: WrongError | None = None
         self.times_stuck = 0
-        self.told = Told(urls, topic, partitions)
-        self._admin = self.told.admin
+        self.broker_state = BrokerState(urls, topic, partitions)
+        self._admin = self.broker_state.admin
         self._random = Random(seed)
         self._skips = kind != "shared" or self._random.random() < 0.5
-        """Whether entries are skipped; else there are messages in parts: a broker that is left with a last part alone
-        tries for ever to hand it out on a Shared subscription, and nothing else any more."""
+        """Whether entries are skipped; if not, messages are chunked. The two do not mix on a Shared subscription:
+
+        a broker that is left with only the last chunk tries to deliver it for ever, and delivers nothing else.
+        """
         self._log: list[tuple[float, str, int | None]] = []
         self._calls: set[asyncio.Task[Any]] = set()
         self._producers: list[Producer] = []
         self._by_id: dict[MessageId, Sent] = {}
         self._proxy: TcpProxy
         self.gone_op_at = 0.0
-        """When an operation ended last that acknowledges without a worker."""
+        """When an operation that acknowledges without a worker last ended."""
         self.replayed_at = 0.0
-        """When one ended last that shows messages again."""
+        """When an operation that replays messages last ended."""
         self._cut_at = -ACK_MEMORY
         self._judge = Judge(self)
 
-    # --- running it --------------------------------------------------------------------------------------------------
+    # --- running -----------------------------------------------------------------------------------------------------
 
     async def run(self, operations: int) -> None:
-        """Live so many operations.
+        """Perform ``operations`` random operations.
 
         :raises WrongError: says what is wrong
         """
@@ -95,12 +97,12 @@ class Life:
                 await worker.open()
                 stack.push_async_callback(worker.aclose)
                 self.workers.append(worker)
-            told: list[dict[str, Any]] = [
+            subscribers: list[dict[str, Any]] = [
                 {},
                 {"batching": True, "batch_delay": 0.005},
                 {"chunking": True, "chunk_max_bytes": _CHUNK},
             ]
-            for options in told:
+            for options in subscribers:
                 producer = client.producer(self.topic, **options)
                 self._producers.append(await stack.enter_async_context(producer))
             try:
@@ -116,11 +118,11 @@ class Life:
                 await asyncio.to_thread(self._admin.create_partitions, self.topic, self.partitions)
             else:
                 await asyncio.to_thread(self._admin.request, "PUT", self.topic.replace("://", "/"))
-        for name in self.told.names:
+        for name in self.broker_state.names:
             await asyncio.to_thread(self._admin.create_subscription, name, READER)
 
     def begin(self, call: Coroutine[Any, Any, None]) -> None:
-        """Let a worker do something that may take a while."""
+        """Start something that may take a worker a while."""
         task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._ended)
@@ -130,18 +132,18 @@ class Life:
         if not task.cancelled() and (error := task.exception()) is not None and self.wrong is None:
             self.wrong = self.fault(f"a call raised {error!r}", None)
 
-    # --- what is noted -----------------------------------------------------------------------------------------------
+    # --- records ------------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Return the loop's time."""
         return asyncio.get_running_loop().time()
 
     def note(self, what: str, number: int | None = None) -> None:
-        """Write what happens into the log."""
+        """Add a line to the log."""
         self._log.append((self.now(), what, number))
 
     def fault(self, what: str, sent: Sent | None) -> WrongError:
-        """Return an error that tells what is wrong with a message, and what happened to it."""
+        """Return an error that says what is wrong with a message, with the message's history."""
         number = None if sent is None else sent.number
         lines = [
             f"{at - self._log[0][0]:7.2f} {text}" + ("" if of is None else f" {of}")
@@ -157,7 +159,7 @@ class Life:
         return [each for each in self.messages if each.id is not None and each.id.partition == partition]
 
     def stored_as(self, number: int, message_id: MessageId) -> Sent:
-        """Return what is known of a message by its id; where it was stored once more, that is another one."""
+        """Return the message with an id; one that was stored twice is another message the second time."""
         found = self._by_id.get(message_id)
         if found is None:
             found = self.messages[number]
@@ -169,15 +171,15 @@ class Life:
             self._by_id[message_id] = found
         return found
 
-    def on_shown(self, sent: Sent, worker: Worker) -> None:
-        """Note that a message is shown."""
-        self.note(f"shown to {worker.number}:", sent.number)
-        sent.shown.append(self.now())
-        if sent.gone_at is not None and (many := sent.shown_since(sent.gone_at + TOLD_WITHIN)) > 1:
-            self.wrong = self.wrong or self.fault(f"shown {many} times after it was gone", sent)
+    def on_delivered(self, sent: Sent, worker: Worker) -> None:
+        """Record that a message was delivered."""
+        self.note(f"delivered to {worker.number}:", sent.number)
+        sent.delivered.append(self.now())
+        if sent.gone_at is not None and (many := sent.delivered_since(sent.gone_at + REQUESTED_WITHIN)) > 1:
+            self.wrong = self.wrong or self.fault(f"delivered {many} times after it was gone", sent)
 
     def on_acked(self, sent: Sent, replay: int) -> None:
-        """Note that a worker's acknowledgement is confirmed, which began after a replay."""
+        """Record that a worker's acknowledgement, which began after a replay, was confirmed."""
         self.note("acked", sent.number)
         is_certain = replay == self.replays[sent.partition]
         sent.is_doubtful |= not is_certain
@@ -187,13 +189,13 @@ class Life:
             sent.gone_at = self.now()
 
     async def publish(self, topic: str, data: bytes | None, *, properties: Mapping[str, str], **_: Any) -> MessageId:
-        """Publish a dead letter; now and then that fails."""
+        """Publish a dead letter; now and then this fails."""
         del topic, data
         origin = MessageId(*map(int, properties[ORIGIN_MESSAGE_ID].split(":")))
         sent = self._by_id[origin]
         self.note("dead letter", sent.number)
         sent.is_letter = True
-        if sent.gone_at is not None and self.now() - sent.gone_at > TOLD_WITHIN:
+        if sent.gone_at is not None and self.now() - sent.gone_at > REQUESTED_WITHIN:
             self.wrong = self.wrong or self.fault("a dead letter of what was gone", sent)
         await asyncio.sleep(0.01)
         if self._random.random() < 0.2:
@@ -270,7 +272,7 @@ class Life:
         self.note("clear-backlog")
         await self._admins(lambda topic: self._admin.clear(topic, NAME))
         self.gone_op_at = now = self.now()
-        acked = list(map(acked_by, await self.told.cursors()))
+        acked = list(map(acked_by, await self.broker_state.cursors()))
         for each in known:
             if each.is_deleted or all(map(acked[max(each.partition, 0)], places_of(each))):
                 each.gone_at = now
@@ -291,7 +293,7 @@ class Life:
 
     async def _unload(self, _: Worker) -> None:
         self.note("unload")
-        for each in self.messages:  # the broker may lose which of a batch are acknowledged
+        for each in self.messages:  # the broker may lose which messages of a batch are acknowledged
             each.gone_at = None if each.is_member and not each.is_deleted else each.gone_at
         await self._admins(self._admin.unload)
 
@@ -318,12 +320,12 @@ class Life:
         for each in self.messages:
             each.is_deleted = True
             each.gone_at = self.now()
-        for worker in self.workers:  # there is nothing left to acknowledge, which is as good
+        for worker in self.workers:  # there is nothing left to acknowledge, which is just as good
             for number in list(worker.hand):
                 self.begin(worker.ack(number))
 
     async def _admins(self, do: Callable[[str], None]) -> None:
-        for topic in self.told.names:
+        for topic in self.broker_state.names:
             for _ in range(20):
                 try:
                     await asyncio.to_thread(do, topic)
@@ -331,12 +333,12 @@ class Life:
                     self.note(str(error)[:100])
                     if error.status < 500:
                         break
-                    await asyncio.sleep(0.2)  # it moves just now
+                    await asyncio.sleep(0.2)  # the topic is moving right now
                 else:
                     break
 
     async def _replay(self, call: Coroutine[Any, Any, None], partition: int | None = None) -> None:
-        """Do what shows messages again, of one partition or of all."""
+        """Replay messages of one partition or of all."""
         self._forget_gone(partition)
         await call
         self._forget_gone(partition)
@@ -350,12 +352,12 @@ class Life:
                 each.is_doubtful |= each.gone_at is not None and self.now() - self._cut_at < ACK_MEMORY
                 each.gone_at = None
 
-    # --- at rest -----------------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """Wait until no call is under way.
+        """Wait until no call is open.
 
-        :raises WrongError: one does not end, or something was wrong meanwhile
+        :raises WrongError: a call does not end, or something went wrong meanwhile
         """
         calls = [task for task in self._calls if not task.done()]
         if calls:
@@ -366,8 +368,8 @@ class Life:
             raise self.wrong
 
     async def got_moving(self) -> bool:
-        """Unload the topic where the broker has stopped to hand out; return whether it had."""
-        is_stuck = await self.told.is_stuck()
+        """Unload the topic if the broker has stopped delivering it; return whether it had."""
+        is_stuck = await self.broker_state.is_stuck()
         if is_stuck:
             self.times_stuck += 1
             self.note("the broker is stuck")
@@ -375,20 +377,20 @@ class Life:
         return is_stuck
 
 
-Operation = Callable[[Life, Worker], Coroutine[Any, Any, None]]
+Operation = Callable[[RandomOperations, Worker], Coroutine[Any, Any, None]]
 _OPERATIONS: Final[dict[str, tuple[float, Operation]]] = {
-    "send": (6, Life._send),
-    "nack": (8, Life._nack),
-    "ack": (6, Life._ack),
-    "cumulative ack": (1, Life._ack_through),
-    "seek": (1, Life._seek),
-    "reset": (0.6, Life._reset),
-    "clear": (0.6, Life._clear),
-    "skip": (0.5, Life._skip),
-    "expire": (0.4, Life._expire),
-    "unload": (0.6, Life._unload),
-    "cut": (1, Life._cut),
-    "restart": (0.6, Life._restart),
-    "delete": (0.3, Life._delete),
+    "send": (6, RandomOperations._send),
+    "nack": (8, RandomOperations._nack),
+    "ack": (6, RandomOperations._ack),
+    "cumulative ack": (1, RandomOperations._ack_through),
+    "seek": (1, RandomOperations._seek),
+    "reset": (0.6, RandomOperations._reset),
+    "clear": (0.6, RandomOperations._clear),
+    "skip": (0.5, RandomOperations._skip),
+    "expire": (0.4, RandomOperations._expire),
+    "unload": (0.6, RandomOperations._unload),
+    "cut": (1, RandomOperations._cut),
+    "restart": (0.6, RandomOperations._restart),
+    "delete": (0.3, RandomOperations._delete),
 }
-"""How often each happens, beside the others, and what it does."""
+"""How often each operation happens, relative to the others, and what it does."""

@@ -1,4 +1,4 @@
-"""What a broker tells of a topic and its subscription in a life of random operations."""
+"""A broker's state of a topic and its subscription during random operations."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.broker._workers import NAME
 from tests.patience import patience
 
 READER: Final = "reader"
-"""A subscription that keeps all that is stored."""
+"""A subscription that keeps everything that is stored."""
 _UNKNOWN: Final = {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": ""}
 
 
-class Told:
-    """Asks a broker.
+class BrokerState:
+    """Reads the state from a broker.
 
     :param urls: of the service and of the admin API
-    :param partitions: 0: the topic has none
+    :param partitions: 0: a topic without partitions
     """
 
     def __init__(self, urls: tuple[str, str], topic: str, partitions: int) -> None:
@@ -36,27 +36,28 @@ class Told:
         return [await asyncio.to_thread(self._cursor, name) for name in self.names]
 
     def _cursor(self, name: str) -> dict[str, Any]:
-        with suppress(AdminError, KeyError):  # it moves, or nobody has subscribed to the new one yet
+        with suppress(AdminError, KeyError):  # the topic moves, or the new one has no subscription yet
             cursor: dict[str, Any] = self.admin.internal_stats(name)["cursors"][NAME]
             return cursor
         return _UNKNOWN
 
     async def is_stuck(self) -> bool:
-        """Return whether the broker hands out nothing more somewhere, or has lost chunks that it counts as handed out.
+        """Return whether the broker has stopped delivering a partition, or lost chunks that it counts as delivered.
 
-        It waits for messages to send again that nobody reads, as on a Shared subscription with a last chunk alone. Or
-        it had chosen a consumer for chunks that was gone when it sent them: no consumer of the subscription has them.
+        It may wait to redeliver messages that nobody reads, as on a Shared subscription with only a last chunk. Or it
+        had chosen a consumer for chunks that was gone when it sent them, so that no consumer of the subscription has
+        them.
         """
         looks = zip(await self._stuck(), await self._stuck(), strict=True)  # both times: else it is on its way
         return any(map(all, looks))
 
     async def _stuck(self) -> list[bool]:
-        """Return each sign of being stuck that there may be, of each partition."""
+        """Return each possible sign that a partition is stuck."""
         waiting = map(_waits_in_vain, await self.cursors())
         return [*waiting, *[await asyncio.to_thread(self._has_lost, name) for name in self.names]]
 
     def _has_lost(self, name: str) -> bool:
-        """Return whether messages are counted as unacknowledged that no consumer has, or are forgotten."""
+        """Return whether the broker has lost messages, or counts as unacknowledged what no consumer has."""
         with suppress(AdminError, KeyError):
             found = self.admin.subscription(name, NAME)
             held = sum(each["unackedMessages"] for each in found["consumers"])
@@ -64,7 +65,7 @@ class Told:
         return False
 
     async def stored(self, wanted: AbstractSet[MessageId | None]) -> set[MessageId]:
-        """Read the whole topic; return the ids, once those that are wanted are among them."""
+        """Read the whole topic; return the ids once the wanted ones are among them."""
         found: set[MessageId] = set()
         if wanted:
             async with Client(self._url) as client, client.subscribe(self._topic, READER) as reader:
@@ -75,9 +76,10 @@ class Told:
 
 
 def has_forgotten(subscription: dict[str, Any]) -> bool:
-    """Return whether a broker has a backlog that it neither sent nor will send, though consumers have permits.
+    """Return whether a broker has a backlog that it neither sent nor will send, although consumers have permits.
 
-    Seen on 4.0.7 after all consumers of a subscription had lost their connections at once. An unload brings it back.
+    Seen on 4.0.7 after all consumers of a subscription lost their connections at once. An unload brings the backlog
+    back.
     """
     in_vain = subscription["msgBacklog"] and not subscription["unackedMessages"] and not subscription.get("msgInReplay")
     consumers = subscription["consumers"]
