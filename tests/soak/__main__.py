@@ -1,4 +1,4 @@
-"""Runs the soak: ``python -m tests.soak``; prints figures, and exits with 1 if something is wrong."""
+"""Runs the soak: ``python -m tests.soak`` prints figures, and exits with 1 if something is wrong."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Soak:
         self._proxy: TcpProxy
 
     async def run(self) -> None:
-        """Send messages and disturb the workers for the time; then wait for the rest, and judge."""
+        """Send messages and disturb the workers for the time; then wait for the remaining messages, and judge."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._events)
             self._proxy = await stack.enter_async_context(TcpProxy(int(self._url.rpartition(":")[2])))
@@ -96,7 +96,7 @@ class Soak:
         self.sent.add(number)
         try:
             await producer.send(b"%d" % number)
-        except BrokerError as error:  # it may be there or not
+        except BrokerError as error:  # it may be stored or not
             self.sent.discard(number)
             print(f"{number} was not confirmed: {error}")
 
@@ -104,7 +104,7 @@ class Soak:
 
     async def _disturb(self, ends_at: float) -> None:
         kinds = ["kill", "kill", "drain", "drain"]
-        if self._admin is not None:  # the embedded one loses what it is sending when a connection breaks
+        if self._admin is not None:  # the embedded broker loses what it is sending when a connection breaks
             kinds += ["cut", "cut within a frame", "unload"]
         deck: list[str] = []
         while (left_s := ends_at - time.monotonic()) > 0:
@@ -164,14 +164,14 @@ class Soak:
             process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=errors, cwd=ROOT
             )
-        self._workers[slot] = Worker(slot, process, partial(self._hear, slot))
+        self._workers[slot] = Worker(slot, process, partial(self._on_report, slot))
 
-    def _hear(self, slot: int, line: str) -> None:
+    def _on_report(self, slot: int, line: str) -> None:
         self._note(f"worker {slot}: {line.rstrip()}")
-        self.judge.hear(slot, line)
+        self.judge.note(slot, line)
 
     async def _stop(self, worker: Worker) -> None:
-        """Drain a worker; it has to end by itself, and with 0."""
+        """Drain a worker; it has to exit, and with 0."""
         await worker.ready.wait()
         code = await worker.end()
         if code:
@@ -179,11 +179,11 @@ class Soak:
 
     async def _until_settled(self) -> None:
         ends_at = time.monotonic() + patience(_SETTLE_S)
-        heard_at, heard = time.monotonic(), -1
+        changed_at, count_then = time.monotonic(), -1
         while not self.judge.is_settled(self.sent) and time.monotonic() < ends_at:
-            if (count := self.judge.counts.total() - self.judge.counts["memory"]) != heard:
-                heard_at, heard = time.monotonic(), count
-            elif time.monotonic() - heard_at > 10:
+            if (count := self.judge.counts.total() - self.judge.counts["memory"]) != count_then:
+                changed_at, count_then = time.monotonic(), count
+            elif time.monotonic() - changed_at > 10:
                 return  # a worker may have been killed between an acknowledgement and its report
             await asyncio.sleep(0.1)
 
@@ -195,20 +195,20 @@ class Worker:
         self.slot = slot
         self.process = process
         self.ready = asyncio.Event()
-        """Set once it has begun: from then on a signal drains it."""
-        self._hear = hear
+        """Set once the worker has begun: from then on a signal drains it."""
+        self._on_report = hear
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             if line.endswith(b"\n"):
-                self._hear(line.decode())
+                self._on_report(line.decode())
             self.ready.set()
         self.ready.set()
 
     async def kill(self) -> None:
-        """End it at once, unless it has ended."""
+        """Kill it, unless it has ended."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 self.process.kill()
@@ -231,7 +231,7 @@ class Worker:
 
 
 async def rest_of(consumer: Any) -> AsyncIterator[Any]:
-    """Yield what still comes, until nothing does for some seconds."""
+    """Yield the remaining messages, until none comes for some seconds."""
     with suppress(TimeoutError):
         while True:
             yield await consumer.receive(timeout=5)
@@ -239,7 +239,7 @@ async def rest_of(consumer: Any) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def broker() -> AsyncIterator[tuple[str, Admin | None]]:
-    """Yield the URL of the broker in the environment and its admin API, or of an embedded one, which has none."""
+    """Yield the URLs of the broker in the environment and its admin API, or of an embedded broker, which has none."""
     if url := os.environ.get("PULSAR_SERVICE_URL"):
         admin_url = os.environ.get("PULSAR_ADMIN_URL")
         yield url, None if admin_url is None else Admin(admin_url)

@@ -1,13 +1,13 @@
-"""What the workers of a soak told, and what is wrong with it. Pure.
+"""Judges what the workers of a soak reported. Pure.
 
 A message that is handled again after its acknowledgement was reported is wrong, unless the acknowledgement came while
-another worker could have the message already: after the end of the lease, or if a connection broke since a worker had
-the message first. Then the other worker may begin with it for some seconds more, as with any queue. Brokers also send a
-few messages twice, to two consumers in the same instant, when a third one leaves or redelivers: so few may be handled
-by both, the second one up to a second after the first.
+another worker could have the message already: after the end of the lease, or if a connection broke since a worker first
+had the message. Then the other worker may begin with it for some seconds more, as with any queue. Brokers also send a
+few messages twice, to two consumers in the same instant, when a third one leaves or redelivers: both may handle these
+few, the second one up to a second after the first.
 
-A message is named by its number and its id, as ``7@3:0``: a producer that lost its connection sends what was not
-confirmed once more, so a number may be stored as two messages.
+A message is named by its number and its id, as ``7@3:0``: a producer that lost its connection sends unconfirmed
+messages again, so a number may be stored as two messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TWIN_S: Final = 1.0
 _MARGIN_S: Final = 2.0
 """How long after a connection broke a busy broker may give a message to a second worker."""
 _MOST_GROWTH: Final = 24 * 1024 * 1024
-"""Bytes by which a worker may grow: caches fill, and its memory is in pieces."""
+"""Bytes by which a worker may grow: caches fill, and memory fragments."""
 
 
 class Judge:
@@ -36,25 +36,25 @@ class Judge:
         self.wrong: list[str] = []
         self.counts = Counter[str]()
         self.settled: set[int] = set()
-        """The numbers that were acknowledged."""
+        """The numbers of acknowledged messages."""
         self.acked: dict[str, tuple[float, str]] = {}
-        """When each message was acknowledged first, and who could have it then besides: nobody, a twin, anybody."""
+        """When each message was first acknowledged, and who else could have it then: nobody, a twin, anybody."""
         self.repeated: dict[str, str] = {}
         """Messages that were begun after their acknowledgement, and who could have them."""
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self._begun: dict[str, float] = {}
-        """When each message was begun last."""
+        """When each message was last begun."""
         self._first_begun: dict[str, float] = {}
         self._tried: set[int] = set()
         self._disturbed_at: list[float] = []
 
     def disturb(self, what: str, at: float) -> None:
-        """Note that connections break, or that the broker hands the topic over."""
+        """Note that connections break, or that the broker unloads the topic."""
         self.counts[what] += 1
         self._disturbed_at.append(at)
 
-    def hear(self, slot: int, line: str) -> None:
-        """Note what a worker told."""
+    def note(self, slot: int, line: str) -> None:
+        """Note a worker's report."""
         word, *numbers = line.split()
         self.counts[word] += 1
         if word == "begin":

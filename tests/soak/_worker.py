@@ -1,4 +1,4 @@
-"""One worker of the soak: handles messages at random, and tells what it does until it is drained or killed.
+"""One worker of the soak: handles messages at random, and reports what it does until it is drained or killed.
 
 Each line that it prints is a word and numbers; times are those of the machine's monotonic clock, which all processes
 share. ``begin``, ``try`` and ``acked`` are about one message; see ``_judge``.
@@ -27,7 +27,7 @@ from tests.soak._judge import name_of
 
 LEASE_S: Final = 1.0
 _SLOW_S: Final = 0.9 * LEASE_S
-"""From this time without an extension on, a lease may have ended."""
+"""A lease that was not extended for so many seconds may have ended."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 
 
@@ -42,55 +42,55 @@ class Handler:
         self._random = random.Random(seed)
 
     async def __call__(self, message: Message) -> None:
-        """Handle a message, and settle it unless that is left to the runner."""
+        """Handle a message, and settle it unless the runner does."""
         name, began = name_of(int(message.data), message.id), time.monotonic()
-        tell("begin", name, message.attempt, began)
+        report("begin", name, message.attempt, began)
         draw, rng, extended_at = self._random.random(), self._random, began
         await asyncio.sleep(rng.expovariate(200))
         try:
             if draw < 0.12:
                 await message.nack(rng.uniform(0, 2))
-                tell("nacked", name)
+                report("nacked", name)
                 return
             if draw < 0.20:
                 await message.defer(rng.uniform(0, 2))
-                tell("deferred", name)
+                report("deferred", name)
                 return
             if draw < 0.25:
-                tell("raised", name)
+                report("raised", name)
                 raise HandlerError(name)
             if draw < 0.30:
                 for _ in range(3):
                     await asyncio.sleep(0.6 * LEASE_S)
                     await message.in_progress()
                     extended_at = time.monotonic()
-                tell("extended", name)
+                report("extended", name)
             elif draw < 0.36:
                 await asyncio.sleep(rng.uniform(1.0, 1.8) * LEASE_S)
                 if draw < 0.33:
                     await message.nack()
-                    tell("nacked", name)
+                    report("nacked", name)
                     return
-            tell("try", name)
+            report("try", name)
             await message.ack()
         except AlreadySettledError:
-            tell("late", name)
+            report("late", name)
         else:
             now = time.monotonic()
-            tell("acked", name, began, now, int(now - extended_at < _SLOW_S))
+            report("acked", name, began, now, int(now - extended_at < _SLOW_S))
 
 
 async def sample() -> None:
-    """Tell each second how much memory is resident."""
+    """Report the resident memory each second."""
     while True:
-        tell("memory", time.monotonic(), resident())
+        report("memory", time.monotonic(), resident())
         await asyncio.sleep(1)
 
 
 async def work(url: str, port: int, topic: str, seed: str, first_id: int, durable: str | None) -> None:
-    """Handle messages until SIGTERM; then tell what was counted, and how many tasks are left.
+    """Handle messages until SIGTERM; then report the counts, and how many tasks are left.
 
-    :param port: of the proxy through which all connections go
+    :param port: of the proxy for all connections
     :param first_id: of its consumers: the embedded broker confuses consumers of different connections with equal ids
     """
     ids = itertools.count(first_id, 10)
@@ -107,19 +107,19 @@ async def work(url: str, port: int, topic: str, seed: str, first_id: int, durabl
         sampling.cancel()
         figures = consumer.statistics()
     await asyncio.sleep(0.1)
-    tell("leases", figures.leases_expired)
-    tell("tasks", len(asyncio.all_tasks()) - 1)
+    report("leases", figures.leases_expired)
+    report("tasks", len(asyncio.all_tasks()) - 1)
 
 
 def resident() -> int:
-    """Return the resident memory of this process in bytes; the most that it had where that is not told."""
+    """Return the resident memory of this process in bytes; the peak where that is unknown."""
     status = Path("/proc/self/statm")
     if status.exists():
         return int(status.read_text().split()[1]) * _PAGE
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024
 
 
-def tell(*words: object) -> None:
+def report(*words: object) -> None:
     """Print a line at once."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 

@@ -8,12 +8,12 @@ from tests.soak._judge import GRACE_S, Judge
 
 
 def judged(*lines: str, disturbed_at: float | None = None) -> Judge:
-    """Return a judge that has heard these lines."""
+    """Return a judge that has these reports."""
     judge = Judge()
     if disturbed_at is not None:
         judge.disturb("cuts", disturbed_at)
     for line in lines:
-        judge.hear(1, line)
+        judge.note(1, line)
     return judge
 
 
@@ -22,7 +22,7 @@ HANDLED = ("begin 7 1 10.0", "try 7", "acked 7 10.0 10.1 1")
 
 @pytest.mark.parametrize("lines", [(*HANDLED, "begin 7 1 11.2"), ("begin 7 1 11.2", *HANDLED)])
 def test_handled_again_after_a_reported_acknowledgement(lines: tuple[str, ...]) -> None:
-    """U24, U44: it is wrong whichever worker is heard first."""
+    """U24, U44: it is wrong whichever worker reports first."""
     assert judged(*lines).wrong == ["7 was handled 1.100 s after its acknowledgement was reported"]
 
 
@@ -42,7 +42,7 @@ def test_begun_elsewhere_after_a_late_acknowledgement(late_s: float) -> None:
 
 @pytest.mark.parametrize("disturbed_at", [7.5, 8.5, 10.05, 11.0])
 def test_begun_elsewhere_after_the_connection_broke(disturbed_at: float) -> None:
-    """O3: that excuses a message that was being handled then, or soon after, and no other."""
+    """O3: a broken connection excuses a message that was being handled then, or soon after, and no other."""
     judge = judged(*HANDLED, "begin 7 1 11.2", disturbed_at=disturbed_at)
     assert len(judge.wrong) == (disturbed_at in {7.5, 11.0})
 
@@ -56,7 +56,7 @@ def test_a_twin_that_waits() -> None:
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_few_messages_come_twice_at_once(count: int) -> None:
-    """U23: the second of two workers may begin just after a quick first one acknowledged; many of them are wrong."""
+    """U23: the second of two workers may begin just after a quick first one acknowledged; many of these are wrong."""
     judge = judged(*(line.replace("7 ", f"{each} ") for each in range(count) for line in (*HANDLED, "begin 7 2 10.9")))
     judge.end(range(count), [])
     assert len(judge.wrong) == (count > 3)
@@ -64,7 +64,7 @@ def test_few_messages_come_twice_at_once(count: int) -> None:
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_few_redelivered_messages_come_twice(count: int) -> None:
-    """U23: brokers send some redelivered messages to two consumers at once; many of them are wrong."""
+    """U23: brokers send some redelivered messages to two consumers at once; many of these are wrong."""
     lines = []
     for number in range(count):
         lines += [f"begin {number} 1 9.0", f"begin {number} 2 10.0", f"acked {number} 10.0 10.1 1"]
@@ -82,7 +82,7 @@ def test_stored_twice() -> None:
 
 
 def test_lost_stuck_and_back_again() -> None:
-    """U21: in the end a message is settled, or on its way to be when its worker was killed."""
+    """U21: in the end a message is settled, or was being settled when its worker was killed."""
     judge = judged(*HANDLED, "begin 8 1 10.0", "try 8", "begin 9 1 10.0")
     judge.end([7, 8, 9, 10], ["7", "10"])
     assert judge.wrong == ["7 was acknowledged and is there again", "10 was never settled", "9 is lost"]
