@@ -1,4 +1,4 @@
-"""What all tests share: the tier that was chosen, time limits, and one Spark session."""
+"""What all tests share: the chosen tier, time limits, and one Spark session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRANSPORT = "PULSAR_NACK_TEST_TRANSPORT"
 """The environment variable that chooses the client of consumers in tests on brokers: ``official`` or ``wire``."""
 
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""Options of Java that halve the processor time of short runs: code that runs once is not worth compiling well."""
+"""Options of Java that halve the processor time of short runs, where compiling well does not pay."""
 
 TINY_DATA = {
     "spark.sql.shuffle.partitions": "2",
@@ -31,7 +31,7 @@ TINY_DATA = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": QUICK_JAVA,
 }
-"""Settings of Spark for tables of a few rows."""
+"""Spark settings for tables of a few rows."""
 
 
 @pytest.fixture(params=["official", "wire"])
@@ -45,7 +45,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the tier, hold its tests to their limit of processor time, and let signals end the processes of tests."""
+    """Choose the tier, limit its tests' processor time, and let signals end the processes that tests started."""
     for each in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(each) is signal.SIG_IGN:  # as in the background of a shell; children would inherit it
             signal.signal(each, _ignore)
@@ -64,7 +64,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Stretch the time limit of each test, its own or the usual one, to what this machine needs."""
+    """Scale the time limit of each test, its own or the default, to this machine."""
     usual = float(config.getini("timeout"))
     for item in items:
         marker = item.get_closest_marker("timeout")
@@ -72,12 +72,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let what draws from the module ``random``, as jitter does, draw the same in each run."""
+    """Let code that draws from the module ``random``, as jitter does, draw the same in each run."""
     random.seed(f"{tiers.SEED} {item.name}")
 
 
 def pytest_collection_finish() -> None:
-    """Do what would count as the time of some test: make Hypothesis' table of characters, and freeze what is loaded.
+    """Make Hypothesis' table of characters and freeze loaded objects now, or it would count as some test's time.
 
     The table takes seconds in a fresh clone. Frozen modules and tests are skipped by garbage collections, of which
     tests that look for leaks make many.
@@ -88,7 +88,7 @@ def pytest_collection_finish() -> None:
 
 
 def require_spark() -> Path:
-    """Return PySpark's folder; skip the test where PySpark or Java is missing."""
+    """Return PySpark's folder; skip the test if PySpark or Java is missing."""
     home = os.environ.get("JAVA_HOME")
     if not shutil.which("java") and not (home and (Path(home) / "bin" / "java").exists()):
         pytest.skip("Spark needs Java 17 or later, and there is none here")
@@ -97,7 +97,7 @@ def require_spark() -> Path:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """Return the session that all tests share, with settings for tiny data; skips where there is no Java."""
+    """Return the session that all tests share, with settings for tiny data; skip without Java."""
     require_spark()
     from pulsar_nack.pipeline import local_session
 

@@ -1,8 +1,8 @@
-"""What the tests of crashes share: homes of logs, and what a crash at any operation of a run leaves of them.
+"""What crash tests share: logs on storage, and what a crash at any operation of a run leaves of them.
 
-A run is played once, to its end. At each operation that changes something, its home and its model are copied, as they
-are at that instant. So what a crash leaves is compared with what had been reported until then; only the recovery is
-played once for each crash.
+A run is played once, to its end. Before and after each operation that changes something, its storage and its model are
+copied. So what a crash leaves is compared with what had been reported until then; only the recovery is played once for
+each crash.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _M = TypeVar("_M", bound="Forkable")
 
 
 class _Loop(VirtualClockEventLoop):
-    """Does a job of an executor itself, and only when nothing else is ready to run.
+    """Does the jobs of an executor in its own thread, and only when nothing else is ready to run.
 
     So all that earlier jobs reported has reached the model before the next operation on storage begins, at which a
     crash is tried. On a plain virtual clock the next job may begin first.
@@ -81,7 +81,7 @@ class Forkable(Protocol):
 
 
 class Home:
-    """Logs in a folder on simulated files, of which a crash may leave anything that was not synced."""
+    """Logs in a folder on simulated files; a crash may leave any part of what was not synced."""
 
     def __init__(self, random: Random, files: MemoryFiles | None = None) -> None:
         self.random = random
@@ -90,7 +90,7 @@ class Home:
 
     @property
     def faults(self) -> FaultyFiles | FaultyObjects:
-        """Return what makes its operations fail."""
+        """Return the object that makes file operations fail."""
         return self.files
 
     def fork(self, random: Random, *, is_killed: bool = False) -> Self:
@@ -107,7 +107,7 @@ class Home:
         return await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files)
 
     def check_clean(self, logs: set[str]) -> None:
-        """Check that nothing is left there but these logs, and locks of some of them."""
+        """Check that the folder contains only these logs, and locks of some of them."""
         for path in self.memory.tree():
             folder, _, rest = path.removeprefix(f"{FOLDER}/").partition("/")
             if rest:
@@ -118,7 +118,7 @@ class Home:
 
 
 class ObjectHome:
-    """Logs on object storage, where a request that was carried out is durable."""
+    """Logs on object storage, where every completed request is durable."""
 
     def __init__(self, random: Random, content: Mapping[str, bytes] | None = None) -> None:
         self.random = random
@@ -129,7 +129,7 @@ class ObjectHome:
 
     @property
     def faults(self) -> FaultyFiles | FaultyObjects:
-        """Return what makes its requests fail."""
+        """Return the object that makes requests fail."""
         return self.objects
 
     def content(self) -> dict[str, bytes]:
@@ -138,11 +138,11 @@ class ObjectHome:
         return {path: bytes(self._store.get(path).bytes()) for path in paths}
 
     def fork(self, random: Random, *, is_killed: bool = False) -> Self:
-        """Return what the next process finds: all objects, whatever ended the process."""
+        """Return what the next process finds: all objects, however the process ended."""
         return type(self)(random, self.content())
 
     def fail(self, operations: Sequence[str], skip: int, times: float) -> None:
-        """Let some requests fail after others have passed, or let their answers be lost."""
+        """Let some requests fail after others have passed, or lose their answers."""
         is_done = self.random.random() < 0.5
         self.objects.fail(errno.EIO, *operations, skip=skip, times=times, is_done=is_done)
 
@@ -153,7 +153,7 @@ class ObjectHome:
         )
 
     def check_clean(self, logs: set[str]) -> None:
-        """Check that nothing is left there but these logs, of few objects each, and the catalog."""
+        """Check that the storage contains only these logs, of few objects each, and the catalog."""
         paths = self.content().keys()
         assert sum(path.startswith("catalog/") for path in paths) == 1
         folders = {path.split("/")[1] for path in paths if path.startswith("logs/")}
@@ -167,7 +167,7 @@ HOMES: dict[str, Callable[[Random], AnyHome]] = {"local": Home, "object": Object
 
 
 class Run(Protocol[_M]):
-    """The life of one process on a home, beside a model that outlives the process."""
+    """One process on a storage, beside a model that outlives the process."""
 
     home: AnyHome
     model: _M
@@ -175,15 +175,15 @@ class Run(Protocol[_M]):
     def __init__(self, home: AnyHome, model: _M, seed: int) -> None: ...
 
     async def live(self) -> None:
-        """Live a whole life, in which crashes are of interest."""
+        """Run a whole process, in which crashes are of interest."""
         ...
 
     async def live_on(self) -> None:
-        """Open what a crash left, and do a few things."""
+        """Open what a crash left, and make a few changes."""
         ...
 
     async def recover(self, random: Random) -> None:
-        """Open what a crash left, compare it with the model, go on to the end, and check that nothing is left over."""
+        """Open what a crash left, compare it with the model, run to the end, and check that no leftovers remain."""
         ...
 
 
@@ -198,7 +198,7 @@ class Crash(NamedTuple, Generic[_M]):
 def crashes(
     run: Run[_M], life: Coroutine[Any, Any, None], seed: object, *, only: int | None = None, kills: float = 0
 ) -> list[Crash[_M]]:
-    """Play a life to its end; return what a crash leaves at each operation that changes something, before or after it.
+    """Run to the end; return what a crash leaves before and after each operation that changes something.
 
     :param only: crash at the operation with this number only
     :param kills: the share of crashes in which only the process is killed
@@ -221,7 +221,7 @@ def crashes(
 
 
 def recover(run: Run[_M], crash: Crash[_M], seed: int) -> None:
-    """Let another process go on with what a crash left."""
+    """Let another process continue with what a crash left."""
     play(type(run)(crash.home, crash.model, seed).recover(crash.random))
 
 
@@ -238,7 +238,7 @@ def crash_everywhere(run: Run[_M], seed: int, least: int, *, most: int | None = 
 
 
 def crash_again_and_again(run: Run[_M], seed: int, least: int, *, most: int, kills: float = 0) -> None:
-    """Crash a run, and then up to three times a process that opens what the crash before has left.
+    """Crash a run, and then up to three times a process that opens what the previous crash left.
 
     :param least: at least this many crashes happen in all
     :param most: the first run crashes at no more than this many operations
@@ -266,7 +266,7 @@ def fail_everywhere(
     most: int,
     chosen: Sequence[Sequence[str]] = (CHANGING,),
 ) -> None:
-    """Let operations fail, once or a few times, and the run crash later.
+    """Let operations fail, once or a few times, and crash the run later.
 
     :param least: at least this many crashes happen in all
     :param most: try no more than this many operations as the first that fails

@@ -39,7 +39,7 @@ def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[C
 
 
 def _without(keys: tuple[str, ...], test: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``run`` the name and the signature of the test, without the parameters that get these values."""
+    """Give ``run`` the test's name and signature, without the parameters that get these values."""
     functools.update_wrapper(run, test)
     signature = inspect.signature(test)
     others = [parameter for name, parameter in signature.parameters.items() if name not in keys]

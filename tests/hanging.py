@@ -1,4 +1,4 @@
-"""Storage that does not answer: the threads of a store of logs hang, on virtual time and without any thread."""
+"""Storage that does not answer: a log store's threads hang, on virtual time and without any real thread."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _FOLDER: Final = Path("/state")
 
 
 class _Hanging(Future[_T]):
-    """What a hanging job will return, of which the loop does not wait to see whether it comes at once."""
+    """The future of a hanging job; the loop does not wait for it."""
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what it raised."""
+        """Return the job's exception."""
         if not self.done():
             raise TimeoutError
         return super().exception(timeout)
 
 
 class Threads(InPlaceExecutor):
-    """Do each job at once, or, while they hang, none; those that are under way then cannot be cancelled."""
+    """An executor that does each job at once; while it hangs it does none, and running jobs cannot be cancelled."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -43,11 +43,11 @@ class Threads(InPlaceExecutor):
 
     @property
     def has_hung(self) -> bool:
-        """Return whether there is a job that has not been answered."""
+        """Return whether a job waits for an answer."""
         return bool(self._waiting)
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Do a job, or have it wait."""
+        """Do a job, or let it wait."""
         self.jobs += 1
         if self.hang_at is None or self.jobs <= self.hang_at:
             return super().submit(fn, *args, **kwargs)
@@ -64,7 +64,7 @@ class Threads(InPlaceExecutor):
         self.hang_at = self.jobs + after
 
     def answer(self) -> None:
-        """Do what has waited, in order, and hang no more."""
+        """Do the waiting jobs in order, and stop hanging."""
         self.hang_at = None
         while self._waiting:
             self._waiting.pop(0)()
@@ -78,7 +78,7 @@ class Threads(InPlaceExecutor):
 
 
 class Storage:
-    """A folder, or objects, in memory, and stores of logs on it."""
+    """A folder, or objects, in memory, and log stores on it."""
 
     def __init__(self, kind: str) -> None:
         self.is_shared = kind == "objects"
@@ -86,12 +86,12 @@ class Storage:
         self._objects = MemoryObjects({})
 
     def owners(self) -> dict[str, str]:
-        """Return who owns what."""
+        """Return the owner of each log."""
         home = ObjectDirectory(RetryingClient(self._objects, attempts=1), 2048, 4, None)
         return dict(home._catalog._load().owners)
 
     def store(self) -> tuple[LogStore, Threads]:
-        """Return one more store on it, and its threads."""
+        """Return another store on it, and its threads."""
         threads = Threads()
         if not self.is_shared:
             home = LogDirectory(self._files, _FOLDER, 1 << 26)

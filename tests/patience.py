@@ -1,4 +1,4 @@
-"""Time limits that only end what hangs: they grow with how slow and how busy the machine is."""
+"""Time limits that only end tests that hang: they grow with how slow and how busy the machine is."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 
 _TURNS = 400_000
 _REFERENCE_S = 0.03
-"""Processor time of the yardstick on the machine on which limits were chosen."""
+"""The yardstick's processor time on the machine on which the limits were chosen."""
 
 _MAX_CONTENTION = 3.0
-"""How many times the processor time of the same work grows at most where others share the processors."""
+"""By which factor the processor time of the same work grows at most while others use the processors."""
 
 _MARGIN = 4.0
-"""How much longer than on a quiet machine anything may take before it counts as hanging."""
+"""By which factor work may take longer than on a quiet machine before it counts as hanging."""
 
 
 def processor_slowness() -> float:
     """Return how many times slower this processor is now than the one on which limits were chosen; at least 1.
 
-    Other work on a busy machine costs caches and shared cores, which the yardstick hardly feels: it counts up to three
-    times.
+    Other work on a busy machine costs caches and shared cores, which the yardstick hardly notices: it counts up to
+    three times.
     """
     return max(1.0, min(load(), _MAX_CONTENTION), _yardstick()[0] / _REFERENCE_S)
 
@@ -43,7 +43,7 @@ def _slowness() -> float:
 
 
 def _yardstick() -> tuple[float, float]:
-    """Return the processor time and the time by the clock of a fixed piece of work, in seconds."""
+    """Return the processor time and the clock time of a fixed piece of work, in seconds."""
     clock, processor = time.perf_counter(), time.process_time()
     total = 0
     for turn in range(_TURNS):

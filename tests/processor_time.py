@@ -1,4 +1,4 @@
-"""Fails a test of the fast tier that takes more than a second of processor time and is not marked for it."""
+"""Fails a test of the fast tier that takes more than a second of processor time without a marker that allows it."""
 
 from __future__ import annotations
 

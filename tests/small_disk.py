@@ -1,4 +1,4 @@
-"""A disk that is really full: a small file system in memory, where one may be mounted."""
+"""A disk that is really full: a small file system in memory, if the test may mount one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 
 
 class SmallDisk:
-    """A folder with a file system of its own."""
+    """A folder that is a small file system."""
 
     def __init__(self, folder: Path, mount: str) -> None:
         self.folder = folder
         self._mount = mount
 
     def resize(self, kib: int) -> None:
-        """Make it larger, as when somebody else's files go."""
+        """Enlarge it, as when other files are deleted."""
         subprocess.run([self._mount, "-o", f"remount,size={kib}k", str(self.folder)], check=True)
 
 
 @contextmanager
 def small_disk(folder: Path, kib: int) -> Iterator[SmallDisk]:
-    """Mount a file system of so many KiB at a folder that is made; skips the test where that is not permitted."""
+    """Mount a file system of so many KiB at a new folder; skip the test if that is not permitted."""
     mount, umount = shutil.which("mount"), shutil.which("umount")
     if mount is None or umount is None:
         pytest.skip("no mount here")

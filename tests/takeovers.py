@@ -1,13 +1,13 @@
 """Two machines that want one state on object storage, run in every order in which their requests can be paused.
 
-Each machine is a thread with a loop of its own, whose requests are made in that thread: while one is paused before a
-request, the whole machine stands still, as a process that is stopped or cut off does, and the other one runs. So a run
-depends on nothing but its order.
+Each machine is a thread with its own loop, whose requests are made in that thread: while one is paused before a
+request, the whole machine stops, as a process that is stopped or cut off does, and the other one runs. So a run depends
+only on its order.
 
-The orders are those with few switches: A goes on until before one of its requests, whichever, B goes on until after it
-has made one of its objects, A goes on to its end, and B to its. That is every place in A for every step of B that A can
-tell, but for what B deletes, which nothing names any more; as both do the same, it is both ways. Orders with
-more switches are drawn at random.
+The orders have few switches: A runs until before one of its requests, B runs until after it has created one of its
+objects, A runs to its end, then B. This covers every request of A with every step of B that A can notice, except B's
+deletions of objects that nothing names any more; both machines do the same, so it covers the other way round too.
+Orders with more switches are drawn at random.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class MemoryObjects:
-    """Objects in a dict; a machine may be told before and after each request."""
+    """Objects in a dict; a machine may be called before and after each request."""
 
     url = "memory://"
 
@@ -46,7 +46,7 @@ class MemoryObjects:
         self._made = _nothing if machine is None else machine.after_create
 
     def create(self, key: str, data: bytes) -> None:
-        """Write an object that must not be there."""
+        """Write an object that must not exist."""
         if self._is_lost():
             self.objects.setdefault(key, data)
         self._before()
@@ -63,7 +63,7 @@ class MemoryObjects:
         return self.objects[key][start : start + length]
 
     def list(self, folder: str) -> dict[str, int]:
-        """List what is below a folder."""
+        """List the objects below a folder."""
         self._before()
         begin = folder + "/"
         return {key[len(begin) :]: len(data) for key, data in self.objects.items() if key.startswith(begin)}
@@ -85,20 +85,20 @@ def _never() -> bool:
 
 
 def store_of(objects: MemoryObjects) -> ObjectLogStore:
-    """Return a store with small parts whose requests are made in the thread of its loop; it is not opened yet."""
+    """Return an unopened store with small parts, whose requests are made in its loop's thread."""
     requests = RetryingClient(objects, attempts=1, backoff=Fixed(0), sleep=lambda _: None)
     return ObjectLogStore(ObjectDirectory(requests, 2048, 4, None), InPlaceExecutor(1), InPlaceExecutor(1))
 
 
 @dataclass
 class Confirmed:
-    """What machines were told to be durable."""
+    """What was reported as durable to the machines."""
 
     done: set[str] = field(default_factory=set)
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Does a job of an executor at once, in its own thread, without what wakes a loop from another one."""
+    """Does the jobs of an executor at once, in its own thread, without waking the loop from another one."""
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
@@ -118,19 +118,19 @@ def _run(life: Coroutine[Any, Any, None]) -> None:
 
 
 class State(Protocol):
-    """A kind of state that two machines want: what a machine does to it, and what is found of it afterwards."""
+    """A kind of state that two machines want: what a machine does to it, and what is read from it afterwards."""
 
     async def live(self, store: ObjectLogStore, name: str, confirmed: Confirmed) -> None:
-        """Open it, change it so that its logs are begun anew, close it."""
+        """Open it, change it so that it begins new logs, close it."""
         ...
 
     async def find(self, store: ObjectLogStore) -> set[str]:
-        """Open it, return what is there of what may have been confirmed, change something, close it."""
+        """Open it, return which of the possibly confirmed changes it has, change something, close it."""
         ...
 
 
 class Machine:
-    """One process: a thread that runs until it is to pause, or ends."""
+    """One process: a thread that runs until it pauses or ends."""
 
     def __init__(
         self, name: str, state: State, objects: dict[str, bytes], confirmed: Confirmed, fate: Fate = ""
@@ -150,11 +150,11 @@ class Machine:
         self._thread.start()
 
     def loses_answer(self) -> bool:
-        """Return whether the next request is carried out, and its answer does not come."""
+        """Return whether the next request is carried out and its answer is lost."""
         return self.requests == self._pause_before and self._fate == "lost"
 
     def go_on(self, *, before_request: int = -1, after_create: int = -1) -> bool:
-        """Run until before a request, or after an object was made, counted from the begin; return whether it paused."""
+        """Run until before a request, or after an object was created, counted from the start; return if it paused."""
         if self._thread.is_alive() and self.requests != before_request:
             self._pause_before, self._pause_after = before_request, after_create
             self._go.release()
@@ -164,7 +164,7 @@ class Machine:
         return not self._is_over
 
     def before_request(self) -> None:
-        """Pause here if that is wanted, and fail afterwards if that is the request's fate."""
+        """Pause here if the order says so, and then fail if the order says so."""
         is_chosen = self.requests == self._pause_before
         if is_chosen:
             self._pause()
@@ -173,7 +173,7 @@ class Machine:
             raise OSError(f"this request was {self._fate}")
 
     def after_create(self) -> None:
-        """Pause here if that is wanted."""
+        """Pause here if the order says so."""
         self.creates += 1
         if self.creates == self._pause_after:
             self._pause()
@@ -202,9 +202,9 @@ class Machine:
 
 
 class Order(NamedTuple):
-    """A's request before which it pauses, and which object B makes before it does; then how many more each makes.
+    """The request before which A pauses, and which object B creates before it pauses; then how many more each makes.
 
-    ``fate``: what becomes of the request before which A pauses: it fails then, or its answer is lost.
+    ``fate``: what happens to the request before which A pauses: it fails, or its answer is lost.
     """
 
     a: int
@@ -214,10 +214,10 @@ class Order(NamedTuple):
 
 
 def run(state: State, begin: dict[str, bytes], order: Order) -> None:
-    """Run both machines in an order, and check what is left: nothing that was confirmed is missing.
+    """Run both machines in an order, and check that no confirmed change is missing.
 
-    Who owns the state in the end was never fenced; the other one may have been, and had no other error, unless one of
-    its requests failed.
+    The machine that owns the state in the end was never fenced; the other one may have been, and had no other error,
+    unless one of its requests failed.
     """
     objects, confirmed = dict(begin), Confirmed()
     a = Machine("A", state, objects, confirmed, order.fate)
@@ -259,7 +259,7 @@ async def _check(
 
 
 def begun(state: State) -> dict[str, bytes]:
-    """Return the objects that a machine leaves that was alone."""
+    """Return the objects that a machine leaves that ran alone."""
     objects: dict[str, bytes] = {}
     machine = Machine("first", state, objects, Confirmed())
     machine.go_on()
@@ -275,9 +275,9 @@ def orders(state: State, begin: dict[str, bytes], *, share: int = 1) -> list[Ord
 
 
 def doubts(state: State, begin: dict[str, bytes], *, share: int = 1) -> list[Order]:
-    """Return all orders in which a request of A fails, or loses its answer, and B lives its life before A hears of it.
+    """Return all orders in which a request of A fails, or loses its answer, and B runs before A learns of it.
 
-    And those in which B only begins to.
+    Also those in which B only begins.
     """
     alone = _alone(state, begin)
     fates: tuple[Fate, ...] = ("failed", "lost")

@@ -26,7 +26,7 @@ def in_ms(backoff: Backoff, *counts: int) -> list[int]:
 
 
 def test_multiplier_doubles() -> None:
-    """N25: from 1 s to 600 s, doubling; a negative count is as 0."""
+    """N25: from 1 s to 600 s, doubling; a negative count counts as 0."""
     assert in_ms(Multiplier(1, 600), -1, 0, 1, 4, 100) == [1000, 1000, 2000, 16_000, 600_000]
 
 
@@ -80,13 +80,13 @@ def test_multiplier_stays_in_bounds(one: float, other: float, multiplier: float,
 
 
 def test_fixed() -> None:
-    """The same delay for each count."""
+    """Every count gives the same delay."""
     assert in_ms(Fixed(2.5), -1, 0, 1, 100) == [2500] * 4
     assert in_ms(Fixed(timedelta(minutes=1)), 3) == [60_000]
 
 
 def test_steps() -> None:
-    """N31: 0.2, 0.5, 1, and 1 s from then on; a negative count is as 0."""
+    """N31: 0.2, 0.5, 1, and 1 s from then on; a negative count counts as 0."""
     assert [Steps([0.2, 0.5, 1])(count) for count in (-1, 0, 1, 2, 3, 10**400)] == [0.2, 0.2, 0.5, 1, 1, 1]
 
 
@@ -112,7 +112,7 @@ def test_exponential_draws_anew() -> None:
 
 
 def test_as_backoff() -> None:
-    """A callable stays itself, a delay is Fixed, any sequence of delays is Steps."""
+    """A callable is returned as it is, a delay becomes Fixed, any sequence of delays Steps."""
 
     def own(count: int) -> float:
         return count / 10
@@ -133,7 +133,7 @@ NO_BACKOFFS: list[Any] = [
 
 @for_each("wrong", NO_BACKOFFS)
 def test_what_is_no_backoff(wrong: Any) -> None:
-    """Text, bytes, no delay at all, and what is no delay are refused by name, with the place in a list."""
+    """Text, bytes, no delay at all, and values that are no delays are refused by name, with the place in a list."""
     with pytest.raises(InvalidArgumentError) as caught:
         as_backoff(wrong)
     place = {"[1, -1]": "[1]", "(-1,)": "[0]"}.get(repr(wrong), "")
@@ -145,7 +145,7 @@ WRONG_DELAYS: list[Any] = [-1, math.nan, math.inf, True, "1", None, Decimal(1), 
 
 @for_each("wrong", WRONG_DELAYS)
 def test_wrong_delays(wrong: Any) -> None:
-    """N24: each strategy refuses a wrong delay under the name of the argument."""
+    """N24: each strategy refuses a wrong delay and names the argument."""
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: Fixed(wrong), "delay"),
         (lambda: Multiplier(wrong), "minimum"),

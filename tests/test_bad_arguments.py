@@ -47,11 +47,11 @@ from tests.test_lifetime import ARGUMENTS, KINDS, OF, calls
 
 URL = "pulsar://127.0.0.1:1"
 WRONG: list[Any] = [object(), 1 + 2j]
-"""What is right nowhere."""
+"""Values that are wrong for every argument."""
 
 
 class NoStore:
-    """Looks like a store of logs, and is not asked."""
+    """Looks like a log store; its methods are never called."""
 
     create = open_log = print
 
@@ -103,16 +103,16 @@ FOR_TESTS = {("Client", "dial")}
 ALIASES = {
     ("LocalTopic.open", "home"): "path",
     ("LocalTopic.unsubscribe", "name"): "subscription",
-    ("LocalLog.read", "last"): "first",  # of an empty log no number is good
-    ("Consumer.defer", "delay"): None,  # no message is given, which is said first
-    ("Message.dead_letter", "reason"): None,  # there is no dead-letter topic, which is said first
+    ("LocalLog.read", "last"): "first",  # an empty log has no valid number
+    ("Consumer.defer", "delay"): None,  # without a message, which is checked first
+    ("Message.dead_letter", "reason"): None,  # without a dead-letter topic, which is checked first
     **dict.fromkeys((("Consumer.reconsume_later", name) for name in ("delay", "properties", "reason")), None),
 }
 OF_CONSUMER = {"hooks": [print, "ab", 5], "backoff": ["1", True, [], [1, -1]], "config": [CursorConfig(), NackConfig]}
 
 
 async def refuse(what: str, call: Callable[..., Any], given: dict[str, Any], name: str, wrong: object) -> None:
-    """Expect that the argument is refused by its name, and that its value is told."""
+    """Expect an error that names the argument and its value."""
     expected = ALIASES.get((what, name), name)
     if expected is None:
         return
@@ -132,14 +132,14 @@ async def refuse(what: str, call: Callable[..., Any], given: dict[str, Any], nam
 
 
 def parameters(call: Callable[..., Any]) -> list[str]:
-    """Return the names that may be given."""
+    """Return the names of the parameters."""
     kinds = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     return [name for name, each in inspect.signature(call).parameters.items() if each.kind in kinds]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 async def test_each_argument_of_what_is_made(entry: str, tmp_path: Path) -> None:
-    """N24: each parameter of each way in, also one that is added later; no file is left of what was refused."""
+    """N24: each parameter of each public constructor, also one that is added later; a refusal leaves no file."""
     for number, wrong in enumerate(WRONG):
         path = tmp_path / str(number)
         call, given = ENTRIES[entry](path)
@@ -151,7 +151,7 @@ async def test_each_argument_of_what_is_made(entry: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_each_argument_of_calls(kind: str, tmp_path: Path) -> None:
-    """N24: the same of all that can be called on what is open."""
+    """N24: each parameter of each call on an open object."""
     async with KINDS[kind](tmp_path) as it:
         for call_name, wrong in itertools.product(calls(kind, it), WRONG):
             call = getattr(it, call_name)
@@ -162,7 +162,7 @@ async def test_each_argument_of_calls(kind: str, tmp_path: Path) -> None:
 
 @virtual_time
 async def test_settings_of_consumers() -> None:
-    """N24: one that is nearly right, too: a single hook, a class of settings, those of another part."""
+    """N24: nearly right settings too: a single hook, a class of settings, those of another part."""
     for name, values in OF_CONSUMER.items():
         for wrong in values:
             await refuse("Consumer", Consumer, {"port": FakePort()}, name, wrong)
@@ -195,7 +195,7 @@ async def test_settings_of_another_class(tmp_path: Path) -> None:
 
 
 async def test_a_tracker_where_a_cursor_lies(tmp_path: Path) -> None:
-    """A tracker in a Cursor's folder says what lies there, and changes nothing; where both lie, both are left alone."""
+    """A tracker in a Cursor's folder says what it found, and changes nothing; where both exist, both are left alone."""
     async with await Cursor.open_local(tmp_path, {1: 20}) as cursor:
         await cursor.acknowledge([(1, 3)])
     before = sorted(tmp_path.rglob("*"))
@@ -219,7 +219,7 @@ BAD_DELAYS: list[Any] = [-1, -0.001, timedelta(seconds=-1), float("nan"), float(
 
 @virtual_time
 async def test_delays_of_a_nack() -> None:
-    """N24: negative, NaN, infinite, a bool, and ms taken for seconds: refused by name wherever a nack takes a delay."""
+    """N24: negative, NaN, infinite, a bool, and ms taken for seconds are refused by name in each call with a delay."""
     port = FakePort()
     port.topic.publish(b"x")
     async with Consumer(port) as consumer:
@@ -239,7 +239,7 @@ async def test_delays_of_a_nack() -> None:
             with pytest.raises(InvalidArgumentError, match="timeout"):
                 await consumer.receive(timeout=wrong)
         assert (consumer.statistics().held, consumer.statistics().in_work) == (0, 1)
-        await message.nack(timedelta(days=800))  # on purpose, then
+        await message.nack(timedelta(days=800))  # deliberately
         assert consumer.statistics().held == 1
         await asyncio.sleep(799.9 * 86_400)
         assert consumer.statistics().held == 1
@@ -248,7 +248,7 @@ async def test_delays_of_a_nack() -> None:
 
 
 def test_the_way_over_the_official_client() -> None:
-    """N24: where a client has to be given, something else is named."""
+    """N24: if something else is passed instead of an official client, the error names it."""
     for wrong in WRONG:
         with pytest.raises(InvalidArgumentError, match=r"^client: "):
             pulsar_nack.subscribe(wrong, "t", "s")

@@ -1,4 +1,4 @@
-"""The benchmarks run: each in a process of its own, with few ids; their figures are not looked at."""
+"""The benchmarks run, each in a separate process, with few ids; their figures are not checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_grou
 
 
 def run(name: str, *options: str, path: str | None = None, is_quiet: bool = True) -> str:
-    """Run a benchmark to its end, with programs found in ``path`` only; return what it printed.
+    """Run a benchmark with programs found in ``path`` only; return what it printed.
 
     :param is_quiet: nothing may come to the error stream
     """
@@ -33,7 +33,7 @@ def run(name: str, *options: str, path: str | None = None, is_quiet: bool = True
 
 
 def test_time_buckets() -> None:
-    """Every table of the time-bucket benchmark comes out, and it says that there is no Java to compare with."""
+    """Every table of the time-bucket benchmark is printed, and it says that there is no Java to compare with."""
     said = run("timebucket", "--quick", path=str(PYTHON))
     titles = [line for line in said.splitlines() if line.startswith("## ")]
     assert len(titles) == 9
@@ -50,20 +50,20 @@ def test_time_buckets() -> None:
         ("trace", {"## ": 2, "| while the thread writes": 1}),  # nothing was dropped
         ("ledger", {"## ": 3, "| 256 ": 2}),
         ("durable_nacks", {"## ": 4, "| nack ": 3, " 5,001 ": 2}),  # all nacks are held again
-        ("buckets", {"## ": 5, "| 600,000 in order": 5, "550,000": 2}),  # what was stored is held again
+        ("buckets", {"## ": 5, "| 600,000 in order": 5, "550,000": 2}),  # all stored messages are held again
         ("wire_codec", {"## ": 3}),
         ("calls", {"| nack until it is back |": 1}),
     ],
 )
 def test_every_table_comes_out(name: str, counts: dict[str, int]) -> None:
-    """Every table of a benchmark comes out, with its rows."""
+    """Every table of a benchmark is printed, with its rows."""
     said = run(name, "--quick")
     assert {text: said.count(text) for text in counts} == counts
 
 
 @pytest.mark.xdist_group("spark")
 def test_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every table of the benchmark of the pipeline comes out."""
+    """Every table of the pipeline's benchmark is printed."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JAVA)
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java 17 or later, and there is none here")
@@ -74,7 +74,7 @@ def test_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wire_without_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a broker, and without what starts one, the benchmark of the wire says what it needs."""
+    """Without a broker, and without the means to start one, the wire benchmark says what it needs."""
     for name in ("PULSAR_SERVICE_URL", "PULSAR_ADMIN_URL"):
         monkeypatch.delenv(name, raising=False)
     assert "no broker" in run("wire", "--quick", path=str(PYTHON))
@@ -86,7 +86,7 @@ def test_import_time() -> None:
 
 
 def test_house() -> None:
-    """The figures of the house come out, with the places that count."""
+    """The figures of the code are printed, with the places that count."""
     said = run("house", "--list")
     assert "| files " in said
     assert "long files:" in said

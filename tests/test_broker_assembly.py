@@ -1,4 +1,4 @@
-"""Putting the broker for tests together: once, whole or not at all, and with a clear word when it fails."""
+"""Assembling the broker for tests: once, completely or not at all, with a clear error if it fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maven:
 
 
 def count(calls: Path) -> int:
-    """How often the stand-in was run."""
+    """Return how often the stand-in was run."""
     return len(calls.read_text().splitlines())
 
 
@@ -82,7 +82,7 @@ def test_what_is_no_version(maven: Maven, monkeypatch: pytest.MonkeyPatch, given
 def test_assembles_anew_what_is_broken(
     maven: Maven, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A jar that is missing, cut short or strange, no stamp, or another pom makes it be fetched again."""
+    """A jar that is missing, cut short or unknown, no stamp, or another pom makes it fetch the broker again."""
     calls = maven(WORKS)
     lib = assemble()
     if harm == "missing":
@@ -103,7 +103,7 @@ def test_assembles_anew_what_is_broken(
 
 
 def test_failure_leaves_nothing(maven: Maven, tmp_path: Path) -> None:
-    """When Maven fails half-way, or brings no broker, the error says so, and nothing half-made is taken for whole."""
+    """When Maven fails half-way, or brings no broker, the error says so, and a partial folder is not complete."""
     maven(f"{WORKS}; echo could not resolve; exit 3")
     with pytest.raises(AssemblyError, match=r"(?s)exit code 3.*could not resolve"):
         assemble()
@@ -111,7 +111,7 @@ def test_failure_leaves_nothing(maven: Maven, tmp_path: Path) -> None:
     with pytest.raises(AssemblyError, match="pulsar-broker is not among the jars"):
         assemble()
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["pulsar-3.0.7.lock"]
-    stale = tmp_path / "cache" / "pulsar-3.0.7.part-killed"  # of a run that was killed
+    stale = tmp_path / "cache" / "pulsar-3.0.7.part-killed"  # left by a run that was killed
     (stale / "fresh" / "lib").mkdir(parents=True)
     maven(WORKS)
     lib = assemble()
@@ -124,7 +124,7 @@ def test_failure_leaves_nothing(maven: Maven, tmp_path: Path) -> None:
 
 
 def test_no_maven(maven: Maven, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Maven the error says so; once assembled, Maven is not needed."""
+    """Without Maven the error says so; an assembled broker does not need Maven."""
     monkeypatch.setattr(_assembly, "find_java", lambda: "java")
     with monkeypatch.context() as without:
         without.setattr("shutil.which", lambda *_, **__: None)
@@ -143,7 +143,7 @@ def test_no_maven(maven: Maven, monkeypatch: pytest.MonkeyPatch) -> None:
     [('openjdk version "17.0.15"', True), ('openjdk version "21" 2023', True), ('java version "1.8.0_1"', False)],
 )
 def test_java_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, *, fits: bool) -> None:
-    """A Java before version 17 is refused with what it says of itself, a later one is taken."""
+    """A Java before version 17 is refused with its own version text; a later one is accepted."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")

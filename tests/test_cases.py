@@ -1,4 +1,4 @@
-"""``tests/cases.md`` names for each case the tests that hold it, and these say so themselves."""
+"""``tests/cases.md`` names the tests of each case, and these tests name the case."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_case_is_held_by_the_tests_that_its_row_names() -> None:
 
 
 def test_rows_are_complete_and_in_order() -> None:
-    """Every case has one row, in its place; each row is of a case."""
+    """Every case has one row, in order, and each row belongs to a case."""
     cases = [case for case, _, _ in ROW.findall((ROOT / "tests" / "cases.md").read_text("utf-8"))]
     numbered = list(dict.fromkeys(case.rstrip("ab") for case in cases))
     assert numbered == [*chain.from_iterable([f"{series}{number}" for number in NUMBERS[series]] for series in NUMBERS)]

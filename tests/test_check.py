@@ -14,7 +14,7 @@ from tests.for_each import for_each
 
 @for_each(("value", "highest"), [(0, None), (7, 7), (INT64_MAX, None), (INT64_MAX, INT64_MAX)])
 def test_integers_within_bounds_are_returned(value: int, highest: int | None) -> None:
-    """Both bounds are good, and without a highest one every larger integer is."""
+    """Both bounds are valid, and without a maximum every larger integer is."""
     assert check_integer("size", value, 0, highest) == value
 
 
@@ -57,12 +57,12 @@ def test_values_that_are_no_text_are_refused(value: object) -> None:
 
 @for_each("value", ["a", Path("a/b"), "é", os.fsdecode(b"\xff")])
 def test_folders(value: str | Path) -> None:
-    """Any path that the system can have, also one that is no UTF-8."""
+    """Any path that the system can have is accepted, also one that is not UTF-8."""
     assert as_folder("folder", value) == Path(value)
 
 
 @for_each("value", ["", "a\0b", "\ud800", b"a", None, 1])
 def test_what_is_no_folder(value: object) -> None:
-    """What no file can be named is refused, and not left to the system, whose error would be a ValueError."""
+    """A path that no file can have is refused here; the system would raise a ValueError."""
     with pytest.raises(InvalidArgumentError, match=r"^folder: expected the path of a folder, got "):
         as_folder("folder", value)

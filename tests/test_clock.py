@@ -14,7 +14,7 @@ from pulsar_nack.testing import ManualClock, virtual_time
 
 @pytest.mark.parametrize("clock", [MonotonicClock(), WallClock(), ManualClock()])
 def test_clocks_are_clocks(clock: Clock) -> None:
-    """Every clock fits the protocol and tells an int; one that is moved by hand wakes its waiters by itself."""
+    """Every clock fits the protocol and returns an int; a manual one wakes its waiters."""
     assert isinstance(clock, Clock)
     assert type(clock.now_ms()) is int
     assert hasattr(clock, "call_at") == isinstance(clock, ManualClock)
@@ -38,7 +38,7 @@ def test_monotonic_clock_ignores_the_wall_clock(monkeypatch: pytest.MonkeyPatch)
 
 @virtual_time
 async def test_loop_clock() -> None:
-    """It follows the loop, so that a virtual loop moves it, and a whole ms is never read as the one before."""
+    """It follows the loop, so that a virtual loop moves it; a whole ms is never read as the one before."""
     clock = LoopClock()
     assert clock.now_ms() == 0
     for at in range(1, 3000):
@@ -55,7 +55,7 @@ def test_loop_clock_needs_a_loop() -> None:
 
 
 async def test_loop_clock_agrees_with_the_monotonic_clock() -> None:
-    """On a real loop the two tell the same time, within a ms of rounding."""
+    """On a real loop the two show the same time, within a ms of rounding."""
     before = MonotonicClock().now_ms()
     now = LoopClock().now_ms()
     assert before - 1 <= now <= MonotonicClock().now_ms() + 1

@@ -1,4 +1,4 @@
-"""Wall clocks that are set while something waits, and clocks below zero: all three trackers."""
+"""Wall clocks that are set while something waits, and clocks below zero, with all three trackers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class WallClock:
-    """Epoch ms that follow the running loop, until they are set; counts how often it is looked at."""
+    """Epoch ms that follow the running loop, until they are set; counts how often it is read."""
 
     def __init__(self) -> None:
         self.shift_ms = 0
@@ -46,12 +46,12 @@ class WallClock:
 
 
 Wait = Callable[[int], None]
-"""Lets something wait for some ms."""
+"""Makes something wait for some ms."""
 
 
 @contextlib.asynccontextmanager
 async def in_memory(clock: Clock, told: list[int]) -> AsyncIterator[Wait]:
-    """Messages with a delay, in memory."""
+    """Delayed messages in the in-memory tracker."""
     async with InMemoryDelayedDeliveryTracker(clock=clock, on_due=lambda: told.append(loop_ms())) as tracker:
 
         def wait(delay_ms: int) -> None:
@@ -62,7 +62,7 @@ async def in_memory(clock: Clock, told: list[int]) -> AsyncIterator[Wait]:
 
 @contextlib.asynccontextmanager
 async def in_buckets(clock: Clock, told: list[int]) -> AsyncIterator[Wait]:
-    """The same in buckets."""
+    """Delayed messages in the bucket tracker."""
     opening = BucketDelayedDeliveryTracker.open(
         MemorySnapshotStorage(), MemoryDelayedCursor(), clock=clock, on_due=lambda: told.append(loop_ms())
     )
@@ -88,7 +88,7 @@ Kind = Callable[[Clock, list[int]], contextlib.AbstractAsyncContextManager[Wait]
 @KINDS
 @virtual_time
 async def test_a_clock_that_is_set_forward(kind: Kind) -> None:
-    """O29: what is due by the new time is handed out within seconds, not when the old time would have come."""
+    """O29: messages due by the new time are returned within seconds, not when the old time would have come."""
     clock, told = WallClock(), list[int]()
     async with kind(clock, told) as wait:
         wait(HOUR_MS)
@@ -102,7 +102,7 @@ async def test_a_clock_that_is_set_forward(kind: Kind) -> None:
 @KINDS
 @virtual_time
 async def test_a_clock_that_is_set_back(kind: Kind) -> None:
-    """The rest is waited for by the new time, and not a second more."""
+    """The remaining messages wait by the new time, and not a second longer."""
     clock, told = WallClock(), list[int]()
     async with kind(clock, told) as wait:
         wait(10_000)
@@ -135,7 +135,7 @@ async def test_how_often_a_clock_is_looked_at(kind: Kind) -> None:
 @KINDS
 @virtual_time
 async def test_clocks_that_cannot_be_set_are_let_alone(kind: Kind, clock: str) -> None:
-    """O29: nothing looks at the loop's own clock, nor at one that is moved by hand and says so."""
+    """O29: nothing polls the loop's own clock, nor a manual one that says it cannot be set."""
     looks = 0
 
     class Loops(LoopClock):
@@ -171,7 +171,7 @@ async def test_nacks_after_a_clock_was_set_back() -> None:
 
 @virtual_time
 async def test_attempts_do_not_wait_for_a_clock_that_is_set_back() -> None:
-    """The wait before the next attempt is measured by the loop's time: a wall clock that is set does not prolong it."""
+    """The wait before the next attempt uses the loop's time: setting a wall clock does not prolong it."""
     clock = WallClock()
     tasks = TaskOwner(clock)
     tasks._enter()
@@ -186,7 +186,7 @@ async def test_attempts_do_not_wait_for_a_clock_that_is_set_back() -> None:
 
 @virtual_time
 async def test_reads_do_not_wait_behind_those_that_hang_while_a_clock_is_set_back() -> None:
-    """Reads that hang make room for others by the loop's time, whatever a wall clock is set to."""
+    """Reads that hang make room for others by the loop's time, whatever a wall clock shows."""
     clock, began = WallClock(), asyncio.Event()
     tasks = TaskOwner(clock)
     snapshots = Snapshots(MemorySnapshotStorage(), MemoryDelayedCursor(), "", "", clock=clock)
@@ -210,7 +210,7 @@ async def test_reads_do_not_wait_behind_those_that_hang_while_a_clock_is_set_bac
 
 @virtual_time
 async def test_buckets_do_not_wait_for_one_that_hangs_while_a_clock_is_set_back() -> None:
-    """What is overdue in other buckets is handed out within seconds, by the loop's time."""
+    """Overdue messages of other buckets are returned within seconds, by the loop's time."""
     clock, hanging = WallClock(), list[int]()
 
     class Hanging(MemorySnapshotStorage):
@@ -253,7 +253,7 @@ CALLS: list[Callable[[NegativeAcksTracker], Awaitable[None] | None]] = [
 def test_each_call_takes_a_clock_below_zero(
     now_ms: int, call: Callable[[NegativeAcksTracker], Awaitable[None] | None]
 ) -> None:
-    """O30: delay 1 s at -10 000 ms is sent from -9 024 to -9 000, as by any other clock; also the second time."""
+    """O30: delay 1 s at -10 000 ms is sent from -9 024 to -9 000, as with any other clock; the second time too."""
 
     @virtual_time
     async def main() -> None:
@@ -286,7 +286,7 @@ def test_a_schedule_below_zero(now_ms: int) -> None:
 
 @virtual_time
 async def test_a_consumer_below_zero_lets_the_loop_run() -> None:
-    """O30: a consumer that is busy lets others run after 5 ms of its clock, whatever that shows."""
+    """O30: a busy consumer yields to others after 5 ms of its clock, whatever that shows."""
     clock, port, turns = ManualClock(-10_000), NowaitPort(), 0
 
     async def count() -> None:

@@ -55,7 +55,7 @@ SPELLINGS: list[tuple[Any, str, Any, Any]] = [
 
 @for_each(("kind", "alias", "default", "other"), SPELLINGS)
 def test_both_spellings(kind: Any, alias: str, default: Any, other: Any) -> None:
-    """A field has the default of every Pulsar client and broker, and either of its names, which exclude each other."""
+    """A field has the default of every Pulsar client and broker, and accepts either of its names, but not both."""
     (name,) = [name for name, field in kind.model_fields.items() if field.alias == alias]
     assert getattr(kind(), name) == default
     assert getattr(kind(**{alias: other}), name) == other
@@ -69,7 +69,7 @@ def test_both_spellings(kind: Any, alias: str, default: Any, other: Any) -> None
 
 
 def test_every_field_is_in_the_list_above() -> None:
-    """No field of these settings is without a test of its two spellings."""
+    """Every field of these settings has a test of its two spellings."""
     for kind in (NackConfig, DelayedDeliveryConfig):
         assert [field.alias for field in kind.model_fields.values()] == [
             each[1] for each in SPELLINGS if each[0] is kind
@@ -113,7 +113,7 @@ def test_bad_delays(field: str, value: Any) -> None:
 
 @for_each("value", [-1, 1.5, True, "5", None, math.nan, 10**400, 10**5000])
 def test_bad_milliseconds(value: Any) -> None:
-    """N24: milliseconds are integers from 0; the error names the field as it was written."""
+    """N24: milliseconds are integers from 0; the error names the field as the caller wrote it."""
     for name in ("negative_ack_redelivery_delay_ms", "negativeAckRedeliveryDelayMs"):
         with pytest.raises(ValidationError, match=f"{name}: expected milliseconds"):
             make(**{name: value})
@@ -121,7 +121,7 @@ def test_bad_milliseconds(value: Any) -> None:
 
 @for_each("value", [86_400.001, 86_401, 90_000.0, 3_000_000])
 def test_milliseconds_taken_for_seconds(value: float) -> None:
-    """N24: a number above a day is refused, for it is probably meant in ms; the error says how to say that."""
+    """N24: a number above a day is refused, because it is probably meant in ms; the error says how to say that."""
     with pytest.raises(ValidationError, match=r"(?s)negativeAckRedeliveryDelay.*negative_ack_redelivery_delay_ms"):
         make(negativeAckRedeliveryDelay=value)
     with pytest.raises(ValidationError) as caught:
@@ -209,7 +209,7 @@ def test_is_frozen() -> None:
     ],
 )
 def test_survives_being_stored(config: NackConfig) -> None:
-    """Pickled, copied, dumped to a dict or to JSON, under either spelling, it comes back the same."""
+    """Pickled, copied, dumped to a dict or to JSON, in either spelling, it is equal when loaded."""
     assert pickle.loads(pickle.dumps(config)) == config
     assert copy.deepcopy(config) == config
     for by_alias in (False, True):
@@ -237,13 +237,13 @@ def test_is_hashable_and_compares() -> None:
 
 @for_each("wrong", [None, 5, [], "x"])
 def test_not_a_mapping(wrong: Any) -> None:
-    """What is no mapping of settings is refused by pydantic, not by an accident."""
+    """A value that is no mapping of settings is refused by pydantic."""
     with pytest.raises(ValidationError):
         NackConfig.model_validate(wrong)
 
 
 def test_longest_delay() -> None:
-    """A message whose delay is longer than the bound is to be refused when it is published; 0 is no bound."""
+    """Messages with a longer delay than the bound are refused when published; 0 means no bound."""
     config = DelayedDeliveryConfig(delayedDeliveryMaxDelayInMillis=1_000)
     assert not config.exceeds_max_delay(5_000, 4_000)
     assert config.exceeds_max_delay(5_001, 4_000)
@@ -252,7 +252,7 @@ def test_longest_delay() -> None:
 
 
 def test_what_follows_from_settings_of_buckets() -> None:
-    """Segments are cut in whole ms, at least one; a bucket has a largest size even when none was given."""
+    """Segments are cut in whole ms, at least one; a bucket has a maximum size even when none was given."""
     assert BucketConfig().segment_step_ms == 300_000
     assert BucketConfig(delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=0.0001).segment_step_ms == 1
     assert BucketConfig().largest_bucket == 100_000

@@ -27,7 +27,7 @@ class Wait(enum.IntEnum):
 
 
 class Seconds(float):
-    """A float of another class, as numpy's."""
+    """A float subclass, as numpy has."""
 
 
 @for_each(
@@ -53,7 +53,7 @@ class Seconds(float):
     ],
 )
 def test_good_delays(delay: Any, expected: int) -> None:
-    """Numbers are seconds; the result is an int, rounded up to a ms, but not for the error of a float."""
+    """Numbers are seconds; the result is an int, rounded up to a ms, but without a float's rounding error."""
     assert delay_ms(delay) == expected
     assert type(delay_ms(delay)) is int
     assert type(delay_seconds(delay)) is float
@@ -61,7 +61,7 @@ def test_good_delays(delay: Any, expected: int) -> None:
 
 
 def test_delays_of_numpy() -> None:
-    """numpy's float64 is a float, in calls, in settings and from a backoff; the others are refused by their field."""
+    """numpy's float64 is accepted in calls, in settings and from a backoff; its other types are refused by field."""
     numpy = pytest.importorskip("numpy")
     found = delay_ms(numpy.float64(0.25))
     assert (found, type(found)) == (250, int)
@@ -74,7 +74,7 @@ def test_delays_of_numpy() -> None:
 
 @virtual_time
 async def test_nacks_with_delays_of_numpy() -> None:
-    """A nack with such a delay, or with a backoff that gives one, comes back at its time."""
+    """A nack with such a delay, or with a backoff that returns one, is redelivered at its deadline."""
     numpy = pytest.importorskip("numpy")
     for backoff, delay in ((None, numpy.float64(0.25)), (numpy.exp2, None)):
         port = FakePort()
@@ -125,7 +125,7 @@ def test_whole_milliseconds_survive(milliseconds: int) -> None:
 
 @given(st.floats(0, 1e6))
 def test_never_less_than_was_asked_for(seconds: float) -> None:
-    """A delay is never made shorter, by more than floats err, and longer by a ms at most."""
+    """A delay is never made shorter than by a float's error, and longer by a ms at most."""
     assert seconds * 1000 * (1 - 2e-15) <= delay_ms(seconds) <= seconds * 1000 + 1
 
 
@@ -146,7 +146,7 @@ NOW_S = 1_790_000_000
     ],
 )
 def test_a_publish_time_in_another_unit_is_refused(value: Any, hint: str) -> None:
-    """O7: what is before 2001 or after 3000 in ms, with a hint where another unit makes sense of it."""
+    """O7: times before 2001 or after 3000 in ms are refused, with a hint if they make sense in another unit."""
     with pytest.raises(InvalidArgumentError, match=rf"^position: expected a MessageId, a datetime, .*{hint}"):
         seek_position(value)
 

@@ -1,4 +1,4 @@
-"""The documentation is true: its snippets run and print what it says, its tables name what there is.
+"""The documentation is true: its snippets run and print what it says, and its tables are complete.
 
 A comment above a block says what it is, in the pages of ``docs`` and in the README:
 
@@ -61,7 +61,7 @@ BLOCK: Final = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 PATH: Final = re.compile(r'"/?([\w/-]+(?:/|\.parquet|\.html)|(?:data|var)/[\w/]+)"')
-"""A file or folder in a snippet; what begins at the root begins at the folder of the test."""
+"""A file or folder in a snippet; an absolute path is placed in the test's folder."""
 MARKS: Final = {"runs", "runs on a broker", "runs on Spark", "runs as a worker", "prints"}
 NO_BROKER: Final = EmbeddedBroker.unavailable_reason() or (
     None if importlib.util.find_spec("pulsar") else "pulsar-client is not installed"
@@ -79,7 +79,7 @@ class Block(NamedTuple):
 
 
 class Snippet(NamedTuple):
-    """A program and what it has to print, None where the page does not say."""
+    """A program and what it has to print, None if the page does not say."""
 
     block: Block
     printed: str | None
@@ -94,7 +94,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 def snippets_of(page: Path, mark: str) -> list[Snippet]:
-    """Return the snippets of a page that are marked so."""
+    """Return the snippets of a page that have this mark."""
     blocks = list(blocks_of(page))
     return [
         Snippet(block, after.text if after is not None and after.mark == "prints" else None)
@@ -109,10 +109,10 @@ def compiled(page: Path, block: Block) -> Any:
 
 
 def run_snippets(page: Path, mark: str, *, names: Mapping[str, Any] | None = None, paths: Path | None = None) -> str:
-    """Run the snippets of a page in turn, and compare what they print; return that.
+    """Run the snippets of a page in turn, compare what they print, and return it.
 
-    :param names: what the page leaves to its reader
-    :param paths: a folder, to which files and folders that a snippet names belong
+    :param names: names that the page leaves undefined
+    :param paths: a folder for the files and folders that a snippet names
     """
     namespace: dict[str, Any] = {"__name__": "snippets", **(names or {})}
     said = ""
@@ -128,7 +128,7 @@ def run_snippets(page: Path, mark: str, *, names: Mapping[str, Any] | None = Non
 
 
 def pages_with(mark: str) -> list[Any]:
-    """Return the pages that have a snippet marked so, as parameters."""
+    """Return the pages that have a snippet with this mark, as parameters."""
     return [pytest.param(page, id=page.name) for page in PAGES if snippets_of(page, mark)]
 
 
@@ -146,7 +146,7 @@ def undefined(text: str) -> set[str]:
 
 
 def table_rows(page: str, heading: str) -> list[list[str]]:
-    """Return the cells of the first table below a heading, its head left out."""
+    """Return the cells of the first table below a heading, without its head."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     below = text[text.index(f"# {heading}\n") :]
     table = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)
@@ -165,7 +165,7 @@ def first_names(page: str, heading: str) -> list[str]:
 @pytest.mark.parametrize("page", pages_with("runs"))
 def test_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snippets that need no broker run, in turn, and print what the page says."""
-    monkeypatch.setitem(sys.modules, "snippets", ModuleType("snippets"))  # taskiq looks for the module of a task
+    monkeypatch.setitem(sys.modules, "snippets", ModuleType("snippets"))  # taskiq looks for the task's module
     if "taskiq" in page.name:
         pytest.importorskip("taskiq")
     if "structlog" in page.read_text(encoding="utf-8"):
@@ -189,7 +189,7 @@ def test_broker_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @needs_broker
 @pytest.mark.parametrize("page", pages_with("runs as a worker"))
 async def test_worker_example_works(page: Path) -> None:
-    """The first example, with a handler that is refused once, shows the message again and acknowledges it."""
+    """The first example, with a handler that is refused once, redelivers the message and acknowledges it."""
     import pulsar
     import pulsar.asyncio
 
@@ -216,7 +216,7 @@ async def test_worker_example_works(page: Path) -> None:
         worker = asyncio.create_task(namespace["main"]())
         client = pulsar.asyncio.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
         producer = await client.create_producer("orders")
-        while not handled.is_set():  # the subscription begins at its making: what was sent before it is not seen
+        while not handled.is_set():  # the subscription begins when it is created: earlier messages are not delivered
             if not calls:
                 await producer.send(b"order 1")
             with contextlib.suppress(TimeoutError):
@@ -231,7 +231,7 @@ async def test_worker_example_works(page: Path) -> None:
 
 @for_each("page", PAGES)
 def test_python_blocks_are_marked(page: Path) -> None:
-    """Every Python block of the documentation is one that runs, and no mark is wrong."""
+    """Every Python block of the documentation runs, and no mark is wrong."""
     blocks = list(blocks_of(page))
     for previous, block in zip([None, *blocks], blocks, strict=False):
         assert block.mark is None or block.mark in MARKS, f"{page.name}, line {block.line}: {block.mark}"
@@ -247,7 +247,7 @@ def test_python_blocks_are_marked(page: Path) -> None:
 
 
 def test_what_the_official_client_cannot_do() -> None:
-    """O58: one table has what is not possible over the official client: O1 to O3, O6, O8, O16, O17, O19."""
+    """O58: one table lists what is not possible with the official client: O1 to O3, O6, O8, O16, O17, O19."""
     rows = {cells[0]: cells[1] for cells in table_rows("native.md", "Beside the official client")}
     assert "ack_memory" in rows["a replay: someone seeks, or an administrator resets the subscription"]
     assert "BrokerError" in rows["`acknowledge(id)` of a member of a batch that was not received yet"]
@@ -268,7 +268,7 @@ SETTINGS: list[tuple[str, str, Any]] = [
 
 @for_each(("page", "heading", "kind"), SETTINGS)
 def test_every_setting_is_listed(page: str, heading: str, kind: Any) -> None:
-    """The table of a class of settings names each field with its alias, and other names that it has."""
+    """The table of a class of settings names each field with its alias, and its other names."""
     rows = {cells[0].strip("` "): re.findall(r"`(\w+)`", cells[1]) for cells in table_rows(page, heading)}
     also = rows.pop("negative_ack_redelivery_delay_ms", None)
     assert also == (["negativeAckRedeliveryDelayMs"] if kind is NackConfig else None)
@@ -315,7 +315,7 @@ def test_every_statistic_is_listed(page: str, heading: str, kind: Any) -> None:
 
 
 def test_every_logger_is_listed() -> None:
-    """O36: each has a public name, and a row in the table; the table has no others."""
+    """O36: each logger has a public name and a row in the table, and the table has no others."""
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pulsar_nack").rglob("*.py"))
     names = set(re.findall(r'getLogger\(("?.+?"?)\)', code))
     assert {f'"{name}"' for name in first_names("observability.md", "Loggers")} == names
@@ -329,7 +329,7 @@ def test_every_metric_is_listed() -> None:
 
 
 def test_alert_rules_know_what_is_exported() -> None:
-    """Alert rules name the gauge that there is and the default limit, and each has its line of what to do."""
+    """Alert rules name the existing gauge and the default limit, and each says what to do."""
     metrics = pytest.importorskip("pulsar_nack.observe").CursorMetrics()
     (family,) = metrics.describe()
     ((name, kind, labels),) = table_rows("alerts.md", "Alert rules for acknowledgement state")
@@ -385,7 +385,7 @@ def check_expression(text: str, samples: dict[str, set[str]]) -> set[str]:
 
 
 def test_metrics_of_consumers_are_listed() -> None:
-    """U50: the page of metrics has each name with its type, by both exporters' names; and each outcome of a span."""
+    """U50: the page lists each metric with its type, by both exporters' names, and each outcome of a span."""
     figures = pytest.importorskip("pulsar_nack.observe._consumer_figures")
     rows = {cells[0].strip("` "): (cells[1], cells[2]) for cells in table_rows("consumer-metrics.md", "The metrics")}
     assert rows == {
@@ -400,7 +400,7 @@ def test_metrics_of_consumers_are_listed() -> None:
 
 
 def test_alert_rules_of_consumers() -> None:
-    """U50: alert rules name metrics and labels that there are, and each has its line of what to do."""
+    """U50: alert rules name existing metrics and labels, and each says what to do."""
     yaml = pytest.importorskip("yaml")
     (text,) = [block.text for block in blocks_of(ROOT / "docs" / "consumer-metrics.md") if block.language == "yaml"]
     ((group,), samples) = yaml.safe_load(text)["groups"], exported()
@@ -416,7 +416,7 @@ def test_alert_rules_of_consumers() -> None:
 
 
 def test_the_dashboard_of_consumers() -> None:
-    """U50: panels and variables of the dashboard name metrics and labels that there are, and do not overlap."""
+    """U50: panels and variables of the dashboard name existing metrics and labels, and do not overlap."""
     board = json.loads((ROOT / "docs" / "_static" / "consumer-dashboard.json").read_text(encoding="utf-8"))
     samples, shown = exported(), set[str]()
     for variable in board["templating"]["list"][1:]:
@@ -494,7 +494,7 @@ def test_ids_in_the_picture_are_real() -> None:
 
 
 def test_modules_that_docstrings_refer_to_exist() -> None:
-    """A private module that the head of a file, or a comment, refers to is beside that file, or in a package above."""
+    """A private module named in a file's head or a comment exists beside that file, or in a package above."""
     package = ROOT / "pulsar_nack"
     wrong = [
         f"{file.relative_to(ROOT)}: {name}"

@@ -1,4 +1,4 @@
-"""The embedded broker: it serves, it goes away whatever happens, and it says plainly why it cannot run."""
+"""The embedded broker: it serves, it ends whatever happens, and it says plainly why it cannot run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 
 def is_running(pid: int | None) -> bool:
-    """Whether a process lives; one that ended and was not waited for does not."""
+    """Return whether a process lives; one that ended and was not waited for does not."""
     assert pid is not None
     try:
         os.kill(pid, 0)
@@ -73,7 +73,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 
 def refuses(port: int) -> bool:
-    """Whether nobody listens on a loopback port."""
+    """Return whether nothing listens on a loopback port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -132,7 +132,7 @@ def test_can_be_entered_again() -> None:
 
 @needs_broker
 def test_goes_with_a_killed_owner(folders: Path) -> None:
-    """When the owner is killed with SIGKILL the broker ends and its folder goes too."""
+    """When the owner is killed with SIGKILL the broker ends and its folder is removed."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER],
         stdout=subprocess.PIPE,
@@ -151,7 +151,7 @@ def test_goes_with_a_killed_owner(folders: Path) -> None:
 
 @needs_broker
 def test_takes_another_port_when_its_own_was_taken(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
-    """A port that is taken between looking and binding costs another try, not an error."""
+    """A port that is taken between the look and the bind costs another attempt, not an error."""
     real = free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1]])
@@ -163,7 +163,7 @@ def test_takes_another_port_when_its_own_was_taken(monkeypatch: pytest.MonkeyPat
 
 
 async def test_tells_why_it_ended(stand_in: Callable[[str], None], folders: Path) -> None:
-    """A broker that ends while starting is an error with its exit code and its last words."""
+    """A broker that ends while starting raises an error with its exit code and its last output."""
     stand_in("echo no space left >&2; exit 3")
     with pytest.raises(BrokerError, match=r"exit code 3 while starting; .*no space left"):
         async with EmbeddedBroker():
@@ -185,7 +185,7 @@ def test_gives_up_on_a_silent_one(stand_in: Callable[[str], None], folders: Path
 
 
 async def test_cancelled_while_starting(stand_in: Callable[[str], None], folders: Path, tmp_path: Path) -> None:
-    """Cancelling the start ends the process that was being waited for."""
+    """Cancelling the start ends the process that is starting."""
     stand_in(f"echo $$ > {tmp_path}/pid; exec sleep 600")
     with anyio.move_on_after(patience(0.1)) as scope:
         async with EmbeddedBroker():

@@ -1,4 +1,4 @@
-"""Errors: one hierarchy, messages that name things, and all of them can be pickled."""
+"""Errors: one hierarchy, messages that name field and value, and all of them can be pickled."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def test_no_other_errors() -> None:
 
 
 def test_examples_are_complete() -> None:
-    """Every error of the library is looked at here."""
+    """Every error of the library is tested here."""
     assert {type(example) for example in EXAMPLES} == set(all_errors())
 
 
 @for_each("kind", all_errors())
 def test_hierarchy(kind: type[PulsarNackError]) -> None:
-    """Every error has the one base, is exported at the top, and is drawn at the head of its module."""
+    """Every error has the one base, is exported, and is drawn in its module's docstring."""
     assert issubclass(kind, PulsarNackError)
     assert getattr(pulsar_nack, kind.__name__) is kind
     assert kind.__name__ in (errors.__doc__ or "")
@@ -125,7 +125,7 @@ def test_hierarchy(kind: type[PulsarNackError]) -> None:
 
 @for_each("example", EXAMPLES)
 def test_copies(example: PulsarNackError) -> None:
-    """An error that is copied, or crosses a process boundary, is the same error, with its message, fields and notes."""
+    """A copied or unpickled error is the same error, with its message, fields and notes."""
     pickled = [pickle.dumps(example, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
     for again in (*map(pickle.loads, pickled), copy.copy(example), copy.deepcopy(example)):
         assert type(again) is type(example)
@@ -136,7 +136,7 @@ def test_copies(example: PulsarNackError) -> None:
 
 
 def test_messages() -> None:
-    """Messages name the field and value, the room, the extra, the message."""
+    """Messages name the field and value, the limit, the extra, the message."""
     assert str(InvalidArgumentError("delay", -1, "at least 0")) == "delay: expected at least 0, got -1"
     assert str(ClosedError("the tracker")) == "the tracker is closed"
     assert str(WouldBlockError("it", wanted=5, room=2)) == "it has room for 2 more, 5 wanted; nothing was added"
@@ -169,7 +169,7 @@ class Broken:
     ],
 )
 def test_any_value_can_be_shown(value: object, shown: str) -> None:
-    """A value that is long, or cannot be shown at all, does not break the error about it."""
+    """A long value, or one that cannot be printed, does not break the error about it."""
     message = str(InvalidArgumentError("field", value, "something else"))
     assert shown in message
     assert len(message) < 300

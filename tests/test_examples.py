@@ -1,4 +1,4 @@
-"""Each example runs as its users run it: in a process of its own, on its own broker or the one in the environment."""
+"""Each example runs as users run it: in its own process, on its own broker or the one in the environment."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def get(url: str, data: bytes | None = None) -> Any:
 
 
 def test_every_example_is_run_here() -> None:
-    """A new example has to come with a test: in this file, or beside those of its part."""
+    """Every example has a test, in this file or beside those of its package."""
     elsewhere = {
         "acknowledgements.py",
         "delayed.py",
@@ -74,7 +74,7 @@ def test_every_example_is_run_here() -> None:
 @pytest.mark.smoke
 @pytest.mark.parametrize("is_given", seeds([False, True]), ids=["own broker", "broker in the environment"])
 def test_worker(*, is_given: bool) -> None:
-    """The worker settles every job, each after as many attempts as it fails, and gives the hopeless one up."""
+    """The worker settles every job, each after as many attempts as it fails, and gives up the hopeless one."""
     if is_given:
         with EmbeddedBroker() as broker:
             told = run("worker.py", "--once", PULSAR_SERVICE_URL=broker.service_url)
@@ -89,7 +89,7 @@ def test_worker(*, is_given: bool) -> None:
 
 @pytest.mark.slow
 def test_key_order() -> None:
-    """Each account's steps are booked in their order; those of Bert wait for his deposit, the others do not."""
+    """Each account's steps are booked in order; those of Bert wait for his deposit, the others do not."""
     told = run("key_order.py")
     booked = re.findall(r"(anna|bert|cleo): (\w+)$", told, re.MULTILINE)
     for account in ("anna", "bert", "cleo"):
@@ -105,7 +105,7 @@ def test_testing_a_handler() -> None:
 
 @pytest.mark.slow
 def test_durable() -> None:
-    """The job goes on with its next attempt after each kill, and is not shown before its time."""
+    """The job continues with its next attempt after each kill, and is not delivered before its time."""
     told = run("durable.py")
     steps = ["attempt 1", "killed in the middle", "attempt 2", "nacked", "killed while", "attempt 3", "done"]
     places = [told.index(step) for step in steps]
@@ -116,7 +116,7 @@ def test_durable() -> None:
 
 @pytest.mark.slow
 def test_retry_topic() -> None:
-    """Each order waits in the retry topic until its shop opens; that of the shop which never does is given up."""
+    """Each order waits in the retry topic until its shop opens; the order whose shop never opens is dead-lettered."""
     told = run("retry_topic.py")
     assert "baker, attempt 1: delivered" in told
     assert re.search(r"1\.\d s: butcher, attempt 2: delivered", told)
@@ -150,7 +150,7 @@ def test_reader() -> None:
 
 @pytest.mark.slow
 def test_rate_limited_api() -> None:
-    """All orders get through once, also those that the API refused at first with a time to come again."""
+    """All orders get through once, also those that the API refused at first with a time to retry."""
     told = run("rate_limited_api.py", "--once")
     through = re.findall(r"(order \d+): through", told)
     assert sorted(through) == sorted(f"order {number}" for number in range(12))
@@ -174,7 +174,7 @@ def test_taskiq_worker() -> None:
 
 @pytest.mark.slow
 def test_web_service_answers_and_stops_on_sigterm() -> None:
-    """The service takes a job, tells that its consumer works, counts the retry, and stops cleanly on SIGTERM."""
+    """The service takes a job, reports that its consumer works, counts the retry, and stops cleanly on SIGTERM."""
     with running_service() as (process, url):
         assert get(f"{url}/health") == {"working": True}
         assert get(f"{url}/jobs", b"hello") == {"bytes": 5}
@@ -189,7 +189,7 @@ def test_web_service_answers_and_stops_on_sigterm() -> None:
 
 @pytest.mark.slow
 def test_web_service_refuses_bad_requests() -> None:
-    """An unknown path is told so, nonsense gets no answer, and the service goes on."""
+    """An unknown path gets 404, an invalid request no answer, and the service continues."""
     with running_service() as (process, url):
         with pytest.raises(urllib.request.HTTPError, match="404"):
             get(f"{url}/nothing")
@@ -202,6 +202,6 @@ def test_web_service_refuses_bad_requests() -> None:
 
 @pytest.mark.slow
 def test_web_service_ends_after_seconds() -> None:
-    """With ``--seconds`` it ends by itself."""
+    """With ``--seconds`` it ends."""
     told = run("web_service.py", "--seconds", "0.5")
     assert told.splitlines()[-1] == "stopped"

@@ -1,4 +1,4 @@
-"""The fake port behaves as a broker and its client do."""
+"""The fake port behaves like a broker and its client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.for_each import for_each
 
 
 async def take(port: FakePort, count: int) -> list[Delivery]:
-    """Receive what must be there."""
+    """Receive a message that must be there."""
     return [await asyncio.wait_for(port.receive(), 1) for _ in range(count)]
 
 
@@ -47,7 +47,7 @@ def data_of(deliveries: list[Delivery]) -> list[bytes]:
 
 @virtual_time
 async def test_is_a_port() -> None:
-    """It fits the protocol, and hands over all that was published with it."""
+    """It fits the protocol, and delivers all that was published with it."""
     port: ConsumerPort = FakePort(topic := FakeTopic("persistent://a/b/c", ledger=7))
     sent = topic.publish(b"x", key="k", properties={"a": "1"}, ordering_key="o", event_time_ms=5)
     got = await port.receive()
@@ -88,7 +88,7 @@ async def test_acknowledged_messages_do_not_come_back() -> None:
 
 @virtual_time
 async def test_redelivery_counts_grow() -> None:
-    """N34: counts 0, 1, 2, 3, and only what was asked for comes."""
+    """N34: counts 0, 1, 2, 3, and only requested messages come."""
     port = FakePort()
     sent, other = port.topic.publish(b"x"), port.topic.publish(b"y")
     counts = []
@@ -105,7 +105,7 @@ async def test_redelivery_counts_grow() -> None:
 
 @virtual_time
 async def test_older_messages_come_first() -> None:
-    """A redelivered entry goes out before messages that were never sent, and several in their own order."""
+    """A redelivered entry is sent before messages that were never sent, and several in their own order."""
     port = FakePort(receiver_queue_size=1)
     ids = [port.topic.publish(str(number).encode()) for number in range(5)]
     await take(port, 2)
@@ -138,7 +138,7 @@ def test_redelivery_brings_the_whole_entry(topic_allows: bool, again: list[bytes
 
 @virtual_time
 async def test_batch_without_index_acks_counts_anew_after_redelivery() -> None:
-    """Without index acknowledgement a member acknowledged before the entry came again must be acknowledged again."""
+    """Without index acknowledgement a member acknowledged before the redelivery must be acknowledged again."""
     port = FakePort()
     ids = port.topic.publish_batch([b"0", b"1"])
     await take(port, 2)
@@ -168,7 +168,7 @@ async def test_index_acks_that_the_broker_does_not_know() -> None:
 
 @virtual_time
 async def test_an_id_without_index_acknowledges_the_whole_entry() -> None:
-    """An id of the entry itself settles all its members."""
+    """An id without a batch index settles all members of the entry."""
     port = FakePort()
     port.topic.publish_batch([b"0", b"1"])
     await take(port, 2)
@@ -178,7 +178,7 @@ async def test_an_id_without_index_acknowledges_the_whole_entry() -> None:
 
 @virtual_time
 async def test_consumers_share() -> None:
-    """Two consumers of a shared subscription take turns, and each may redeliver what it holds only."""
+    """Two consumers of a Shared subscription take turns, and each may redeliver only what it holds."""
     topic = FakeTopic()
     one, two = FakePort(topic), FakePort(topic)
     ids = [topic.publish(bytes([number])) for number in range(4)]
@@ -194,7 +194,7 @@ async def test_consumers_share() -> None:
 
 @virtual_time
 async def test_subscriptions_are_independent() -> None:
-    """Another subscription of the topic gets every message too, those published before it was made included."""
+    """Another subscription of the topic gets every message too, also those published before it was created."""
     topic = FakeTopic()
     first = FakePort(topic, subscription="a")
     sent = topic.publish(b"x")
@@ -206,7 +206,7 @@ async def test_subscriptions_are_independent() -> None:
 
 @virtual_time
 async def test_close_gives_to_the_others() -> None:
-    """U21: what a closed consumer held, received or not, goes to the other one with its count."""
+    """U21: messages of a closed consumer, received or not, go to the other one with their counts."""
     topic = FakeTopic()
     one, two = FakePort(topic), FakePort(topic)
     ids = [topic.publish(bytes([number])) for number in range(4)]
@@ -223,7 +223,7 @@ async def test_close_gives_to_the_others() -> None:
 
 @virtual_time
 async def test_the_last_to_leave_takes_the_counts_along() -> None:
-    """U27: after the last consumer has left, all that is unacknowledged waits for the next, counts from 0."""
+    """U27: after the last consumer has left, all unacknowledged messages wait for the next one, with counts from 0."""
     topic = FakeTopic()
     port = FakePort(topic)
     sent = topic.publish(b"x")
@@ -253,7 +253,7 @@ async def test_closed_port_says_so() -> None:
 
 @pytest.mark.parametrize("subscription_type", ["exclusive", "failover"])
 def test_exclusive_rewinds_everything(subscription_type: Any) -> None:
-    """N20: a request on exclusive and failover brings back all that is unacknowledged, in order, with count 0."""
+    """N20: a request on Exclusive and Failover brings back all unacknowledged messages, in order, with count 0."""
 
     @virtual_time
     async def check() -> None:
@@ -285,7 +285,7 @@ async def test_exclusive_admits_one() -> None:
 
 @virtual_time
 async def test_failover_takes_over() -> None:
-    """The second failover consumer waits, cannot rewind, and gets all that is unacknowledged when the first leaves."""
+    """The second Failover consumer waits, cannot rewind, and gets all unacknowledged messages when the first leaves."""
     topic = FakeTopic()
     active = FakePort(topic, subscription_type="failover")
     standby = FakePort(topic, subscription_type="failover")
@@ -351,7 +351,7 @@ def test_duplicates(second_count: int | None, counts: list[int]) -> None:
 
 @virtual_time
 async def test_failing_calls() -> None:
-    """Calls that are to fail do nothing and raise the given error, and the next ones work."""
+    """Calls that are set to fail do nothing and raise the given error, and the next ones work."""
     port = FakePort()
     sent = port.topic.publish(b"x")
     port.fail_next("receive")
@@ -372,7 +372,7 @@ async def test_failing_calls() -> None:
 
 @virtual_time
 async def test_lost_answers() -> None:
-    """A call may take effect although it raises, as when only the answer was lost; never a receive."""
+    """A call may take effect although it raises, as if only the answer was lost; never a receive."""
     port = FakePort()
     sent = port.topic.publish(b"x")
     await take(port, 1)
@@ -386,7 +386,7 @@ async def test_lost_answers() -> None:
 
 @virtual_time
 async def test_lost_requests() -> None:
-    """Calls that are to be lost are accepted and change nothing; a receive cannot be lost."""
+    """Calls that are set to be lost are accepted and change nothing; a receive cannot be lost."""
     port = FakePort()
     sent = port.topic.publish(b"x")
     await take(port, 1)
@@ -422,7 +422,7 @@ async def test_delayed_calls() -> None:
 
 @virtual_time
 async def test_close_during_a_delayed_call() -> None:
-    """A call that is under way when the port is closed raises the closed error and does nothing."""
+    """An open call raises the closed error when the port is closed, and does nothing."""
     port = FakePort()
     sent = port.topic.publish(b"x")
     await take(port, 1)
@@ -437,7 +437,7 @@ async def test_close_during_a_delayed_call() -> None:
 
 @virtual_time
 async def test_calls_are_recorded() -> None:
-    """Every call is on record with its ids, time and error; requests() lists the good ones."""
+    """Every call is recorded with its ids, time and error; requests() lists the successful ones."""
     port = FakePort()
     sent = port.topic.publish(b"x")
     await port.receive()
@@ -471,7 +471,7 @@ async def test_requests_are_bounded() -> None:
 
 @virtual_time
 async def test_prefetch_and_unacked_limit() -> None:
-    """No more is taken ahead than the queue holds, and nothing is sent past the limit on unacknowledged messages."""
+    """The port prefetches no more than the queue holds, and sends nothing past the limit on unacknowledged messages."""
     topic = FakeTopic()
     small, limited = FakePort(topic, receiver_queue_size=2), FakePort(topic, unacked_limit=3, subscription="b")
     ids = [topic.publish(bytes([number])) for number in range(10)]
@@ -487,7 +487,7 @@ async def test_prefetch_and_unacked_limit() -> None:
 
 @virtual_time
 async def test_room_is_freed_by_what_arrives_for_nothing() -> None:
-    """A full queue whose messages were acknowledged on the way goes on with the next message."""
+    """A full queue whose messages were acknowledged on the way continues with the next message."""
     port = FakePort(latency=0.1, receiver_queue_size=1)
     first, second = port.topic.publish(b"0"), port.topic.publish(b"1")
     await port.acknowledge([first])
@@ -496,7 +496,7 @@ async def test_room_is_freed_by_what_arrives_for_nothing() -> None:
 
 @virtual_time
 async def test_partitions_share_entry_numbers() -> None:
-    """N13: two partitions hold the same ledger and entry; each comes back as itself, and only by its own topic."""
+    """N13: two partitions have the same ledger and entry; each is redelivered as itself, and only by its own topic."""
     topic = FakeTopic("persistent://a/b/c", partitions=6)
     port = FakePort(topic)
     two, five = topic.publish(b"2", partition=2), topic.publish(b"5", partition=5)
@@ -518,7 +518,7 @@ async def test_partitions_share_entry_numbers() -> None:
 
 @virtual_time
 async def test_chunked_messages_need_all_parts() -> None:
-    """U19: a chunked message comes whole, and again only when a request names all its parts."""
+    """U19: a chunked message comes whole, and again only when a request names all its chunks."""
     port = FakePort()
     sent = port.topic.publish_chunked([b"a", b"b", b"c"])
     assert sent.parts == ((1, 0), (1, 1), (1, 2))
@@ -604,7 +604,7 @@ async def test_seek() -> None:
 
 @virtual_time
 async def test_a_seek_moves_the_partition_of_its_message() -> None:
-    """U32: in another partition nothing is acknowledged by it, and nothing acknowledged comes again."""
+    """U32: in another partition it acknowledges nothing, and acknowledged messages stay acknowledged."""
     topic = FakeTopic(partitions=2)
     port = FakePort(topic)
     ids = [topic.publish(b"%d" % number, partition=number % 2) for number in range(4)]
@@ -672,7 +672,7 @@ def test_topic_settings_are_checked(setting: dict[str, Any]) -> None:
 
 
 def test_publishing_is_checked() -> None:
-    """What cannot be published is refused, and nothing is stored."""
+    """Values that cannot be published are refused, and nothing is stored."""
     topic: Any = FakeTopic()
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: topic.publish("text"), "data"),
@@ -706,7 +706,7 @@ def test_faults_are_checked() -> None:
 
 @virtual_time
 async def test_calls_of_a_storage_are_held_again() -> None:
-    """After held calls went on, the next ones can be held; until then all wait for the same event."""
+    """After held calls have continued, the next ones can be held; until then all wait for the same event."""
     storage = MemorySnapshotStorage()
 
     def create() -> asyncio.Task[int]:

@@ -1,4 +1,4 @@
-"""Child processes of the testing tools: stopped in order, killed when they do not listen, on ports that nobody has."""
+"""Child processes of the testing tools: stopped in order, killed if they ignore it, on free ports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shell(script: str, log: Path) -> GuardedProcess:
 
 
 def group_is_gone(pid: int) -> bool:
-    """Whether no process of the group lives on; zombies that nobody waits for do not count."""
+    """Return whether no process of the group is left; zombies that nobody waits for do not count."""
     give_up_at = time.monotonic() + patience(5)
     while living := [state for state, group in processes() if group == pid and state != "Z"]:
         if time.monotonic() > give_up_at:
@@ -37,7 +37,7 @@ def group_is_gone(pid: int) -> bool:
 
 
 def read(path: Path) -> str:
-    """The text of a file that may vanish meanwhile, then empty."""
+    """Return the text of a file that may vanish meanwhile; empty then."""
     try:
         return path.read_text()
     except OSError:
@@ -72,7 +72,7 @@ def test_stop_kills_a_deaf_one(tmp_path: Path) -> None:
 
 
 def test_ends_by_itself(tmp_path: Path) -> None:
-    """The exit code of a child that ended is seen, and stopping it then, or twice, does no harm."""
+    """The exit code of a child that ended is known, and stopping it then, or twice, does no harm."""
     process = GuardedProcess(["/bin/sh", "-c", "echo done; exit 5"], log=tmp_path / "log")
     while process.exit_code is None:
         time.sleep(0.01)
@@ -84,7 +84,7 @@ def test_ends_by_itself(tmp_path: Path) -> None:
 
 
 def test_standard_input_is_empty(tmp_path: Path) -> None:
-    """The child reads nothing from the owner's pipe: that belongs to the watcher."""
+    """The child reads nothing from the owner's pipe, which belongs to the watcher."""
     process = GuardedProcess(["/bin/sh", "-c", "cat; echo end; cat <&3"], log=tmp_path / "log")
     while process.exit_code is None:
         time.sleep(0.01)
@@ -94,7 +94,7 @@ def test_standard_input_is_empty(tmp_path: Path) -> None:
 
 
 def test_free_port() -> None:
-    """A free port can be bound, and lies below those that the system gives to outgoing connections."""
+    """A free port can be bound, and lies below those that the system uses for outgoing connections."""
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         assert 17_000 <= port < 32_000

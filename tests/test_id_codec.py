@@ -20,7 +20,7 @@ PLAIN = st.builds(MessageId, INT64, INT64, INT32, INT32, batch_size=SIZES)
 
 @st.composite
 def chunked(draw: st.DrawFn) -> MessageId:
-    """Draw an id whose first part lies in an earlier ledger."""
+    """Draw an id whose first chunk lies in an earlier ledger."""
     last = draw(PLAIN.filter(lambda message_id: message_id.ledger > 0))
     first = draw(st.builds(MessageId, st.integers(-1, last.ledger - 1), INT64, INT32, INT32, batch_size=SIZES))
     return last._replace(first_chunk=first)
@@ -28,7 +28,7 @@ def chunked(draw: st.DrawFn) -> MessageId:
 
 @given(PLAIN | chunked(), st.none() | st.text())
 def test_round_trip(message_id: MessageId, topic: str | None) -> None:
-    """What is written is read again with every field; the topic comes from the caller."""
+    """A written id is read with every field; the caller supplies the topic."""
     again = MessageId.from_bytes(message_id.to_bytes(), topic)
     assert again == message_id
     assert (again.batch_size, again.topic) == (message_id.batch_size, topic)
@@ -39,7 +39,7 @@ def test_round_trip(message_id: MessageId, topic: str | None) -> None:
 
 @given(st.binary(max_size=80))
 def test_garbage(data: bytes) -> None:
-    """Any bytes are an id or a clear error, never another one."""
+    """Any bytes are an id or a clear error, never another exception."""
     try:
         message_id = MessageId.from_bytes(data)
     except InvalidArgumentError:
@@ -49,7 +49,7 @@ def test_garbage(data: bytes) -> None:
 
 @given(PLAIN | chunked(), st.data())
 def test_damage(message_id: MessageId, data: st.DataObject) -> None:
-    """A good id with a byte changed, or cut short, is an id or a clear error."""
+    """A valid id with a byte changed, or cut short, is an id or a clear error."""
     good = bytearray(message_id.to_bytes())
     at = data.draw(st.integers(0, len(good) - 1))
     good[at] = data.draw(st.integers(0, 255))
@@ -137,7 +137,7 @@ def test_nesting_is_refused() -> None:
 
 @for_each("wrong", ["text", None, 5, [1, 2]])
 def test_only_bytes(wrong: Any) -> None:
-    """What is not bytes is refused; bytearray and memoryview are good."""
+    """Other types than bytes, bytearray and memoryview are refused."""
     with pytest.raises(InvalidArgumentError, match="data"):
         MessageId.from_bytes(wrong)
     assert MessageId.from_bytes(bytearray(b"\x08\x01\x10\x02")) == MessageId(1, 2)

@@ -1,4 +1,4 @@
-"""Positions and message ids: frozen, compared by four fields, checked on the way in."""
+"""Positions and message ids: frozen, compared by four fields, checked when created."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_defaults() -> None:
 
 @for_each("other", [MessageId(4, 7, 2, 1), MessageId(3, 8, 2, 1), MessageId(3, 7, 3, 1), MessageId(3, 7, 2)])
 def test_equality_is_by_the_first_four(other: MessageId) -> None:
-    """Ids are equal when the first four fields are; what a transport carries along is not compared."""
+    """Ids are equal when the first four fields are; other fields are not compared."""
     bare = MessageId(3, 7, 2, 1)
     assert bare == FULL
     assert hash(bare) == hash(FULL)
@@ -87,7 +87,7 @@ def test_replace_keeps_and_checks() -> None:
 
 
 def test_chunked_ids_and_those_with_a_topic_can_be_told_by_their_type() -> None:
-    """One look at the type tells plain ids, those with a topic, and chunked ones, however they were made."""
+    """The type alone distinguishes plain ids, those with a topic, and chunked ones, however they were made."""
     named = FULL._replace(first_chunk=None, chunks=())
     plain = named._replace(topic=None)
     assert (type(plain), type(named)) == (MessageId, _TopicId)
@@ -131,7 +131,7 @@ def test_wrong_fields(field: str, value: object) -> None:
 
 
 def test_numpy_integers_are_named() -> None:
-    """An integer of another kind is refused with a hint how to convert it."""
+    """An integer of another type is refused with a hint how to convert it."""
 
     class Int64:
         def __index__(self) -> int:
@@ -148,7 +148,7 @@ def test_limits_are_good() -> None:
 
 
 def test_parts() -> None:
-    """A plain message is one part, whatever its batch index; parts that the transport knows come back as they are."""
+    """A plain message is one entry, whatever its batch index; chunks that the transport knows are returned as is."""
     assert MessageId(3, 7, 2, 1).parts == (Position(3, 7),)
     from_json: Any = [7, 3]
     message_id = MessageId(7, 3, chunks=[(7, 1), MessageId(7, 2).position, from_json])
@@ -158,7 +158,7 @@ def test_parts() -> None:
 
 
 def test_parts_from_the_first() -> None:
-    """N13a: with only the first part known, those up to the last follow it; in two ledgers only these two are known."""
+    """N13a: if only the first chunk is known, those up to the last follow it; in two ledgers only these two are."""
     message_id = MessageId(7, 3, first_chunk=MessageId(7, 1))
     assert message_id.parts == (Position(7, 1), Position(7, 2), Position(7, 3))
     assert message_id.is_chunked

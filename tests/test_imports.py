@@ -1,4 +1,4 @@
-"""What importing the library brings in, and what it does not do; each case in a fresh process."""
+"""What importing the library loads, and what it must not do; each case in a fresh process."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def own(modules: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("name", seeds(CORE))
 def test_imports_without_optional_packages(name: str) -> None:
-    """Each part of the core is imported alone without an optional package being asked for, let alone loaded."""
+    """Each part of the core can be imported alone; it neither needs nor loads an optional package."""
     report = import_freshly(name)
     assert report["touched"] == []
     assert [module for module in report["modules"] if module.partition(".")[0] in OPTIONAL] == []
@@ -106,14 +106,14 @@ def test_imports_without_optional_packages(name: str) -> None:
 
 
 def test_brings_in_what_it_depends_on_only() -> None:
-    """The packages that come along are the declared dependencies of the core and theirs."""
+    """The loaded packages are the core's declared dependencies and theirs."""
     report = import_freshly("pulsar_nack")
     foreign = {module.partition(".")[0] for module in report["modules"]} - set(report["stdlib"])
     assert {name for name in foreign if not name.startswith("_")} <= NEEDED
 
 
 def test_is_bounded() -> None:
-    """An import of the core brings in a bounded number of modules, and of our own only what it stands for."""
+    """An import of the core loads a bounded number of modules, and of ours only those that it needs."""
     modules = import_freshly("pulsar_nack")["modules"]
     assert len(modules) < 300
     assert len(own(modules)) < 120
@@ -153,7 +153,7 @@ print(len(gc.get_objects()) + frozen - before, frozen)
 
 
 def test_is_little_for_the_garbage_collector() -> None:
-    """O41: a program that consumes has at most 27 000 objects of ours and of our dependencies that are tracked."""
+    """O41: a consuming program has at most 27 000 objects of ours and of our dependencies that the collector tracks."""
     done = run_python("-c", COUNTED.replace("FREEZE", "False"))
     objects, frozen = map(int, done.stdout.split())
     assert 1_000 < objects < 27_000
@@ -161,7 +161,7 @@ def test_is_little_for_the_garbage_collector() -> None:
 
 
 def test_can_be_frozen() -> None:
-    """O41: ``connect(freeze_gc=True)`` has the collector leave alone what there is."""
+    """O41: ``connect(freeze_gc=True)`` makes the collector skip all existing objects."""
     done = run_python("-c", COUNTED.replace("FREEZE", "True"))
     objects, frozen = map(int, done.stdout.split())
     assert frozen > objects > 1_000
@@ -169,7 +169,7 @@ def test_can_be_frozen() -> None:
 
 @for_each("value", [1, None, "yes"])
 def test_what_does_not_freeze(value: object) -> None:
-    """O41: what is neither True nor False is refused, and nothing is frozen."""
+    """O41: values other than True and False are refused, and nothing is frozen."""
     frozen = gc.get_freeze_count()
     with pytest.raises(InvalidArgumentError, match="freeze_gc"):
         connect("pulsar://localhost:6650", freeze_gc=value)  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def test_has_no_side_effects(names: tuple[str, ...]) -> None:
 
 
 def test_the_probe_sees_faults() -> None:
-    """The probe itself works: it reports a blocked package and what a loop opens."""
+    """The probe works: it reports a blocked package and what a loop opens."""
     blocked = run_python("-c", PROBE, json.dumps([["colorsys"], ["colorsys"]]))
     assert "colorsys is blocked" in blocked.stderr
     probe = PROBE.replace("__import__(name)", "import asyncio; asyncio.new_event_loop().close()")
@@ -197,7 +197,7 @@ def test_the_probe_sees_faults() -> None:
 
 
 def test_hooks_import_their_package_when_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package of a hook is imported when the hook is made; tests above import the hook's module without it."""
+    """The package of a hook is imported when the hook is created; tests above import the hook's module without it."""
     monkeypatch.setitem(sys.modules, "structlog", None)
     with pytest.raises(ImportError, match="structlog"):
         observe.structlog_hook()

@@ -1,4 +1,4 @@
-"""The contract of all inboxes, those of consumers and of ports: first come, first served, and nothing is lost."""
+"""The contract of all inboxes, of consumers and of ports: first come, first served, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Box:
             raise ClosedError("the inbox")
 
     async def _get_from_port(self, fake: FakeInbox) -> Delivery:
-        self.check()  # as the fake port does: its inbox checks only after a wait
+        self.check()  # like the fake port, whose inbox checks only after a wait
         return await fake.get(self.check)
 
     async def get(self) -> int:
@@ -98,7 +98,7 @@ async def test_waiting_calls_are_served_in_turn(box: Box) -> None:
 
 @pytest.mark.parametrize("turns", [0, 1])
 async def test_a_call_that_is_cancelled_when_it_was_woken(box: Box, turns: int) -> None:
-    """A call that is cancelled after it was woken leaves the message to the next call, though no other comes."""
+    """A call that is cancelled after it was woken leaves the message to the next call, even if no other comes."""
     first, second = asyncio.create_task(box.get()), asyncio.create_task(box.get())
     await asyncio.sleep(0)
     box.put(0)

@@ -1,4 +1,4 @@
-"""What is dropped without being closed closes itself with a warning, and what belongs to a loop refuses another."""
+"""Objects that are dropped without being closed close with a warning; those of one loop refuse another."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NEVER = 2**60
 
 @contextlib.contextmanager
 def warned() -> Iterator[list[str]]:
-    """Note how warnings begin, without what they are about, which is to go."""
+    """Note the beginnings of warnings, without their objects, which have to be freed."""
     begin: list[str] = []
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
@@ -70,7 +70,7 @@ def warned() -> Iterator[list[str]]:
 @pytest.mark.parametrize("kind", [FakePort, NowaitPort])
 @virtual_time
 async def test_a_consumer_that_is_dropped(kind: type[FakePort], caplog: pytest.LogCaptureFixture) -> None:
-    """O40: a warning, and it closes: what it had fetched goes back, and nothing more is fetched."""
+    """O40: it warns and closes: prefetched messages go back, and nothing more is prefetched."""
     port = kind()
     for number in range(3):
         port.topic.publish(b"%d" % number)
@@ -95,7 +95,7 @@ async def test_a_consumer_that_is_dropped(kind: type[FakePort], caplog: pytest.L
 @pytest.mark.parametrize("kind", [FakePort, NowaitPort])
 @virtual_time
 async def test_messages_in_use_keep_their_consumer(kind: type[FakePort]) -> None:
-    """Whoever has a message can settle it, also where the consumer itself was dropped; then that closes."""
+    """A message can be settled although its consumer was dropped; the consumer closes afterwards."""
     port = kind()
 
     async def first() -> list[Message]:
@@ -122,7 +122,7 @@ async def test_messages_in_use_keep_their_consumer(kind: type[FakePort]) -> None
 
 @virtual_time
 async def test_a_call_that_waits_keeps_its_consumer() -> None:
-    """A receive that waits is use; one that was cancelled is none, nor is the message that it gave back."""
+    """A waiting receive keeps the consumer open; a cancelled one does not, nor the message that it gave back."""
     port = NowaitPort()
     consumer = await Consumer(port).open()
     is_gone = weakref.ref(consumer)
@@ -161,11 +161,11 @@ async def test_what_is_closed_is_dropped_in_silence() -> None:
 
 @virtual_time
 async def test_over_the_native_client() -> None:
-    """O40: a consumer, a producer and their client are dropped: each warns, the broker is told, nothing is left."""
+    """O40: a consumer, a producer and their client are dropped: each warns, the broker is notified, nothing is left."""
     broker = FakeBroker()
     for _ in range(2):
         broker.topic(TOPIC).publish(b"x")
-    broker.next("ACK", later(3))  # so long the client has to live
+    broker.next("ACK", later(3))  # the client has to live until then
 
     async def forget() -> None:
         client = Client(broker.url, dial=broker.dial)
@@ -184,14 +184,14 @@ async def test_over_the_native_client() -> None:
             await asyncio.sleep(seconds)
     assert sorted(heard) == ["unclosed <Client", "unclosed <Consumer", "unclosed <Producer"]
     assert len(broker.commands("CLOSE_CONSUMER")) == len(broker.commands("CLOSE_PRODUCER")) == 1
-    assert len(broker.commands("SEND")) == 1  # what was sent before is stored
+    assert len(broker.commands("SEND")) == 1  # earlier messages are stored
     assert broker.topic(TOPIC).subscriptions["s"].acked == {(7, 0)}
     assert len(asyncio.all_tasks()) == 1
 
 
 @virtual_time
 async def test_a_repr_that_fails_keeps_nothing_open(caplog: pytest.LogCaptureFixture) -> None:
-    """A subclass whose ``repr`` fails is closed when it is dropped, with a warning, as every other."""
+    """A subclass whose ``repr`` fails is closed when it is dropped, with a warning, like every other."""
 
     class Mine(Consumer):
         def __repr__(self) -> str:
@@ -218,7 +218,7 @@ async def test_a_repr_that_fails_keeps_nothing_open(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
 @virtual_time
 async def test_what_runs_is_not_copied(make: Callable[[Any], object]) -> None:
-    """A copy would close the original when dropped: a TypeError that names the class, and all goes on."""
+    """A copy would close the original when dropped: a TypeError names the class, and work continues."""
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"x")
     async with (
@@ -236,7 +236,7 @@ async def test_what_runs_is_not_copied(make: Callable[[Any], object]) -> None:
 
 
 def test_closed_already_in_another_loop() -> None:
-    """Closing again does nothing, whatever loop runs; what is open is refused there as ever."""
+    """Closing again does nothing in any loop; an open object still refuses another loop."""
     kept: list[Any] = []
 
     async def main() -> None:
@@ -257,7 +257,7 @@ def test_closed_already_in_another_loop() -> None:
 
 
 def test_a_loop_that_is_over() -> None:
-    """Dropped after its loop: nothing is called in it any more."""
+    """Dropped after its loop was closed: nothing is called in that loop."""
     kept: list[Any] = []
 
     async def main() -> None:
@@ -274,7 +274,7 @@ Open = Callable[[Path], contextlib.AbstractAsyncContextManager[Any]]
 
 
 def of_client(opening: Callable[[Client], contextlib.AbstractAsyncContextManager[Any]]) -> Open:
-    """Return what opens, and closes, what a client gives, and the client."""
+    """Return how to open and close each object of a client, and the client."""
 
     @contextlib.asynccontextmanager
     async def entered(_: Path) -> AsyncIterator[Any]:
@@ -339,7 +339,7 @@ async def _delayed_cursor(path: Path) -> AsyncIterator[LogDelayedCursor]:
 
 
 def opened(opening: Callable[[Path], Awaitable[Any]]) -> Open:
-    """Return what opens, and closes, what a coroutine function of a folder gives."""
+    """Return how to open and close what a coroutine function of a folder returns."""
 
     @contextlib.asynccontextmanager
     async def entered(path: Path) -> AsyncIterator[Any]:
@@ -464,7 +464,7 @@ OF: dict[tuple[str, str], tuple[Any, ...]] = {
     ("Consumer", "acknowledge_cumulative"): (MessageId(1, 1),),
     ("Consumer", "defer"): (MessageId(1, 1), 1),
     ("Consumer", "run"): (print,),
-    ("Consumer", "reconsume_later"): (MessageId(1, 1),),  # no message, which is said after what else is wrong
+    ("Consumer", "reconsume_later"): (MessageId(1, 1),),  # without a message, which is checked last
     ("Consumer", "unsubscribe"): (),
     ("LocalLogStore", "delete"): ("x",),
     ("LocalTopic", "seek"): ("s", 0),
@@ -487,7 +487,7 @@ SYNCHRONOUS = {
 
 
 def calls(kind: str, it: object) -> list[str]:
-    """Return the names of the calls that a kind has: all that are awaited, and what else changes it."""
+    """Return the names of an object's calls: all that are awaited, and others that change it."""
     names = [
         name
         for name, call in inspect.getmembers(type(it), inspect.iscoroutinefunction)
@@ -498,7 +498,7 @@ def calls(kind: str, it: object) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_another_loop_is_refused(kind: str, tmp_path: Path) -> None:
-    """O40: each call, from another thread's loop, raises WrongLoopError; then all goes on in its own loop."""
+    """O40: each call from another thread's loop raises WrongLoopError; then work continues in the object's own loop."""
     async with KINDS[kind](tmp_path) as it:
         for name in calls(kind, it):
             arguments = OF.get((kind, name), ARGUMENTS.get(name, ()))
@@ -520,7 +520,7 @@ async def test_another_loop_is_refused(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_loop_of_the_thread_is_refused(kind: str, tmp_path: Path) -> None:
-    """Each call in a second loop of the same thread raises WrongLoopError; then it closes in its own loop."""
+    """Each call in a second loop of the same thread raises WrongLoopError; then the object closes in its own loop."""
     opening = KINDS[kind](tmp_path)
     with contextlib.closing(asyncio.new_event_loop()) as one, contextlib.closing(asyncio.new_event_loop()) as two:
         it = one.run_until_complete(opening.__aenter__())
@@ -542,7 +542,7 @@ def test_another_loop_of_the_thread_is_refused(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["Cursor", "InMemoryDelayedDeliveryTracker", "NegativeAcksTracker"])
 def test_loops_that_do_not_show_their_thread(kind: str, tmp_path: Path) -> None:
-    """On uvloop too, hot calls go on in the loop of what they belong to, and in that one only."""
+    """On uvloop too, hot calls work in the object's loop, and in no other."""
     uvloop = pytest.importorskip("uvloop")
     opening, name = KINDS[kind](tmp_path), SYNCHRONOUS.get(kind, ["acknowledge"])[0]
     with contextlib.closing(uvloop.new_event_loop()) as one, contextlib.closing(uvloop.new_event_loop()) as two:
@@ -562,7 +562,7 @@ def test_loops_that_do_not_show_their_thread(kind: str, tmp_path: Path) -> None:
 
 
 async def test_nothing_was_changed() -> None:
-    """O40: what a refused call would have done has not been done."""
+    """O40: a refused call has changed nothing."""
     port = FakePort()
     port.topic.publish(b"x")
     async with Consumer(port) as consumer:
@@ -582,7 +582,7 @@ async def test_nothing_was_changed() -> None:
 
 
 def test_no_public_class_is_forgotten() -> None:
-    """O40: each public class with calls that are awaited is tried above, or it is said why it need not be."""
+    """O40: each public class with awaited calls is tested above, or listed with the reason why not."""
     found = set()
     for module in PUBLIC - {"pulsar_nack.cli"}:
         imported = importlib.import_module(module)

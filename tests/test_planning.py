@@ -1,4 +1,4 @@
-"""Memory by formulas: the proposals' figures, and ours beside an index that is really built."""
+"""Memory by formulas: the proposals' figures, and ours beside a real index."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.tiers import seeds, size
 
 MIB = 1 << 20
 TOLERANCE = 0.25
-"""Ours may be off by this share, or by 8 KiB where that is more."""
+"""Our formulas may be off by this share, or by 8 KiB if that is more."""
 
 
 def build(workload: Workload, bits: int) -> tuple[int, int]:
-    """Return how many ids an index has once the first message is about to come back, and the most bytes that it took.
+    """Return how many ids an index has when the first message is about to be due, and its most bytes.
 
     Its bytes rise and fall as open buckets grow and are sealed; the last twentieth counts.
     """
@@ -70,7 +70,7 @@ def test_proposal_for_nacks() -> None:
 
 
 def test_proposals_count_entries() -> None:
-    """P1: members of a batch are one entry, which waits when any of them does."""
+    """P1: members of a batch are one entry, which waits as long as any of them does."""
     assert Workload(rate=1_000, delay=10, batch_size=10).pending_entries == 1_000
     half = Workload(rate=1_000, delay=10, batch_size=2, share=0.5)
     assert (half.pending, half.pending_entries) == (5_000, 3_750)
@@ -101,7 +101,7 @@ def test_proposals_count_entries() -> None:
     ),
 )
 def test_prediction_beside_an_index(case: tuple[dict[str, Any], int]) -> None:
-    """Our formula agrees with the figure of an index that is built, within 25 % or 8 KiB."""
+    """Our formula agrees with the size of a real index, within 25 % or 8 KiB."""
     settings, bits = case
     workload = Workload(**settings)
     pending, usage = build(workload, bits)
@@ -127,7 +127,7 @@ def test_prediction_beside_a_tracker(per_ms: int, bits: int) -> None:
 
 
 def test_plan_has_a_row_for_each_width() -> None:
-    """The table goes from buckets of a ms to such as are as wide as the delay, and holds the bits asked for."""
+    """The table goes from buckets of a ms to buckets as wide as the delay, and contains the requested bits."""
     plan = make_plan(Workload(delay=60), 8)
     assert [row.bits for row in plan.rows] == list(range(16))
     assert plan.asked.width_ms == 256
@@ -142,7 +142,7 @@ def test_plan_has_a_row_for_each_width() -> None:
 @for_each("rate", [0.1, 1_000, 1_000_000])
 @for_each("share", [1e-6, 0.3, 1])
 def test_recommendation_keeps_its_rule(kind: Kind, delay: float, rate: float, share: float) -> None:
-    """The finest width is chosen that takes at most a quarter or a MiB more than the least, and 100 wake-ups/s."""
+    """It is the finest width that takes at most a quarter or a MiB more than the least, and 100 wake-ups/s."""
     plan = make_plan(Workload(kind, rate, delay, share), 8)
     best = plan.recommended
     fine = [row for row in plan.rows if row.is_fine]
@@ -160,7 +160,7 @@ def test_recommendation_keeps_its_rule(kind: Kind, delay: float, rate: float, sh
 
 
 def test_recommendation_says_why() -> None:
-    """The reason names the setting, what it costs, and what stands against finer and wider buckets."""
+    """The reason names the setting, what it costs, and the drawbacks of finer and wider buckets."""
     assert make_plan(Workload(rate=1_000, delay=1), 8).recommendation.reason.startswith(
         "Set negativeAckPrecisionBitCnt=4: messages are off by at most 15 ms (1.5 % of the delay), for "
     )
@@ -181,13 +181,13 @@ def test_recommendation_says_why() -> None:
     ],
 )
 def test_bad_workloads(field: str, value: Any) -> None:
-    """A workload that cannot be is refused, and the field is named."""
+    """An impossible workload is refused, and the field is named."""
     with pytest.raises(InvalidArgumentError, match=field):
         Workload(**{field: value})
 
 
 def test_workloads_that_make_no_sense() -> None:
-    """Delayed messages are not batched, nobody holds so many messages, and bits go from 0 to 62."""
+    """Delayed messages are not batched, one consumer cannot hold so many messages, and bits go from 0 to 62."""
     with pytest.raises(InvalidArgumentError, match="batch_size"):
         Workload(Kind.DELAYED, batch_size=2)
     with pytest.raises(InvalidArgumentError, match="rate"):
@@ -203,5 +203,5 @@ def test_workloads_that_make_no_sense() -> None:
                        (15 * MIB, "15.0 MiB"), (5 << 30, "5.00 GiB")]
 )  # fmt: skip
 def test_sizes_for_people(size: float, text: str) -> None:
-    """Sizes have three digits and a unit."""
+    """Printed sizes have three digits and a unit."""
     assert format_size(size) == text

@@ -17,16 +17,16 @@ HOUR_MS = 3_600_000
 LEDGER = 10_000
 LEDGER_ID = 1_000_000
 FIXED = 600_000
-"""What the formula says beyond the tracker's own figure, which leaves storage and loop out."""
+"""The formula's fixed part, for storage and loop, which the tracker's own figure leaves out."""
 
 
 def load_of(messages: int, *, is_scattered: bool, ledger: int = 50_000, min_indexes: int = 50_000) -> BucketLoad:
-    """Return a load with deadlines over an hour, all of the messages delayed."""
+    """Return a load with deadlines over an hour, with all messages delayed."""
     return BucketLoad(Workload(Kind.DELAYED, messages / 3600, 3600, 1, ledger), is_scattered, min_indexes)
 
 
 async def figures(load: BucketLoad, size: BucketSize) -> dict[str, Any]:
-    """Fill and empty a tracker; return what the plan predicts."""
+    """Fill and empty a tracker; return the figures that the plan predicts."""
     config = BucketConfig(
         is_delayed_delivery_deliver_at_time_strict=True,
         delayed_delivery_min_index_count_per_bucket=load.min_indexes,
@@ -96,7 +96,7 @@ def test_hundred_million() -> None:
 
 
 def test_in_order_takes_little() -> None:
-    """With the deadlines in the order of positions the default segments do, and what names can bear is the bound."""
+    """With deadlines in the order of positions the default segments suffice, and the limit is that of names."""
     plan = make_bucket_plan(load_of(100_000_000, is_scattered=False), 30 * MIB)
     assert (plan.recommended.buckets, plan.recommended.segment) == (1_000, 5_000)
     assert plan.recommended.bytes < 10 * MIB
@@ -107,7 +107,7 @@ def test_in_order_takes_little() -> None:
 
 @pytest.mark.slow
 def test_too_little_memory() -> None:
-    """Where nothing fits it is said how much the least takes, and that is what is recommended."""
+    """If nothing fits, the plan says how much the least takes, and recommends that."""
     plan = make_bucket_plan(load_of(100_000_000, is_scattered=True), MIB)
     assert plan.recommended.bytes == min(row.bytes for row in plan.rows)
     assert "nothing takes less than" in plan.reason
@@ -135,7 +135,7 @@ def test_as_plain_values() -> None:
 
 @pytest.mark.parametrize("memory", [0, -1, float("nan"), float("inf"), 2**50])
 def test_memory_that_is_none(memory: float) -> None:
-    """Memory is a positive number of bytes."""
+    """Memory must be a positive number of bytes."""
     with pytest.raises(InvalidArgumentError, match="memory_bytes"):
         make_bucket_plan(load_of(1_000, is_scattered=False), memory)
 

@@ -1,4 +1,4 @@
-"""The public names are complete and documented, and imports between the parts point down only."""
+"""The public names are complete and documented, and packages import only packages below them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ LAYERS = {
     "cli": 9,
     "__main__": 10,
 }
-"""From below to above; the foundation is every other module of the top package, ``names`` its ``__init__``."""
+"""From bottom to top; the foundation is every other module of the top package, ``names`` its ``__init__``."""
 ANYWHERE = ("",)
 OFFICIAL = ("consumer/_official", "consumer/_official_ids", "consumer/_subscribe")
 CONFINED: dict[str, tuple[str, ...]] = {
@@ -107,11 +107,11 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "rich": ("cli/",),
     "matplotlib": ("cli/",),
 }
-"""Which files may import which package from outside, by the beginnings of their paths."""
+"""Which files may import which external package, by the beginnings of their paths."""
 
 
 class Import(NamedTuple):
-    """One import statement: who imports what, with full names."""
+    """One import statement: the importing and the imported name, in full."""
 
     importer: str
     imported: str
@@ -153,7 +153,7 @@ def layer_of(name: str) -> int:
 
 
 def same_part(one: str, other: str) -> bool:
-    """Return whether two modules lie in the same package below the top."""
+    """Return whether two modules are in the same package below the top."""
     return one.split(".")[1:2] == other.split(".")[1:2]
 
 
@@ -164,7 +164,7 @@ def all_imports() -> list[tuple[Path, Import]]:
 
 
 def load(name: str) -> ModuleType:
-    """Import a public module; skip where its optional packages are not installed."""
+    """Import a public module; skip if its optional packages are not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -172,13 +172,13 @@ def load(name: str) -> ModuleType:
 
 
 def test_public_modules_are_these() -> None:
-    """Code lies in private modules: a module without underscore is public on purpose, and listed here."""
+    """Code lies in private modules; each module without an underscore is public deliberately, and listed here."""
     assert {name for name in map(module_name, FILES) if is_public(name)} == PUBLIC
 
 
 @for_each("name", sorted(PUBLIC))
 def test_all_is_complete(name: str) -> None:
-    """Each public module has a docstring and a sorted ``__all__`` without doubles, and every name in it exists."""
+    """Each public module has a docstring and a sorted ``__all__`` without duplicates, and every name in it exists."""
     module = load(name)
     promised = module.__all__
     assert module.__doc__
@@ -189,7 +189,7 @@ def test_all_is_complete(name: str) -> None:
 
 @for_each("name", sorted(PUBLIC - {"pulsar_nack.cli"}))
 def test_nothing_public_is_left_out(name: str) -> None:
-    """A class or function that a public module defines, or a package takes from its own parts, is in ``__all__``."""
+    """A class or function that a public module defines, or a package takes from its own modules, is in ``__all__``."""
     module = load(name)
     mine = [
         each
@@ -203,7 +203,7 @@ def test_nothing_public_is_left_out(name: str) -> None:
 
 @for_each("name", sorted(PUBLIC))
 def test_public_objects_are_documented(name: str) -> None:
-    """Each public class and function has a docstring of its own, and so have their public methods."""
+    """Each public class and function has its own docstring, and so have their public methods."""
     module = load(name)
     missing = []
     for each in module.__all__:
@@ -234,7 +234,7 @@ def test_the_top_exports_what_users_need() -> None:
 
 
 def test_arrows_point_down(all_imports: list[tuple[Path, Import]]) -> None:
-    """A part imports itself and what lies below it, never what lies beside or above."""
+    """A package imports itself and packages below it, never one beside or above it."""
     wrong = [
         found
         for _, found in all_imports
@@ -247,7 +247,7 @@ def test_arrows_point_down(all_imports: list[tuple[Path, Import]]) -> None:
 
 
 def test_packages_from_outside_are_confined(all_imports: list[tuple[Path, Import]]) -> None:
-    """A package from outside is imported where it belongs only; a new one has to be added to the table here."""
+    """An external package is imported only where it belongs; a new one has to be added to the table here."""
     wrong = []
     for file, found in all_imports:
         path = file.relative_to(ROOT).as_posix()
@@ -260,7 +260,7 @@ def test_packages_from_outside_are_confined(all_imports: list[tuple[Path, Import
 
 
 def test_the_reader_of_imports_sees_them(all_imports: list[tuple[Path, Import]]) -> None:
-    """The checks above look at something: relative, absolute and late imports are all found, with full names."""
+    """The checks above see relative, absolute and late imports, with full names."""
     seen = {(each.importer, each.imported) for _, each in all_imports}
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack._connect", "pulsar_nack.wire._client.connect") in seen

@@ -1,4 +1,4 @@
-"""The whole tracker on the real clock: coarse bounds that hold on a busy machine; benchmarks give the fine figures."""
+"""The whole tracker on the real clock: coarse bounds that hold on a busy machine; benchmarks have the fine figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def uvloop_factory() -> asyncio.AbstractEventLoop:
 async def errors_ms(config: NackConfig, clock: Clock | None) -> tuple[list[tuple[float, float]], float]:
     """Nack 400 ids, one each 5 ms with random delays; return for each its delay and how late it came, in ms.
 
-    Return too by how many ms the machine makes 99 of 100 plain timers late that are set beside them.
+    Return also by how many ms the machine delays 99 of 100 plain timers that run beside them.
     """
     loop, plain_late = asyncio.get_running_loop(), list[float]()
 

@@ -11,7 +11,7 @@ from tests.for_each import for_each
 
 
 def varint(number: int) -> bytes:
-    """Return a number as it is written."""
+    """Return a number as a varint."""
     written = bytearray()
     write_varint(written, number)
     return bytes(written)
@@ -25,7 +25,7 @@ def test_varint(number: int, data: bytes) -> None:
 
 @given(st.integers(0, 2**70 - 1), st.binary(max_size=3), st.binary(max_size=3))
 def test_read_varint(number: int, before: bytes, after: bytes) -> None:
-    """A varint is read where it begins and up to its end; one that is cut off or endless is refused."""
+    """A varint is read from its first byte to its last; one that is cut off or endless is refused."""
     data = before + varint(number)
     assert read_varint(data + after, len(before)) == (number, len(data))
     with pytest.raises(IndexError):

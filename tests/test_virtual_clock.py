@@ -1,4 +1,4 @@
-"""The virtual loop and the clock that is moved by hand."""
+"""The virtual loop and the manual clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loop_time() -> float:
 
 @virtual_time
 async def test_time_starts_at_zero_and_jumps_to_each_timer_exactly() -> None:
-    """Sleeping takes exactly as long as it says in virtual seconds, and hardly any real ones."""
+    """Sleeping takes exactly as many virtual seconds as asked, and hardly any real ones."""
     started = time.monotonic()
     assert loop_time() == 0
     await asyncio.sleep(0.3)
@@ -43,7 +43,7 @@ async def test_time_starts_at_zero_and_jumps_to_each_timer_exactly() -> None:
 
 @pytest.mark.parametrize("start", [0.0, 1e6, 3.2e9, 2.0**40])
 def test_timers_are_met_however_late_it_is(start: float) -> None:
-    """A timer one unit of the float's resolution ahead is met, at 0 as after centuries."""
+    """A timer one unit of the float's resolution ahead fires exactly, at time 0 and after centuries."""
 
     async def main() -> float:
         await asyncio.sleep(start)
@@ -55,7 +55,7 @@ def test_timers_are_met_however_late_it_is(start: float) -> None:
 
 @virtual_time
 async def test_timers_run_in_the_order_of_their_times() -> None:
-    """Tasks that sleep differently long interleave by virtual time."""
+    """Tasks that sleep for different times interleave by virtual time."""
     seen: list[tuple[float, str]] = []
 
     async def tick(name: str, period: float, count: int) -> None:
@@ -82,7 +82,7 @@ async def test_a_cancelled_timer_is_not_jumped_to() -> None:
 
 @virtual_time
 async def test_timeouts_fire() -> None:
-    """A wait that never ends is cut by its timeout at the exact time."""
+    """A wait that never ends is ended by its timeout at the exact time."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2.5):
             await asyncio.Event().wait()
@@ -90,7 +90,7 @@ async def test_timeouts_fire() -> None:
 
 
 def test_an_endless_wait_is_an_error_that_names_the_task() -> None:
-    """With nothing scheduled and nothing under way the loop says so and lists who waits."""
+    """When nothing is scheduled and nothing runs, the loop raises an error that lists the waiting tasks."""
 
     async def main() -> None:
         await asyncio.sleep(2)
@@ -117,7 +117,7 @@ def test_a_sleep_without_an_end_is_endless_too(endless: Callable[[], Awaitable[o
 
 @virtual_time
 async def test_threads_are_waited_for_really() -> None:
-    """Time stands still while a thread works, through anyio, asyncio and the executor alike."""
+    """Time stands still while a thread works, with anyio, asyncio and the executor."""
     ticks = asyncio.get_running_loop().call_later(0.001, lambda: None)
 
     def work(name: str) -> str:
@@ -135,7 +135,7 @@ async def test_threads_are_waited_for_really() -> None:
 
 
 def test_threads_end_in_the_same_order_in_each_run() -> None:
-    """What several threads do is interleaved with the loop in the same way each time, however fast they are."""
+    """Several threads interleave with the loop in the same way in each run, however fast they are."""
 
     async def main(pause: float) -> list[str]:
         seen: list[str] = []
@@ -194,7 +194,7 @@ def test_hold_time_on_a_real_loop_does_nothing() -> None:
 
 
 def test_a_real_wait_is_bounded_by_patience() -> None:
-    """Held for ever, the loop gives up and says what it waited for."""
+    """If time is held for ever, the loop gives up and says what it waited for."""
 
     async def main() -> None:
         with hold_time():
@@ -222,7 +222,7 @@ async def test_sockets_work_while_time_is_held() -> None:
 
 
 def test_silent_sockets_are_waited_for_with_patience() -> None:
-    """With a socket open and no timer the loop waits really, then gives up."""
+    """With a socket open and no timer the loop really waits, then gives up."""
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
@@ -239,7 +239,7 @@ def test_silent_sockets_are_waited_for_with_patience() -> None:
 
 @virtual_time
 async def test_advance_is_a_blocking_call() -> None:
-    """Time passed in a blocking call makes the timers late, as on a real loop."""
+    """Time that passes in a blocking call makes the timers late, as on a real loop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualClockEventLoop)
     fired: list[float] = []
@@ -295,7 +295,7 @@ def test_manual_clock_moves_forward_only() -> None:
 
 
 def test_manual_clock_halts_at_every_alarm() -> None:
-    """Alarms go in order at their own times, those set on the way and those of one time included."""
+    """Alarms run in order at their own times, also those set on the way and those of one time."""
     clock = ManualClock()
     seen: list[tuple[str, int]] = []
 
@@ -331,7 +331,7 @@ def test_manual_clock_meets_past_alarms_at_the_next_move() -> None:
 
 
 def test_manual_clock_passes_errors_on_and_keeps_the_other_alarms() -> None:
-    """A callback's error ends the move at its time; what is set goes off later."""
+    """A callback's error ends the move at its time; the remaining alarms run at later moves."""
     clock = ManualClock()
     seen: list[int] = []
 
@@ -348,7 +348,7 @@ def test_manual_clock_passes_errors_on_and_keeps_the_other_alarms() -> None:
 
 
 def test_manual_clock_forgets_cancelled_alarms() -> None:
-    """What only a cancelled alarm refers to is free at once, and its place is used again."""
+    """Objects that only a cancelled alarm refers to are freed at once, and its place is used again."""
     clock = ManualClock()
     later = [clock.call_at(1_000, lambda: None) for _ in range(3)]
     for _ in range(10_000):
@@ -362,7 +362,7 @@ def test_manual_clock_forgets_cancelled_alarms() -> None:
 
 
 def test_a_plain_function_has_no_virtual_time() -> None:
-    """Decorating it is refused by name, before anything of it runs."""
+    """Decorating it is refused by name, before any of it runs."""
 
     def plain() -> None:
         raise AssertionError

@@ -13,7 +13,7 @@ from pulsar_nack.testing import virtual_time
 
 
 class Line:
-    """A line whose calls note what they were woken with."""
+    """A line whose calls note the values that woke them."""
 
     def __init__(self) -> None:
         self.calls = WaitingCalls[str]()
@@ -25,7 +25,7 @@ class Line:
         self.woken.append((number, await self.calls.wait(self.passed_on.append, size)))
 
     async def start(self, *sizes: int) -> list[asyncio.Task[None]]:
-        """Let one call for each size wait."""
+        """Start one waiting call for each size."""
         tasks = [asyncio.create_task(self.wait(number, size)) for number, size in enumerate(sizes)]
         await asyncio.sleep(0)
         return tasks
@@ -33,7 +33,7 @@ class Line:
 
 @virtual_time
 async def test_calls_are_woken_in_their_order() -> None:
-    """The first in line is woken first, each gets its value, and one that is woken does not wait any more."""
+    """The first in line is woken first, each gets its value, and a woken call no longer waits."""
     line = Line()
     tasks = await line.start(1, 1, 1)
     assert line.calls.wake_first("a")
@@ -48,7 +48,7 @@ async def test_calls_are_woken_in_their_order() -> None:
 
 @virtual_time
 async def test_a_cancelled_call_leaves_the_line() -> None:
-    """Whether it has noticed or not, a cancelled call is neither woken nor first, and its value goes to the next."""
+    """A cancelled call, whether it has noticed or not, is neither woken nor first, and its value goes to the next."""
     line = Line()
     tasks = await line.start(5, 6, 7, 8)
     tasks[0].cancel()
