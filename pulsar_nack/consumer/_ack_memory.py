@@ -22,14 +22,12 @@ For a port that does not report its sessions, one session lasts for ever.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
 from ..ids import MessageId
 from ..index import EntryRanges
 from ._batches import BatchEntries, EntryKey, LedgerKey, Place, Stamp, entry_key, is_member, is_through, place_of
-from ._message_state import Verdict
 
 MAX_STAMPED: Final = 200_000
 """Entries that have a stamp at most; beyond that the oldest are forgotten, and delivered if they come."""
@@ -43,60 +41,77 @@ _NEVER: Final = (0, 0, 0)
 
 
 class AckMemory:
-    """Acknowledged messages, by entry.
+    """Acknowledged messages by entry, and the sessions with each topic and partition in which that was confirmed.
 
-    :param ack_memory_ms: how long an acknowledged message that comes back is hidden, see :class:`Sessions`
+    :param ack_memory_ms: how long a confirmed acknowledgement hides, at most
     :param keeps_members: the broker keeps confirmed acknowledgements of single messages of a batch when a session ends
     """
 
     def __init__(self, ack_memory_ms: int, *, keeps_members: bool) -> None:
-        self.sessions = Sessions(ack_memory_ms)
-        self.batches = BatchEntries(self.sessions.is_forgotten if keeps_members else self.sessions.is_replayed)
+        self.turn = 1
+        self.replayed = 0
+        """How many deliveries were of acknowledged messages, and meant."""
+        self.batches = BatchEntries(self._is_forgotten if keeps_members else self._is_moved)
         self.entries: dict[EntryKey, Stamp] = {}
-        self.unstamped = UnstampedEntries()
         self.compact_at = COMPACT_STEP
         """How many entries with a stamp there are when :meth:`compact` is to be called."""
         self.marks: dict[Place, tuple[MessageId, Stamp]] = {}
+        self._ack_memory_ms = ack_memory_ms
+        self._ended: dict[Place, tuple[int, int, int]] = {}
+        """The turn in which the broker last ended a session, that of the last lost connection since, and its time."""
+        self._moved: dict[Place, int] = {}
+        """The turn of the broker's last end of a session before a delivery that proved a replay."""
+        self._closed_turn = 0
+        """The turn in which the broker last ended a session, of any topic or partition."""
+        self._since_turn = 0
+        """The same when entries last moved to the bitmaps."""
+        self._since: dict[LedgerKey, EntryRanges] = {}
+        self._before: dict[LedgerKey, EntryRanges] = {}
+        # Bitmaps of entries without a stamp, acknowledged since then, and before. A close of one topic or partition
+        # counts for all, so an entry may count as older than it is, and never as newer.
+
+    # --- what a delivery means ---------------------------------------------------------------------------------------
 
     def is_acked(self, message_id: MessageId) -> bool:
         """Return whether a message is known to be acknowledged."""
         stamp = self._stamp(message_id)
-        is_acked = stamp is not None and not self.sessions.is_forgotten(stamp, place_of(message_id))
+        is_acked = stamp is not None and not self._is_forgotten(stamp, place_of(message_id))
         return is_acked or self.batches.is_acked(message_id)
 
     def hides(self, message_id: MessageId, now_ms: int) -> bool:
         """Return whether an acknowledgement keeps a message from being delivered."""
         stamp = self._stamp(message_id)
-        is_hidden = stamp is not None and self.sessions.hides(stamp, place_of(message_id), now_ms)
+        is_hidden = stamp is not None and self._hides(stamp, place_of(message_id), now_ms)
         return is_hidden or self.batches.is_acked(message_id)
 
     def was_wrongly_hidden(self, message_id: MessageId) -> bool:
         """Return whether a dropped duplicate should have been delivered, because later deliveries proved a replay."""
-        return is_member(message_id) and self.sessions.is_replaying(place_of(message_id))
+        place = place_of(message_id)
+        return is_member(message_id) and self._moved.get(place, 0) == self._ended.get(place, _NEVER)[0] > 0
 
-    def judge(self, message_id: MessageId, now_ms: int) -> Verdict:
-        """Decide on a delivery of a message that is not known as unacknowledged, and note it."""
+    def judge(self, message_id: MessageId, now_ms: int) -> bool:
+        """Note a delivery of a message that is not known as unacknowledged; return whether it is to be delivered."""
         stamp, place = self._stamp(message_id), place_of(message_id)
-        if stamp is not None and self.sessions.hides(stamp, place, now_ms):
-            if self.sessions.is_of_earlier(stamp, place):  # now it is acknowledged in this session
-                self.entries[entry_key(message_id)] = (self.sessions.turn, now_ms)
-            return Verdict.ACK_AGAIN
+        if stamp is not None and self._hides(stamp, place, now_ms):
+            if stamp[0] < self._ended.get(place, _NEVER)[1]:  # now it is acknowledged in this session
+                self.entries[entry_key(message_id)] = (self.turn, now_ms)
+            return False
         if is_member(message_id):
             if self.batches.is_acked(message_id):
-                return Verdict.ACK_AGAIN
+                return False
             self.batches.seen(message_id)
         elif stamp is not None:
             self.entries.pop(entry_key(message_id), None)
-            self.unstamped.discard(entry_key(message_id))
-        if stamp is None:
-            return Verdict.DELIVER
-        self.sessions.replayed(place)
-        return Verdict.REPLAY
+            self._discard_unstamped(entry_key(message_id))
+        if stamp is not None:
+            self.replayed += 1
+            self._moved[place] = self._ended.get(place, _NEVER)[0]
+        return True
 
     def _stamp(self, message_id: MessageId) -> Stamp | None:
         """Return when a message was settled by an entry or by a mark, None if that is not known."""
         key = message_id[:3]
-        stamp = self.entries.get(key) or self.unstamped.stamp(key)
+        stamp = self.entries.get(key) or self.unstamped(key)
         if not self.marks:
             return stamp
         mark = self.marks.get(place_of(message_id)) or self.marks.get((None, message_id.partition))
@@ -104,31 +119,38 @@ class AckMemory:
             return mark[1] if stamp is None else max(stamp, mark[1])
         return stamp
 
-    def compact(self, now_ms: int) -> None:
-        """Move entries that hide nothing any more to the bitmaps, the oldest first.
+    def _hides(self, stamp: Stamp, place: Place, now_ms: int) -> bool:
+        """Return whether an acknowledgement hides a delivery that comes now."""
+        turn, at_ms = stamp
+        closed, lost, lost_at_ms = self._ended.get(place, _NEVER)
+        return turn >= closed and (lost_at_ms if turn < lost else now_ms) - at_ms < self._ack_memory_ms
 
-        Looks at twice as many as came since the last call, so that this costs O(1) for each.
-        """
-        sessions, entries = self.sessions, self.entries
-        losses = sessions.losses()
-        moved: list[tuple[EntryKey, bool]] = []
-        lost: list[EntryKey] = []
-        # one iterator: to look for the first key again and again is slow in a dict that has lost many in front
-        for key, stamp in islice(entries.items(), 2 * (COMPACT_STEP + max(len(entries) - self.compact_at, 0))):
-            if sessions.is_young(stamp, now_ms):
-                break
-            if sessions.was_young_when_lost(stamp, losses):
-                lost.append(key)
-            else:
-                moved.append((key, stamp[0] >= sessions.closed_turn))
-        for key, _ in moved:
-            del entries[key]
-        for key in lost:  # they hide until their session is lost again: looked at later
-            entries[key] = entries.pop(key)
-        for key in list(islice(entries, max(len(entries) - MAX_STAMPED, 0))):
-            del entries[key]
-        self.unstamped.add(moved, sessions.closed_turn)
-        self.compact_at = len(entries) + COMPACT_STEP
+    def _is_forgotten(self, stamp: Stamp, place: Place) -> bool:
+        """Return whether an acknowledgement no longer counts, as the broker ended its session."""
+        return bool(self._ended) and stamp[0] < self._ended.get(place, _NEVER)[0]
+
+    def _is_moved(self, stamp: Stamp, place: Place) -> bool:
+        """Return whether an acknowledgement no longer counts, as the subscription was moved since."""
+        return bool(self._moved) and stamp[0] < self._moved.get(place, 0)
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def session_closed(self, place: Place) -> None:
+        """Note that the broker ended a session."""
+        self.turn += 1
+        self._closed_turn = self.turn
+        self._ended[place] = (self.turn, 0, 0)
+
+    def session_lost(self, place: Place, now_ms: int) -> None:
+        """Note that a session ended with its connection."""
+        self.turn += 1
+        self._ended[place] = (self._ended.get(place, _NEVER)[0], self.turn, now_ms)
+
+    def has_ended(self, place: Place) -> bool:
+        """Return whether an earlier session of this topic or partition has ended."""
+        return place in self._ended
+
+    # --- acknowledgements --------------------------------------------------------------------------------------------
 
     def pass_entry(self, message_id: MessageId) -> None:
         """Note that the whole entry of a message is acknowledged, with all members."""
@@ -138,52 +160,63 @@ class AckMemory:
     def ack_through(self, message_id: MessageId, now_ms: int) -> None:
         """Note a cumulative acknowledgement."""
         self.batches.acked_through(message_id)
-        self.marks[place_of(message_id)] = (message_id, (self.sessions.turn, now_ms))
+        self.marks[place_of(message_id)] = (message_id, (self.turn, now_ms))
 
     def clear(self) -> None:
         """Forget all acknowledgements."""
         self.entries.clear()
-        self.unstamped.clear()
+        self._since.clear()
+        self._before.clear()
         self.compact_at = COMPACT_STEP
         self.marks.clear()
         self.batches.clear()
 
+    # --- bitmaps -----------------------------------------------------------------------------------------------------
 
-class UnstampedEntries:
-    """Acknowledged entries without a stamp, in bitmaps: those before the broker last closed a session, and those since.
-
-    A close of one topic or partition counts for all, so an entry may count as older than it is, and never as newer.
-    """
-
-    def __init__(self) -> None:
-        self._turn = 0
-        """When the broker last closed a session."""
-        self._since: dict[LedgerKey, EntryRanges] = {}
-        self._before: dict[LedgerKey, EntryRanges] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._since.values())) + sum(map(len, self._before.values()))
-
-    def stamp(self, key: EntryKey) -> Stamp | None:
-        """Return the stamp of an entry: its turn is that of the last close before it. None if it is not here."""
+    def unstamped(self, key: EntryKey) -> Stamp | None:
+        """Return the stamp of an entry in a bitmap: its turn is that of the last close before. None: it is in none."""
         ledger, entry, partition = key
         since = self._since.get((ledger, partition))
         if since is not None and entry in since:
-            return self._turn, _LONG_AGO_MS
+            return self._since_turn, _LONG_AGO_MS
         before = self._before.get((ledger, partition))
         return (0, _LONG_AGO_MS) if before is not None and entry in before else None
 
-    def add(self, entries: Iterable[tuple[EntryKey, bool]], closed_turn: int) -> None:
-        """Add entries, each with whether no session was closed since, in any topic or partition.
+    def compact(self, now_ms: int) -> None:
+        """Move entries that hide nothing any more to the bitmaps, the oldest first.
 
-        :param closed_turn: when the broker last closed a session
+        Looks at twice as many as came since the last call, so that this costs O(1) for each.
         """
-        if closed_turn != self._turn:
+        entries, memory_ms = self.entries, self._ack_memory_ms
+        losses = sorted((lost, lost_at_ms) for _, lost, lost_at_ms in self._ended.values() if lost)
+        moved: list[tuple[EntryKey, bool]] = []
+        still_hiding: list[EntryKey] = []
+        # one iterator: to look for the first key again and again is slow in a dict that has lost many in front
+        for key, (turn, at_ms) in islice(entries.items(), 2 * (COMPACT_STEP + max(len(entries) - self.compact_at, 0))):
+            if now_ms - at_ms < memory_ms:
+                break
+            first_loss = bisect_left(losses, (turn + 1, 0))
+            if first_loss < len(losses) and losses[first_loss][1] - at_ms < memory_ms:  # it was young then
+                still_hiding.append(key)
+            else:
+                moved.append((key, turn >= self._closed_turn))
+        for key, _ in moved:
+            del entries[key]
+        for key in still_hiding:  # until their session is lost again: looked at later
+            entries[key] = entries.pop(key)
+        for key in list(islice(entries, max(len(entries) - MAX_STAMPED, 0))):
+            del entries[key]
+        self._move_to_bitmaps(moved)
+        self.compact_at = len(entries) + COMPACT_STEP
+
+    def _move_to_bitmaps(self, entries: list[tuple[EntryKey, bool]]) -> None:
+        """Add entries, each with whether no session was closed since its acknowledgement."""
+        if self._closed_turn != self._since_turn:
             for ledger_key, ranges in self._since.items():
                 known = self._before.setdefault(ledger_key, ranges)
                 if known is not ranges:
                     known.merge(ranges)
-            self._since, self._turn = {}, closed_turn
+            self._since, self._since_turn = {}, self._closed_turn
         found: dict[tuple[LedgerKey, bool], list[int]] = {}
         for (ledger, entry, partition), is_since in entries:
             if entry >= 0:
@@ -193,88 +226,17 @@ class UnstampedEntries:
             ranges = ledgers.pop(ledger_key) if ledger_key in ledgers else EntryRanges()
             ranges.add_many(some)
             ledgers[ledger_key] = ranges  # the newest comes last
-        while len(self._before) + len(self._since) > MAX_LEDGERS or len(self) > MAX_UNSTAMPED:
+        while len(self._before) + len(self._since) > MAX_LEDGERS or self.count_unstamped() > MAX_UNSTAMPED:
             ledgers = self._before or self._since
             del ledgers[next(iter(ledgers))]
 
-    def discard(self, key: EntryKey) -> None:
-        """Remove an entry, if it is here."""
+    def count_unstamped(self) -> int:
+        """Return how many entries the bitmaps have."""
+        return sum(map(len, self._since.values())) + sum(map(len, self._before.values()))
+
+    def _discard_unstamped(self, key: EntryKey) -> None:
         ledger, entry, partition = key
         for ledgers in (self._since, self._before):
             ranges = ledgers.get((ledger, partition))
             if ranges is not None and entry in ranges:
                 ranges.discard_range(entry, entry)
-
-    def clear(self) -> None:
-        """Remove everything."""
-        self._since.clear()
-        self._before.clear()
-
-
-class Sessions:
-    """The sessions of a consumer with each of its topics and partitions.
-
-    :param ack_memory_ms: how long a confirmed acknowledgement hides, at most
-    """
-
-    def __init__(self, ack_memory_ms: int) -> None:
-        self.turn = 1
-        self.closed_turn = 0
-        """The turn in which the broker last ended a session, of any topic or partition."""
-        self._ack_memory_ms = ack_memory_ms
-        self._ended: dict[Place, tuple[int, int, int]] = {}
-        self._replayed: dict[Place, int] = {}
-
-    def closed(self, place: Place) -> None:
-        """Note that the broker ended a session."""
-        self.turn += 1
-        self.closed_turn = self.turn
-        self._ended[place] = (self.turn, 0, 0)
-
-    def lost(self, place: Place, now_ms: int) -> None:
-        """Note that a session ended with its connection."""
-        self.turn += 1
-        self._ended[place] = (self._ended.get(place, _NEVER)[0], self.turn, now_ms)
-
-    def has_ended(self, place: Place) -> bool:
-        """Return whether an earlier session of this topic or partition has ended."""
-        return place in self._ended
-
-    def is_forgotten(self, stamp: Stamp, place: Place) -> bool:
-        """Return whether an acknowledgement no longer counts, as the broker ended its session."""
-        return bool(self._ended) and stamp[0] < self._ended.get(place, _NEVER)[0]
-
-    def replayed(self, place: Place) -> None:
-        """Note a delivery that proves a replay: it was acknowledged before the broker ended a session."""
-        self._replayed[place] = self._ended.get(place, _NEVER)[0]
-
-    def is_replayed(self, stamp: Stamp, place: Place) -> bool:
-        """Return whether an acknowledgement no longer counts, as the subscription was moved since."""
-        return bool(self._replayed) and stamp[0] < self._replayed.get(place, 0)
-
-    def is_replaying(self, place: Place) -> bool:
-        """Return whether a replay was noted since the broker last ended a session."""
-        return self._replayed.get(place, 0) == self._ended.get(place, _NEVER)[0] > 0
-
-    def is_of_earlier(self, stamp: Stamp, place: Place) -> bool:
-        """Return whether an acknowledgement was confirmed before the present session."""
-        return stamp[0] < self._ended.get(place, _NEVER)[1]
-
-    def hides(self, stamp: Stamp, place: Place, now_ms: int) -> bool:
-        """Return whether an acknowledgement hides a delivery that comes now."""
-        turn, at_ms = stamp
-        closed, lost, lost_at_ms = self._ended.get(place, _NEVER)
-        return turn >= closed and (lost_at_ms if turn < lost else now_ms) - at_ms < self._ack_memory_ms
-
-    def is_young(self, stamp: Stamp, now_ms: int) -> bool:
-        """Return whether an acknowledgement is younger than ``ack_memory``."""
-        return now_ms - stamp[1] < self._ack_memory_ms
-
-    def losses(self) -> list[Stamp]:
-        """Return when a connection was lost last, for each topic and partition, in order."""
-        return sorted((lost, lost_at_ms) for _, lost, lost_at_ms in self._ended.values() if lost)
-
-    def was_young_when_lost(self, stamp: Stamp, losses: Sequence[Stamp]) -> bool:
-        """Return whether an acknowledgement was young at the first of some losses after it, and so still hides."""
-        first = bisect_left(losses, (stamp[0] + 1, 0))
-        return first < len(losses) and self.is_young(stamp, losses[first][1])

@@ -1,14 +1,13 @@
-"""Entries that hold several messages: which members are acknowledged, and whether some are busy.
+"""Entries that hold several messages: which members are acknowledged, and which entry and topic an id is of.
 
 A redelivery request brings back a whole entry. An entry is known here from the first delivery of a member until all of
-its members are acknowledged; members that were not seen yet count as busy, because they are on their way to the user.
+its members are acknowledged.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ..ids import MessageId
@@ -54,15 +53,8 @@ def is_through(message_id: MessageId, mark: MessageId) -> bool:
     return (is_before or is_here) and is_same_topic(message_id, mark)
 
 
-@dataclass(slots=True)
-class _Entry:
-    topic: str | None
-    size: int
-    """0: not known yet."""
-    acked: int = 0
-    requested: int = 0
-    stamp: Stamp = (0, 0)
-    """The stamp of the last acknowledgement."""
+_Entry = tuple[str | None, int, int, Stamp]
+"""Topic, size of the batch (0: not known yet), a bit for each acknowledged member, and the stamp of the last one."""
 
 
 class BatchEntries:
@@ -78,66 +70,56 @@ class BatchEntries:
         self.entries: OrderedDict[EntryKey, _Entry] = OrderedDict()
         """Entries of batches with an unacknowledged message."""
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
     def seen(self, message_id: MessageId) -> None:
         """Note a delivered member; other ids are ignored."""
         if is_member(message_id) and message_id.batch_size > 1:
-            self._known(message_id)
+            self._note(message_id, 0)
 
-    def _known(self, message_id: MessageId) -> _Entry:
+    def _note(self, message_id: MessageId, members: int) -> bool:
+        """Note a member, and a bit for each that is acknowledged; True when the whole entry is, which is forgotten."""
         key = entry_key(message_id)
-        entry = self.entries.get(key)
-        if entry is None:
-            entry = self.entries[key] = _Entry(message_id.topic, message_id.batch_size)
-            if len(self.entries) > _MAX_ENTRIES:
-                self.entries.popitem(last=False)
-        elif not entry.size:
-            entry.size = message_id.batch_size
-        if entry.acked and self._is_forgotten(entry.stamp, place_of(message_id)):
-            entry.acked = 0
-        return entry
+        topic, size, acked, stamp = self.entries.get(key) or (message_id.topic, 0, 0, self.stamp)
+        if acked and self._is_forgotten(stamp, place_of(message_id)):
+            acked = 0
+        acked |= members
+        size = size or message_id.batch_size
+        if size and acked.bit_count() >= size:
+            self.entries.pop(key, None)
+            return True
+        self.entries[key] = (topic, size, acked, self.stamp if members else stamp)
+        if len(self.entries) > _MAX_ENTRIES:
+            self.entries.popitem(last=False)
+        return False
 
     def acked(self, message_id: MessageId) -> bool:
         """Note an acknowledged message; True when its whole entry is acknowledged."""
         if message_id.batch_index < 0 and not self.entries:
             return True
-        key = entry_key(message_id)
         if not is_member(message_id):
-            self.entries.pop(key, None)
+            self.passed(message_id)
             return True
-        entry = self._known(message_id)
-        entry.acked |= 1 << message_id.batch_index
-        entry.stamp = self.stamp
-        if not entry.size or entry.acked.bit_count() < entry.size:
-            return False
-        del self.entries[key]
-        return True
+        return self._note(message_id, 1 << message_id.batch_index)
 
     def restore(self, message_id: MessageId, acked: int) -> None:
         """Note which members of an entry are acknowledged, a bit for each, before any of them is delivered."""
-        self.entries[entry_key(message_id)] = _Entry(message_id.topic, message_id.batch_size, acked)
+        self.entries[entry_key(message_id)] = (message_id.topic, message_id.batch_size, acked, (0, 0))
 
     def is_acked(self, message_id: MessageId) -> bool:
         """Return whether this member of an entry with unacknowledged members is acknowledged."""
         entry = self.entries.get(entry_key(message_id))
-        if entry is None or message_id.batch_index < 0 or not entry.acked >> message_id.batch_index & 1:
+        if entry is None or message_id.batch_index < 0 or not entry[2] >> message_id.batch_index & 1:
             return False
-        return not self._is_forgotten(entry.stamp, place_of(message_id))
+        return not self._is_forgotten(entry[3], place_of(message_id))
 
-    def requested(self, message_id: MessageId, change: int) -> None:
-        """Count a member whose redelivery was requested (1), or no longer is (-1)."""
-        entry = self.entries.get(entry_key(message_id))
-        if entry is not None:
-            entry.requested = max(entry.requested + change, 0)
+    def has_busy_members(self, message_id: MessageId, others: int) -> bool:
+        """Return whether members of an entry are left that are not acknowledged, besides ``others`` that are not busy.
 
-    def has_busy_members(self, message_id: MessageId, due: int) -> bool:
-        """Return whether members are left that are not acknowledged, not requested, and not among the ``due`` ones."""
+        Members that were not seen yet are busy: they are on their way to the user.
+        """
         if not is_member(message_id):
             return False
-        entry = self.entries.get(entry_key(message_id))
-        return entry is None or not entry.size or entry.size - entry.acked.bit_count() - entry.requested > due
+        _, size, acked, _ = self.entries.get(entry_key(message_id)) or (None, 0, 0, None)
+        return not size or size - acked.bit_count() > others
 
     def passed(self, message_id: MessageId) -> None:
         """Note that the whole entry of a message is acknowledged."""
@@ -146,15 +128,10 @@ class BatchEntries:
     def acked_through(self, message_id: MessageId) -> None:
         """Note a cumulative acknowledgement, in its partition; O(entries)."""
         here, index = entry_key(message_id), message_id.batch_index
-        entry = self.entries.get(here)
-        if entry is not None and index >= 0:
-            entry = self._known(message_id)
-            entry.acked |= (1 << index + 1) - 1
-            entry.stamp = self.stamp
-        is_whole = entry is None or index < 0 or bool(entry.size and entry.acked.bit_count() >= entry.size)
-        for key, known in list(self.entries.items()):
-            is_here = MessageId(*key, topic=known.topic)
-            if is_same_topic(is_here, message_id) and (key < here or (key == here and is_whole)):
+        is_whole = index < 0 or here not in self.entries or self._note(message_id, (1 << index + 1) - 1)
+        for key, (topic, *_) in list(self.entries.items()):
+            is_here = is_same_topic(MessageId(*key, topic=topic), message_id)
+            if is_here and (key < here or (key == here and is_whole)):
                 del self.entries[key]
 
     def clear(self) -> None:

@@ -214,9 +214,9 @@ class ConsumerEngine:
         else:
             self.trace.disconnected(topic, partition, event.value)
         if event is SessionEvent.LOST:
-            table.sessions.lost(place, self.clock.now_ms())
+            table.acked.session_lost(place, self.clock.now_ms())
         elif event is SessionEvent.CLOSED:
-            table.sessions.closed(place)
+            table.acked.session_closed(place)
             if self.state.durable is not None:
                 self.state.durable.confirmed()
         elif event is SessionEvent.INACTIVE:

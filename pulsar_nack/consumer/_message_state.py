@@ -1,4 +1,4 @@
-"""The state of one unacknowledged message, and what a delivery of it means to the consumer."""
+"""The state of one unacknowledged message, and the lease of an attempt to handle it."""
 
 from __future__ import annotations
 
@@ -42,15 +42,6 @@ VERBS: Final = {
 """How a message was settled, in the words of errors, and the verb of the consumer that does it."""
 SENT_AWAY: Final = (State.DEAD_LETTERING, State.RETRYING)
 """On the way to another topic, and acknowledged once there."""
-
-
-class Verdict(Enum):
-    """The treatment of a delivery."""
-
-    DELIVER = "deliver"
-    REPLAY = "deliver, replayed"
-    DUPLICATE = "drop"
-    ACK_AGAIN = "acknowledge again"
 
 
 class MessageState:

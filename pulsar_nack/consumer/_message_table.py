@@ -33,14 +33,15 @@ settled ones (``_ack_memory``) and the counts of forgotten requests (``_requests
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._ack_memory import AckMemory
-from ._batches import Place, is_through, place_of
-from ._message_state import ACKING, DELIVERED, HELD, REQUESTED, RETRYING, SENT_AWAY, MessageState, State, Verdict
+from ._batches import EntryKey, Place, entry_key, is_through, place_of
+from ._message_state import ACKING, DELIVERED, HELD, REQUESTED, RETRYING, SENT_AWAY, MessageState, State
 from ._requests import OpenRequests
 
 WAITING: Final = (HELD, REQUESTED)
@@ -50,7 +51,7 @@ UNDELIVERED: Final = (*WAITING, *SENT_AWAY)
 class MessageTable:
     """The unacknowledged messages of one consumer, by id.
 
-    :param ack_memory_ms: how long an acknowledged message that comes back is hidden, see :class:`Sessions`
+    :param ack_memory_ms: how long an acknowledged message that comes back is hidden, see ``_ack_memory``
     :param most_delivered: how many delivered messages are known at most
     :param keeps_members: the broker keeps confirmed acknowledgements of single messages of a batch when a session ends
     """
@@ -59,13 +60,16 @@ class MessageTable:
         self, *, ack_memory_ms: int = 10_000, most_delivered: int = 100_000, keeps_members: bool = False
     ) -> None:
         self.acked = AckMemory(ack_memory_ms, keeps_members=keeps_members)
-        self.sessions = self.acked.sessions
         self.batches = self.acked.batches
         self.requests = OpenRequests()
+        self.duplicates = 0
+        """How many deliveries of messages that were delivered or held were dropped."""
         self.held = self.requested = 0
         self.delivered = 0
         """Messages in any other state than HELD and REQUESTED."""
         self.on_left: Callable[[MessageState], None] | None = None  # called with those not known any more
+        self.requested_members: Counter[EntryKey] = Counter()
+        """How many members of each batch are REQUESTED."""
         self._records: dict[MessageId, MessageState] = {}
         self.get: Callable[[MessageId], MessageState | None] = self._records.get
         """Returns the state of an unacknowledged message, None if it is not known."""
@@ -89,7 +93,7 @@ class MessageTable:
         if acked.marks or requests.repeat_at:
             return None
         key = message_id[:3]
-        if key in acked.entries or acked.unstamped.stamp(key) is not None:
+        if key in acked.entries or acked.unstamped(key) is not None:
             return None
         record = records[message_id] = MessageState(message_id, DELIVERED, broker_count)
         self.delivered += 1
@@ -97,31 +101,35 @@ class MessageTable:
             self._forget_oldest()
         return record
 
-    def deliver(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
-        """Decide on a delivery and note it; amortized O(1)."""
+    def deliver(self, message_id: MessageId, broker_count: int, now_ms: int) -> MessageState | None:
+        """Note a delivery; return its message if that is to be delivered, None for a duplicate. Amortized O(1).
+
+        After a duplicate the message is not known only if it was acknowledged: it is to be acknowledged again.
+        """
         requests = self.requests
         if requests.open and next(iter(requests.open)).expires_at_ms <= now_ms:
             self.expire(now_ms)
         record = self._records.get(message_id)
         if record is None:
-            verdict = self.acked.judge(message_id, now_ms)
-            if verdict is not Verdict.ACK_AGAIN:
-                last, hidden = requests.take_counts(message_id) if requests.counts else (-1, 0)
-                record = MessageState(message_id, DELIVERED, max(broker_count - hidden, last + 1))
-                record.hidden_count = hidden
-                self._add(record)
-            return verdict
+            if not self.acked.judge(message_id, now_ms):
+                return None
+            last, hidden = requests.take_counts(message_id) if requests.counts else (-1, 0)
+            record = MessageState(message_id, DELIVERED, max(broker_count - hidden, last + 1))
+            record.hidden_count = hidden
+            self._add(record)
+            return record
         if message_id.is_chunked:
             record.learn(message_id)
         if record.state is REQUESTED:  # what the broker counted for dropped duplicates is left out
             record.redelivery_count = max(record.redelivery_count + 1, broker_count - record.hidden_count)
             self._move(record, DELIVERED)
-            return Verdict.DELIVER
+            return record
         record.hidden_count = max(record.hidden_count, broker_count - record.redelivery_count)
-        if record.state is not ACKING:
-            return Verdict.DUPLICATE
-        record.has_duplicate = True
-        return Verdict.ACK_AGAIN
+        if record.state is ACKING:
+            record.has_duplicate = True  # acknowledged again once that is confirmed, which may fail
+        else:
+            self.duplicates += 1
+        return None
 
     def restore(self, message_id: MessageId, count: int, broker_count: int) -> MessageState:
         """Note a delivery of a message that is not known here, and was held before a restart: it is held again."""
@@ -157,7 +165,7 @@ class MessageTable:
         self.check_unsettled(message_id)
         if record is None:
             record = self.requests.unknown_state(message_id, HELD)
-            record.is_doubtful = self.sessions.has_ended(place_of(message_id))
+            record.is_doubtful = self.acked.has_ended(place_of(message_id))
             self._add(record)
         elif record.state is RETRYING:  # it could not be sent there
             self._move(record, HELD)
@@ -247,7 +255,7 @@ class MessageTable:
         """
         known, acked, batches, requests = self._records, self.acked, self.batches, self.requests.open
         entries = acked.entries
-        stamp = batches.stamp = (self.sessions.turn, now_ms)
+        stamp = batches.stamp = (acked.turn, now_ms)
         forgotten: list[MessageState] = []
         for record in records:
             message_id = record.id
@@ -314,6 +322,7 @@ class MessageTable:
         """Forget everything: after a seek all messages are new."""
         self._records.clear()
         self.requests.clear()
+        self.requested_members.clear()
         self.held = self.delivered = self.requested = 0
         self.acked.clear()
 
@@ -341,46 +350,36 @@ class MessageTable:
     def _add(self, record: MessageState) -> None:
         self._records[record.id] = record
         self.requests.repeat_at.pop(record.id, None)
-        self._count(record.state, 1)
+        self._count(record, 1)
         if self.delivered > self._most_delivered:
             self._forget_oldest()
 
     def _remove(self, record: MessageState) -> None:
         del self._records[record.id]
-        self._count(record.state, -1)
-        if record.state is REQUESTED:
-            self.batches.requested(record.id, -1)
+        self._count(record, -1)
         self.requests.open.pop(record, None)
         if self.on_left is not None:
             self.on_left(record)
 
     def _move(self, record: MessageState, state: State) -> None:
-        before, record.state = record.state, state
-        if before is HELD:  # in line, as _count: the hot path
-            self.held -= 1
-        elif before is REQUESTED:
-            self.requested -= 1
-        else:
-            self.delivered -= 1
-        if state is HELD:
-            self.held += 1
-        elif state is REQUESTED:
-            self.requested += 1
-        else:
-            self.delivered += 1
-        is_requested = state is REQUESTED
-        if record.id[3] >= 0 and (before is REQUESTED) is not is_requested:
-            self.batches.requested(record.id, 1 if is_requested else -1)
-        if not is_requested and state is not ACKING:
+        self._count(record, -1)
+        record.state = state
+        self._count(record, 1)
+        if state is not REQUESTED and state is not ACKING:
             self.requests.open.pop(record, None)
 
-    def _count(self, state: State, change: int) -> None:
-        if state is HELD:
+    def _count(self, record: MessageState, change: int) -> None:
+        if record.state is HELD:
             self.held += change
-        elif state is REQUESTED:
-            self.requested += change
-        else:
+        elif record.state is not REQUESTED:
             self.delivered += change
+        else:
+            self.requested += change
+            if record.id[3] >= 0:
+                entry = entry_key(record.id)
+                self.requested_members[entry] += change
+                if not self.requested_members[entry]:
+                    del self.requested_members[entry]
 
     def _forget_oldest(self) -> None:
         """Forget the oldest 1/16 of delivered messages, so that this costs O(1) for each new one; never the newest."""

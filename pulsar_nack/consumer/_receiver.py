@@ -1,7 +1,7 @@
 """Takes deliveries from the port, decides what each means, and hands messages to the calls that wait for them.
 
 A pump awaits the port while a call waits and none is here. On a port that supports it, calls take messages without the
-pump. Each delivery gets a verdict from the message table: deliver, drop as a duplicate, or acknowledge again.
+pump. The message table knows what each delivery means: deliver it, drop it as a duplicate, or acknowledge it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._inbox import DurableGateQueue, Inbox
 from ._key_order import KeyOrder
 from ._letter_rules import RetryTopic
 from ._message import Message
-from ._message_state import ACKING, DELIVERED, REQUESTED, MessageState, Verdict
+from ._message_state import ACKING, DELIVERED, REQUESTED, MessageState
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
 from ._redelivery_router import RedeliveryPlan
 from ._settler import Settler
@@ -39,7 +39,7 @@ class Receiver:
     """
 
     def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool) -> None:
-        self.received = self.duplicates = self.replayed = 0
+        self.received = 0
         self.gate_queue: DurableGateQueue | None = None
         self.key_order: KeyOrder | None = None
         """The messages that wait for earlier ones of their keys, which no call receives."""
@@ -235,7 +235,7 @@ class Receiver:
         most = _USUAL_QUEUE if is_unknown else self._prefetched
         return self.received - record.received_before <= most
 
-    # --- verdicts --------------------------------------------------------------------------------------------------
+    # --- what a delivery means -------------------------------------------------------------------------------------
 
     def _take(self, delivery: Delivery) -> Message | None:
         """Return the message to be delivered, None for a delivery that is not."""
@@ -293,19 +293,14 @@ class Receiver:
             if self.key_order is not None:
                 self.key_order.note_origin(message_id)
         due_at_ms = known.due_at_ms if known is not None and known.state is REQUESTED else None
-        verdict = self._table.deliver(message_id, delivery.redelivery_count, now_ms)
-        if verdict is Verdict.DUPLICATE:
-            self.duplicates += 1
-            return None
-        record = self._table.get(message_id)
-        if verdict is Verdict.ACK_AGAIN:
-            if record is None:  # else once its acknowledgement is confirmed, which may fail
+        record = self._table.deliver(message_id, delivery.redelivery_count, now_ms)
+        if record is None:
+            if self._table.get(message_id) is None:
                 self._acks.ack_duplicate(message_id)
             return None
-        self.replayed += verdict is Verdict.REPLAY
         if self._payloads.bytes:
             self._payloads.pop(message_id)
-        return None if record is None else self._message(delivery, record, due_at_ms)
+        return self._message(delivery, record, due_at_ms)
 
     @property
     def _acks(self) -> Acks:

@@ -280,9 +280,9 @@ class RedeliveryQueue:
         """Redeliver a message from memory, at its deadline; return False if the broker has to redeliver it."""
         if record.id not in self.payloads.kept:
             return False
-        batches, due = self.table.batches, due_members[entry_key(record.id)]
         if not record.is_local:
-            if not batches.has_busy_members(record.id, due):
+            table, entry = self.table, entry_key(record.id)
+            if not table.batches.has_busy_members(record.id, due_members[entry] + table.requested_members[entry]):
                 return False
             self.trace.hold(record.id, record.redelivery_count, "busy batch mates")
         early_ms = record.due_at_ms - self.clock.now_ms()

@@ -123,8 +123,8 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
     return ConsumerStatistics(
         received=receiver.received,
         shown=engine.state.delivered,
-        copies_dropped=receiver.duplicates,
-        replayed=receiver.replayed,
+        copies_dropped=table.duplicates,
+        replayed=table.acked.replayed,
         dropped=settler.dropped,
         acked=0 if acks is None else acks.acked,
         acked_again=0 if acks is None else acks.acked_again,
