@@ -37,9 +37,8 @@ from ._port import (
     SupportsSessions,
     SupportsSubscription,
 )
-from ._redelivery_router import Redelivery
 from ._runner import DrainReport, Handler
-from ._settings import ConsumerOptions
+from ._settings import ConsumerOptions, Redelivery
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
 

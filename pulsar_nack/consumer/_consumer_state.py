@@ -17,7 +17,6 @@ from ._message_state import DELIVERED, MessageState, State
 from ._payloads import LruPayloads
 from ._port import Delivery
 from ._redelivery_queue import RedeliveryQueue
-from ._redelivery_router import RedeliveryPlan
 from ._settings import ConsumerSettings
 from ._unacked import UnackedLimiter
 
@@ -118,21 +117,24 @@ class ConsumerState:
             raise AlreadySettledError(message_id, State.ACKING.value)
         return record
 
-    def must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
-        """Return whether a nack has to wait for room."""
+    def must_wait(self, payload: Delivery | None, *, is_local: bool) -> bool:
+        """Return whether a nack has to wait for room, or until fewer messages are unacknowledged."""
         limit, table = self.limiter.limit, self.queue.table
         if limit is not None and table.delivered + table.held >= limit:
             return True
-        most = self.config.max_held
-        if plan.must_keep:
-            return not self.has_room(plan, payload)
-        return most is not None and table.held >= most
+        if is_local:
+            return not self.has_room(payload, is_local=True)
+        return self.config.max_held is not None and table.held >= self.config.max_held
 
-    def has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
-        """Return whether a nack may be held; the limit on unacknowledged messages is not looked at."""
-        most = self.config.max_held
-        is_full = most is not None and self.queue.table.held >= most
-        return not is_full and (payload is None or not plan.must_keep or self.queue.has_room(payload))
+    def has_room(self, payload: Delivery | None, *, is_local: bool) -> bool:
+        """Return whether a nack may be held; the limit on unacknowledged messages is not looked at.
+
+        :param is_local: it is redelivered from memory
+        """
+        most, queue = self.config.max_held, self.queue
+        if most is not None and queue.table.held >= most:
+            return False
+        return payload is None or not (is_local and queue.wants_all) or queue.has_room(payload)
 
     def default_delay_ms(self, record: MessageState | None) -> int:
         """Return the delay of a nack that names none."""

@@ -6,21 +6,23 @@ The user's :class:`Consumer` delegates to them; each raises as the :class:`Consu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
 from .._check import check_integer
 from .._delays import Delay, delay_ms, seek_position
-from ..errors import AcknowledgeError, BrokerError, ClosedError, InvalidArgumentError, NotDurableError
+from ..errors import AcknowledgeError, BrokerError, ClosedError, InvalidArgumentError, NotDurableError, RedeliveryError
 from ..ids import MessageId, _is_message_id
 from ._batches import is_same_topic, place_of
 from ._consumer_state import ConsumerState
 from ._engine import ConsumerEngine
+from ._events import ASKED_FOR
 from ._message import Message
-from ._message_state import DELIVERED, MessageState
+from ._message_state import DELIVERED, HELD, MessageState
 from ._message_table import UNDELIVERED
 from ._port import SupportsSessions
+from ._redelivery_queue import RedeliveryQueue
 from ._settler import Settler
 
 _AT_ONCE: Final = 256
@@ -196,7 +198,7 @@ async def redeliver(engine: ConsumerEngine) -> None:
     if not engine.port.traits.honours_ids:
         places = {place_of(record.id) for record in records}
         try:
-            if records and await engine.queue.request_now(records):
+            if records and await _request(engine.queue, records):
                 for record in receiver.drop(lambda message: place_of(message.id) in places):
                     table.give_back(record.id)  # the broker sends it too
         finally:
@@ -209,6 +211,26 @@ async def redeliver(engine: ConsumerEngine) -> None:
         if number % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)
             engine.state.check_open()
+
+
+async def _request(queue: RedeliveryQueue, records: Sequence[MessageState]) -> bool:
+    """Have the broker bring back everything, for messages that are being processed; False: that will be repeated."""
+    now_ms = queue.clock.now_ms()
+    for record in records:
+        queue.table.hold(record.id)
+        queue.tracker.ack(record.id)  # the deadline of a lease
+        record.is_held, record.is_local, record.due_at_ms, record.lease = True, False, now_ms, None
+        queue.trace.nack(record, 0, ASKED_FOR)
+    try:
+        await queue.on_due([record.id for record in records], is_rewind=True)
+    except BaseException as error:
+        for record in records:
+            if record.state is HELD:
+                queue.arm(record.id, 0)
+        if not isinstance(error, RedeliveryError):
+            raise
+        return False
+    return True
 
 
 def _is_attempt(known: MessageState | None, record: MessageState, count: int) -> bool:

@@ -83,7 +83,7 @@ class KeyOrder:
     def open(self) -> None:
         """Order what the consumer delivers from now on, and let nacked messages come back to it."""
         self._table.on_left = self._on_left
-        self._settler.queue.router.want_all()
+        self._settler.queue.want_all()
         self._table.requests.on_expected = self.note_origin
 
     def __len__(self) -> int:

@@ -141,7 +141,7 @@ class Leases:
 
     def _without_early(self, held: list[MessageState], now_ms: int) -> list[MessageId]:
         """Return the ids of nacked messages, without those that are here before their time because of a lease."""
-        if not self._queue.router.only_rewinds:
+        if not self._queue.only_rewinds:
             return [record.id for record in held if record.id not in self._queue.tracker]  # nacked during this call
         if any(record.due_at_ms <= now_ms for record in held):
             return [record.id for record in held]

@@ -23,13 +23,11 @@ from ._letter_rules import RetryTopic
 from ._message import Message
 from ._message_state import ACKING, DELIVERED, REQUESTED, MessageState
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
-from ._redelivery_router import RedeliveryPlan
 from ._settler import Settler
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _USUAL_QUEUE: Final = 1_000
 """How many messages a client may have prefetched if it does not say."""
-_KEPT: Final = RedeliveryPlan(keeps=True, must_keep=False, is_local=True, early_ms=0)
 
 
 class Receiver:
@@ -67,7 +65,7 @@ class Receiver:
         queue.redeliver = self._redeliver
         self.wait: Callable[[], Awaitable[Message]] = self._wait_noted if is_durable else self.inbox.get
         """Waits for a message; cancelling it loses none."""
-        self._is_plain = not (is_durable or queue.trace.is_on or queue.router.may_keep_all)
+        self._is_plain = not (is_durable or queue.trace.is_on or queue.may_keep_all)
         self._nowait = port.receive_nowait if not is_durable and isinstance(port, SupportsNowait) else None
         self.receive_nowait = self._nowait
         """Takes a message from the port without waiting; None if that is not possible, or nothing is to be taken."""
@@ -269,7 +267,7 @@ class Receiver:
             return delivery, 0
         count = max(delivery.redelivery_count, table.requests.take_counts(message_id)[0] + 1)
         record = table.restore(message_id, count - 1, count)
-        self._queue.hold(record, wait_ms, delivery, _KEPT)
+        self._queue.hold(record, wait_ms, delivery, is_local=self._queue.has_room(delivery))
         self._trace.hold(message_id, count, "not due")
         self._limiter.warn_if_near()
         return delivery, wait_ms
@@ -321,8 +319,8 @@ class Receiver:
             self._trace.arrive(record, due_at_ms, is_local=is_local)
         if self._letters is not None and self._letters.takes(delivery, record):
             return None
-        router = self._queue.router
-        if router.may_keep_all or (record.id[3] >= 0 and router.may_keep(record.id)):
+        queue = self._queue
+        if queue.may_keep_all or (record.id[3] >= 0 and queue.may_keep(record.id)):
             self._recent.add(delivery)
         table = self._table
         if table.delivered + table.held >= self._limiter.near:

@@ -1,4 +1,9 @@
-"""Holds nacked messages until they are due, and redelivers them from memory or by the broker."""
+"""Holds nacked messages until they are due, and redelivers them from memory or by the broker.
+
+*By the broker*: it is asked for the message; any consumer of the subscription may get it. *From memory*: the payload is
+kept and delivered again. Whether to keep a payload is decided when a message is nacked; how to redeliver it, when it is
+due: by then the other messages of its batch may have been settled.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,12 @@ from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
 from ..nack import NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member, place_of
-from ._events import ASKED_FOR, REQUESTED_AGAIN, MessageTrace
+from ._events import REQUESTED_AGAIN, MessageTrace
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import ACKING, HELD, REQUESTED, MessageState
 from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsNowait
-from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
 from ._requests import REQUEST_MEMORY_MS
 from ._settings import ConsumerSettings
 from ._unacked import UnackedLimiter
@@ -54,20 +58,31 @@ class RedeliveryQueue:
         mark_delete: MarkDeleteWatch | None,
         lost: Callable[[Sequence[MessageState]], None],
     ) -> None:
-        redelivery = settings.redelivery
+        traits, redelivery = port.traits, settings.redelivery
+        self._custom: RedeliveryCallback | None = redelivery if callable(redelivery) else None
+        self._is_auto = redelivery == "auto"
+        self._floor_ms = round(traits.min_redelivery_delay * 1000)
+        self.only_rewinds = redelivery == "broker" and not traits.honours_ids
+        """Whether the broker brings back everything for each request."""
+        self.wants_all = not traits.honours_ids
+        """Whether nacked messages are to come back to this consumer, for which ``nack`` waits for room in memory."""
+        self.may_use_memory = self._is_auto or redelivery == "local"
+        self._always_memory = redelivery == "local" or (self._is_auto and self.wants_all)
+        self.may_keep_all = self._always_memory or (self._is_auto and self._floor_ms > 0)
+        """Whether the payload of any message may be wanted, whatever the delay of its nack."""
+        is_short = 0 < traits.redelivery_latency < 0.001 and not self._floor_ms  # the tracker is ahead by it
+        self._latency_ms = 0 if is_short or self._custom is not None else round(traits.redelivery_latency * 1000)
+        """How long before its deadline a message is requested."""
+        is_requested = traits.honours_ids and (self._is_auto or redelivery == "broker")
         self.config = settings.config or NackConfig()
         self.redeliver: Callable[[Delivery, MessageState], None]
         """Called with each message that is redelivered from memory, and its state; set by the receiver."""
         self.end_leases: Callable[[Sequence[MessageId]], Sequence[MessageId]] | None = None
         """Takes due ids, ends the leases among them, and returns the others; None: there are no leases."""
-        self.router = RedeliveryRouter(redelivery, port.traits)
-        self.redelivered_local = 0
-        self.redelivered_broker = 0
-        self.requested_again = 0
+        self.redelivered_local = self.redelivered_broker = self.requested_again = 0
         self.port = port
         self.table = table
         self.payloads = PayloadCache(settings.max_local_bytes)
-        self._custom: RedeliveryCallback | None = redelivery if callable(redelivery) else None
         self.clock = trace.clock
         self._limiter = limiter
         self._mark_delete = mark_delete
@@ -78,30 +93,48 @@ class RedeliveryQueue:
         self._watched_until_ms: int | None = None
         self._is_sooner = asyncio.Event()
         self._nowait_port = port if isinstance(port, SupportsNowait) else None
-        must_wait = self._custom is not None or self._nowait_port is None or self.router.only_rewinds
-        most = self._most_at_once = min(self.config.max_batch, port.traits.max_ids_per_request)
+        must_wait = self._custom is not None or self._nowait_port is None or self.only_rewinds
+        self._most_at_once = min(self.config.max_batch, traits.max_ids_per_request)
         self.tracker = NegativeAcksTracker(
             self.on_due if must_wait else self._on_due_nowait,
-            self.config.model_copy(update={"max_batch": most, "max_held": None}),
+            self.config.model_copy(update={"max_batch": self._most_at_once, "max_held": None}),
             clock=trace.clock,
             hooks=trace.hooks,
-            collapse=self.router.only_rewinds,
-            lead_time=self.router.lead_time,
+            collapse=self.only_rewinds,
+            lead_time=traits.redelivery_latency if is_short and is_requested else 0.0,
         )
+
+    # --- how a message is redelivered ------------------------------------------------------------------------------
+
+    def want_all(self) -> None:
+        """Let nacked messages come back to this consumer: from memory, for which ``nack`` waits for room."""
+        self.wants_all = True
+        self._always_memory = self.may_use_memory
+
+    def is_local(self, delay_ms: int) -> bool:
+        """Return whether a nacked message is redelivered from memory, as the broker could not do it as requested."""
+        return self._always_memory or (self._is_auto and delay_ms < self._floor_ms)
+
+    def may_keep(self, message_id: MessageId) -> bool:
+        """Return whether the payload of a message may be wanted, whatever the delay of its nack."""
+        return self.may_keep_all or (self._is_auto and is_member(message_id))
+
+    # --- holding ---------------------------------------------------------------------------------------------------
 
     def hold(
         self,
         record: MessageState,
         delay_ms: int,
         payload: Delivery | None,
-        plan: RedeliveryPlan | None = None,
         now_ms: int | None = None,
+        *,
+        is_local: bool | None = None,
     ) -> None:
         """Hold a message; if it is held already, the earlier deadline counts.
 
         :param payload: kept if that is wanted and there is room; None if it is not known
-        :param plan: how to redeliver it, None: as :attr:`router` chooses
         :param now_ms: the time from which the delay counts, None: now
+        :param is_local: whether to redeliver it from memory, None: as :meth:`is_local` says
         """
         if record.state is REQUESTED:
             return
@@ -111,19 +144,21 @@ class RedeliveryQueue:
         now_ms = self.clock.now_ms() if now_ms is None else now_ms
         if self._mark_delete is not None:
             self._mark_delete.note(record, delay_ms, now_ms)
-        plan = plan or self.router.choose(record.id, delay_ms)
+        if is_local is None:
+            is_local = self.is_local(delay_ms)
         due_at_ms = now_ms + delay_ms
         is_sooner = not record.is_held or due_at_ms < record.due_at_ms
         record.is_held = True
-        if plan.keeps and payload is not None and not record.is_doubtful:
-            self._keep(payload, must_keep=plan.must_keep)
+        is_wanted = is_local or (self._is_auto and record.id[3] >= 0 and is_member(record.id))
+        if is_wanted and payload is not None and not record.is_doubtful:
+            self._keep(payload, must_keep=is_local and self.wants_all)
         if not is_sooner:
             return
         record.due_at_ms = due_at_ms
-        record.is_local = plan.is_local and record.id in self.payloads.kept
-        record.is_early = not record.is_local and plan.early_ms > 0
+        record.is_local = is_local and record.id in self.payloads.kept
+        record.is_early = not record.is_local and self._latency_ms > 0 and delay_ms > 0
         if record.is_early:
-            delay_ms -= plan.early_ms
+            delay_ms = max(delay_ms - self._latency_ms, 0)
         if delay_ms == self._armed_ms:  # as arm: the hot path
             self.tracker.nack_nowait(record.id, self._armed)
         else:
@@ -147,9 +182,9 @@ class RedeliveryQueue:
         record.is_doubtful = False
         if not record.is_held:
             return
-        plan = self.router.choose(record.id, record.due_at_ms - self.clock.now_ms())
-        if plan.keeps and self._keep(delivery):
-            record.is_local = plan.is_local
+        is_local = self.is_local(record.due_at_ms - self.clock.now_ms())
+        if (is_local or (self._is_auto and is_member(record.id))) and self._keep(delivery):
+            record.is_local = is_local
 
     def has_room(self, payload: Delivery) -> bool:
         """Return whether a payload may be kept."""
@@ -160,29 +195,12 @@ class RedeliveryQueue:
         self.tracker.ack(message_id)
         self.payloads.pop(message_id)
 
-    async def request_now(self, records: Sequence[MessageState]) -> bool:
-        """Request messages that are being processed; return False if that failed, and will be repeated."""
-        now_ms = self.clock.now_ms()
-        for record in records:
-            self.table.hold(record.id)
-            self.tracker.ack(record.id)  # the deadline of a lease
-            record.is_held, record.is_local, record.due_at_ms, record.lease = True, False, now_ms, None
-            self.trace.nack(record, 0, ASKED_FOR)
-        try:
-            await self.on_due([record.id for record in records], is_rewind=self._custom is None)
-        except BaseException as error:
-            for record in records:
-                if record.state is HELD:
-                    self.arm(record.id, 0)
-            if not isinstance(error, RedeliveryError):
-                raise
-            return False
-        return True
-
     def ask_for(self, counts: Mapping[MessageId, int]) -> None:
         """Soon request messages that this consumer has forgotten; each comes with its last redelivery count."""
         self.table.ask_for(counts, self.clock.now_ms())
-        self._watch_from(self.table.requests.next_at())
+        next_at_ms = self.table.requests.next_at()
+        if next_at_ms is not None and (self._watched_until_ms is None or next_at_ms < self._watched_until_ms):
+            self._is_sooner.set()
 
     def clear(self) -> None:
         """Forget all holds."""
@@ -201,7 +219,7 @@ class RedeliveryQueue:
     async def on_due(self, ids: Sequence[MessageId], *, is_rewind: bool = False) -> None:
         """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many.
 
-        :param is_rewind: one id of each topic and partition is enough for the broker
+        :param is_rewind: the broker brings back everything: one id of each topic and partition is enough for it
         """
         requested, requests, left = list[MessageState](), list[int](), iter(ids)
         try:
@@ -212,8 +230,10 @@ class RedeliveryQueue:
                 if len(some) == _MAX_IN_A_TURN < len(ids):
                     await asyncio.sleep(0)
             if requested:
-                first = {place_of(record.id): record.id for record in reversed(requested)} if is_rewind else None
-                await self._send(self._ids_of(requested) if first is None else list(first.values()))
+                asked = requested[: self._most_at_once] if self.only_rewinds else requested
+                if is_rewind and self._custom is None:
+                    asked = list({place_of(record.id): record for record in reversed(requested)}.values())
+                await self._send([record.id for record in asked])
         except BaseException as error:  # noqa: BLE001 - raised there
             self._fail_request(requested, requests, error)
         if requested:
@@ -234,11 +254,6 @@ class RedeliveryQueue:
             if self.payloads.kept:
                 self._drop_requested(requested)
             self._limiter.changed()
-
-    def _ids_of(self, records: Sequence[MessageState]) -> list[MessageId]:
-        """Return the ids for a request: no more than the port takes where it brings back everything anyway."""
-        some = records[: self._most_at_once] if self.router.only_rewinds else records
-        return [record.id for record in some]
 
     def _begin_request(self, ids: Sequence[MessageId]) -> tuple[list[MessageState], list[int]]:
         """Redeliver due messages from memory that belong there, and begin to request the others from the broker.
@@ -291,19 +306,15 @@ class RedeliveryQueue:
         record.is_local, record.is_early = True, False
         if must_wait:
             self.arm(record.id, early_ms + is_last_ms)  # as the tracker is ahead by a part of it
-        else:
-            self._redeliver_locally(record)
-        return True
-
-    def _redeliver_locally(self, record: MessageState) -> None:
+            return True
         delivery = self.payloads.pop(record.id)
-        if delivery is None:
-            return
+        assert delivery is not None
         self.redelivered_local += 1
         self.trace.redeliver(record)
         self.table.redeliver(record)
         self.redeliver(delivery, record)
         self._limiter.changed()
+        return True
 
     def _fail_request(self, records: Sequence[MessageState], requests: Sequence[int], error: BaseException) -> NoReturn:
         failed = [
@@ -335,10 +346,6 @@ class RedeliveryQueue:
                 await wait_at_most(self._is_sooner, None if delay_ms is None else delay_ms / 1000)
             elif not await self._request_again():
                 return
-
-    def _watch_from(self, at_ms: int | None) -> None:
-        if at_ms is not None and (self._watched_until_ms is None or at_ms < self._watched_until_ms):
-            self._is_sooner.set()
 
     async def _request_again(self) -> bool:
         """Repeat the requests that are due; False: the port is closed."""

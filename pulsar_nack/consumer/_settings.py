@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, get_args
 
 from .._check import check_clock, check_config, check_integer, check_metadata_limit, suggest_name
 from .._delays import Delay, delay_ms, positive_delay_ms
@@ -14,14 +14,18 @@ from ..backoff import Backoff, as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
-from ..nack import Hooks
+from ..nack import Hooks, RedeliveryCallback
 from ._events import ConsumerHook, ConsumerTrace
 from ._letter_rules import DeadLetterPolicy, RetryTopicPolicy
 from ._port import PortTraits
-from ._redelivery_router import Redelivery, RedeliveryRouter
 
 if TYPE_CHECKING:
     from .durable import DurableHome
+
+RedeliveryName = Literal["auto", "local", "broker"]
+Redelivery = RedeliveryName | RedeliveryCallback
+"""How a consumer's nacks are carried out: by name, or by the user's own callable that gets the ids which are due."""
+_REDELIVERY_NAMES: Final = get_args(RedeliveryName)
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -116,7 +120,8 @@ class ConsumerSettings:
         if self.retry_topic is not None and not traits.honours_ids:
             expected = "None on Exclusive and Failover subscriptions, where a broker delays no message"
             raise InvalidArgumentError("retry_topic", self.retry_topic, expected)
-        RedeliveryRouter(self.redelivery, traits)
+        if not callable(self.redelivery) and self.redelivery not in _REDELIVERY_NAMES:
+            raise InvalidArgumentError("redelivery", self.redelivery, "'auto', 'local', 'broker' or a callable")
         Hooks(self.hooks)
         if self.durable is not None:
             from .durable import check_home

@@ -1,6 +1,6 @@
 """The verbs of messages: acknowledge, nack, dead-letter, consume later. Messages hold it, the consumer owns it.
 
-The settler decides once how a nack is carried out, and hands the decision on as a :class:`RedeliveryPlan`.
+The settler decides once whether a nacked message is redelivered from memory, and hands the decision on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ._letter_rules import Wait, as_reason, check_properties
 from ._letters import Letters
 from ._message_state import ACKING, DEAD_LETTERING, DELIVERED, HELD, RETRYING, MessageState, State
 from ._port import Delivery
-from ._redelivery_router import RedeliveryPlan
 
 if TYPE_CHECKING:
     from .durable import DurableNacks, Outcome
@@ -142,17 +141,16 @@ class Settler:
             and (sent := self._send_nacked(payload, record, attempt, milliseconds, reason, is_deferred)) is not None
         ):
             return await sent
-        router, left_ms = self.queue.router, milliseconds
-        choose = router.choose_memory if is_deferred else router.choose
-        plan = choose(message_id, milliseconds)
+        queue, left_ms = self.queue, milliseconds
+        is_local = queue.may_use_memory if is_deferred else queue.is_local(milliseconds)
         is_new = record is None or record.state is DELIVERED
-        if is_new and self.state.must_wait(plan, payload):
-            waited_ms = await self._wait_for_room(message_id, attempt, plan, payload)
+        if is_new and self.state.must_wait(payload, is_local=is_local):
+            waited_ms = await self._wait_for_room(message_id, attempt, payload, is_local=is_local)
             left_ms = max(milliseconds - waited_ms, 0)
-            plan = choose(message_id, left_ms)
+            is_local = queue.may_use_memory if is_deferred else queue.is_local(left_ms)
             now_ms = self.state.now_ms = self.queue.clock.now_ms()
         record = self._table.hold(message_id)
-        self.queue.hold(record, left_ms, payload, plan, now_ms)
+        queue.hold(record, left_ms, payload, now_ms, is_local=is_local)
         if is_deferred:
             self._note_deferred(record, milliseconds, is_new=is_new)
         else:
@@ -180,15 +178,15 @@ class Settler:
         return durable.nacked(record.id, due_in_ms, record.redelivery_count)
 
     async def _wait_for_room(
-        self, message_id: MessageId, attempt: int | None, plan: RedeliveryPlan, payload: Delivery | None
+        self, message_id: MessageId, attempt: int | None, payload: Delivery | None, *, is_local: bool
     ) -> int:
         """Wait until a nack may be held; return how many ms that took."""
-        if not self.state.has_room(plan, payload):
+        if not self.state.has_room(payload, is_local=is_local):
             record = self._table.get(message_id)
             self._trace.hold(message_id, 0 if record is None else record.redelivery_count, "no room")
         now = asyncio.get_running_loop().time
         began_at = now()
-        await self._limiter.wait_for(lambda: self.state.has_room(plan, payload))
+        await self._limiter.wait_for(lambda: self.state.has_room(payload, is_local=is_local))
         self.state.check_unsettled(message_id, attempt)
         return round((now() - began_at) * 1000)
 
@@ -256,7 +254,7 @@ class Settler:
         if letters.is_last_attempt(count) and not is_deferred:
             return self._nack_away(letters, payload, count, attempt, None, reason)
         is_new = record is None or record.state is DELIVERED  # else the earlier of both deadlines counts
-        may_spill = letters.may_spill and not letters.is_full and not self.queue.router.wants_all
+        may_spill = letters.may_spill and not letters.is_full and not self.queue.wants_all
         if is_new and may_spill and self._spills(letters, payload, milliseconds):
             wait = self._wait(milliseconds)._replace(is_deferred=is_deferred)
             return self._nack_away(letters, payload, count, attempt, wait, reason)
@@ -267,7 +265,7 @@ class Settler:
         assert retry is not None
         if retry.rules.spills(milliseconds, limiter.count(), limiter.near, limiter.limit):
             return True
-        return self.state.must_wait(self.queue.router.choose(payload.id, milliseconds), payload)
+        return self.state.must_wait(payload, is_local=self.queue.is_local(milliseconds))
 
     async def _nack_away(  # noqa: PLR0917 - all that a nack has
         self, letters: Letters, payload: Delivery, count: int, attempt: int | None, wait: Wait | None, reason: str
@@ -286,8 +284,8 @@ class Settler:
     def _hold_again(self, payload: Delivery, record: MessageState, wait: Wait) -> None:
         """Hold a message whose nack could not wait in the retry topic."""
         queue, left_ms = self.queue, max(wait.until_ms - self.state.wall_clock.now_ms(), 0)
-        plan = queue.router.choose_memory(record.id, left_ms) if wait.is_deferred else None
-        queue.hold(self._table.hold(record.id), left_ms, payload, plan)
+        is_local = queue.may_use_memory if wait.is_deferred else None
+        queue.hold(self._table.hold(record.id), left_ms, payload, is_local=is_local)
         if wait.is_deferred:
             record.defer()
         self.state.check_idle()
