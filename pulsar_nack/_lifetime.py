@@ -14,7 +14,7 @@ import warnings
 from _thread import get_ident
 from collections.abc import Callable, Coroutine, Generator
 from types import SimpleNamespace
-from typing import Any, ClassVar, Final, Generic, NoReturn, Self, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, Self, SupportsIndex, TypeAlias, TypeVar
 
 from ._foreign import quoted
 from .errors import AlreadyEnteredError, ClosedError, WrongLoopError
@@ -110,16 +110,17 @@ _C = TypeVar("_C", bound=ClosesOnExit)
 
 
 class Opening(Generic[_C]):
-    """Base class of what opens an object: enter it with ``async with``, or await it and close the object yourself.
+    """An object to be opened: enter it with ``async with``, or await it and close the object yourself.
 
-    :param make: makes the object; called at each ``await`` or ``async with``
+    :param make: makes the object, which is then entered; called at each ``await`` or ``async with``
+    :param what: what is opened, for errors
     """
 
-    _what: ClassVar[str]
-    """What is opened, for errors."""
+    _what = "object"
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, _C]]) -> None:
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, _C]], what: str) -> None:
         self._make = make
+        self._what = what
         self._opened: _C | None = None
         self._is_entered = False
 
@@ -148,7 +149,7 @@ class Opening(Generic[_C]):
             await opened.aclose()
 
     async def _open(self) -> _C:
-        return await self._make()
+        return await (await self._make()).__aenter__()
 
 
 class ClosesWhenDropped(ClosesOnExit):

@@ -395,11 +395,6 @@ FREE: dict[str, str] = {
     "PulsarBroker": "its client checks",
     "ObjectLog": "is an AsyncLog, as LocalLog",
     "ObjectLogStore": "is an AsyncLogStore, as LocalLogStore",
-    "OpeningTopic": "opens a LocalTopic each time",
-    "Producing": "opens a Producer each time, and its client checks",
-    "Reading": "opens a Reader each time, and its client checks",
-    "Viewing": "opens a TableView each time, and its client checks",
-    "Subscribing": "opens a Consumer each time, and its client checks",
     "TraceWriter": "a thread writes",
     "VirtualClockEventLoop": "a loop",
 }

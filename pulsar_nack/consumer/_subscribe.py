@@ -49,13 +49,8 @@ class OfficialSettings(DialectSettings, total=False):
     crypto_failure_action: pulsar.ConsumerCryptoFailureAction
 
 
-class Subscribing(Opening[Consumer]):
-    """A consumer to be opened: enter it with ``async with``, or ``await`` it and close the consumer yourself."""
-
-    _what = "consumer"
-
-    async def _open(self) -> Consumer:
-        return await (await self._make()).open()
+Subscribing = Opening[Consumer]
+"""A consumer to be opened: enter it with ``async with``, or ``await`` it and close the consumer yourself."""
 
 
 def subscribe(
@@ -125,7 +120,7 @@ def subscribe(
             await port.close()
             raise
 
-    return Subscribing(make)
+    return Subscribing(make, "consumer")
 
 
 subscribe.__signature__ = signature_with_settings(subscribe, has_others=True)  # type: ignore[attr-defined]

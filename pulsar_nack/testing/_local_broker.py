@@ -141,7 +141,7 @@ class LocalBroker(ClosesOnExit):
                 await port.close()
                 raise
 
-        return Subscribing(make)
+        return Subscribing(make, "consumer")
 
     async def _connect(
         self, topic: str, subscription: str, kind: AnyType, options: dict[str, Any], settings: dict[str, Any]

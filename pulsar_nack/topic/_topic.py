@@ -328,7 +328,7 @@ class LocalTopic(LoopBound):
             port = await self._subscriptions.join(joining)
             return await self.retry_topics.consumer(port, settings, self._settings.clock)
 
-        return Subscribing(make)
+        return Subscribing(make, "consumer")
 
     async def unsubscribe(self, name: str) -> None:
         """Delete a subscription and its acknowledgements.
@@ -364,10 +364,8 @@ class LocalTopic(LoopBound):
         await self._subscriptions.flush()
 
 
-class OpeningTopic(Opening[LocalTopic]):
-    """What :func:`open_local` returns: ``async with`` it, or ``await`` it and close the topic yourself."""
-
-    _what = "topic"
+OpeningTopic = Opening[LocalTopic]
+"""What :func:`open_local` returns: ``async with`` it, or ``await`` it and close the topic yourself."""
 
 
 def open_local(
@@ -385,4 +383,4 @@ def open_local(
         async with pulsar_nack.open_local("data/orders") as topic:
             await topic.publish(b"an order")
     """
-    return OpeningTopic(lambda: LocalTopic.open(home, config, name=name, delayed=delayed, clock=clock))
+    return OpeningTopic(lambda: LocalTopic.open(home, config, name=name, delayed=delayed, clock=clock), "topic")

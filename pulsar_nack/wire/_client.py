@@ -160,7 +160,7 @@ class Client(ClosesWhenDropped):
             self._open.add(consumer)  # not only its port: the consumer has tasks too
             return consumer
 
-        return Subscribing(make)
+        return Subscribing(make, "consumer")
 
     # --- readers ---------------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Client(ClosesWhenDropped):
         async def make_and_keep() -> Reader:
             return await self._keep(await make())
 
-        return Reading(make_and_keep)
+        return Reading(make_and_keep, "reader")
 
     def _reader_maker(
         self, topic: Any, start: object, discovery_interval: object, settings: Mapping[str, Any], *, inclusive: bool
@@ -245,7 +245,7 @@ class Client(ClosesWhenDropped):
         async def make() -> TableView:
             return await self._keep(await TableView.open(await make_reader(), decode))
 
-        return Viewing(make)
+        return Viewing(make, "table view")
 
     # --- producers -------------------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Client(ClosesWhenDropped):
         async def make() -> Producer:
             return await self._keep(await Producer.open(self._open_context(), name, options))
 
-        return Producing(make)
+        return Producing(make, "producer")
 
     # --- topics ----------------------------------------------------------------------------------------------------
 

@@ -375,10 +375,8 @@ class Reader(ClosesWhenDropped):
         return self._closing
 
 
-class Reading(Opening[Reader]):
-    """A reader to be opened: enter it with ``async with``, or ``await`` it and close the reader yourself."""
-
-    _what = "reader"
+Reading = Opening[Reader]
+"""A reader to be opened: enter it with ``async with``, or ``await`` it and close the reader yourself."""
 
 
 def _note_ack(error: Exception | None) -> None:

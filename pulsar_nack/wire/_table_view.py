@@ -211,7 +211,5 @@ class TableView(ClosesWhenDropped, Mapping[str, Any]):
             await asyncio.wait([self._following])
 
 
-class Viewing(Opening[TableView]):
-    """A table view to be opened: enter it with ``async with``, or ``await`` it and close the view yourself."""
-
-    _what = "table view"
+Viewing = Opening[TableView]
+"""A table view to be opened: enter it with ``async with``, or ``await`` it and close the view yourself."""

@@ -292,10 +292,8 @@ async def _open(producer: TopicProducer, ends_at: float | None) -> None:
         raise with_text(error, f"producing to {producer.topic}: {error}") from error
 
 
-class Producing(Opening[Producer]):
-    """Returned by :meth:`Client.producer`: use it as ``async with``, or await it and close the producer yourself."""
-
-    _what = "producer"
+Producing = Opening[Producer]
+"""Returned by :meth:`Client.producer`: use it as ``async with``, or await it and close the producer yourself."""
 
 
 class WirePublisher:
