@@ -1,7 +1,8 @@
 """The acknowledged messages of a consumer that may be delivered again, and what such a delivery means. Pure.
 
 A cumulative acknowledgement is one mark for each partition. Other acknowledgements are kept by entry; a batch counts
-once all its messages are acknowledged, until then :class:`BatchEntries` has its bits.
+once all its members are acknowledged. A redelivery request brings back a whole entry, so until then, from the first
+delivery of a member, there is a bit for each member.
 
 An entry has its stamp while it may hide a delivery, about ``ack_memory``. After that only two things count: that it is
 acknowledged, so that its delivery is a replay, and whether the broker closed a session since. So it moves to the
@@ -22,12 +23,18 @@ For a port that does not report its sessions, one session lasts for ever.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from itertools import islice
 from typing import Final
 
 from ..ids import MessageId
 from ..index import EntryRanges
-from ._batches import BatchEntries, EntryKey, LedgerKey, Place, Stamp, entry_key, is_member, is_through, place_of
+from ._id_relations import EntryKey, LedgerKey, Place, entry_key, is_member, is_same_topic, is_through, place_of
+
+Stamp = tuple[int, int]
+"""A turn of a consumer's sessions, and a time in ms."""
+_Batch = tuple[str | None, int, int, Stamp]
+"""Topic, size (0: not known yet), a bit for each acknowledged member, and the stamp of the last acknowledgement."""
 
 MAX_STAMPED: Final = 200_000
 """Entries that have a stamp at most; beyond that the oldest are forgotten, and delivered if they come."""
@@ -36,6 +43,7 @@ MAX_UNSTAMPED: Final = 10_000_000
 MAX_LEDGERS: Final = 10_000
 COMPACT_STEP: Final = 1_000
 """After so many acknowledgements :meth:`AckMemory.compact` is to be called."""
+_MAX_BATCHES: Final = 50_000
 _LONG_AGO_MS: Final = -(1 << 62)
 _NEVER: Final = (0, 0, 0)
 
@@ -51,7 +59,11 @@ class AckMemory:
         self.turn = 1
         self.replayed = 0
         """How many deliveries were of acknowledged messages, and meant."""
-        self.batches = BatchEntries(self._is_forgotten if keeps_members else self._is_moved)
+        self.stamp: Stamp = (0, 0)
+        """The stamp of acknowledgements that are noted from now on."""
+        self.batches: OrderedDict[EntryKey, _Batch] = OrderedDict()
+        """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first."""
+        self._is_member_forgotten = self._is_forgotten if keeps_members else self._is_moved
         self.entries: dict[EntryKey, Stamp] = {}
         self.compact_at = COMPACT_STEP
         """How many entries with a stamp there are when :meth:`compact` is to be called."""
@@ -76,13 +88,13 @@ class AckMemory:
         """Return whether a message is known to be acknowledged."""
         stamp = self._stamp(message_id)
         is_acked = stamp is not None and not self._is_forgotten(stamp, place_of(message_id))
-        return is_acked or self.batches.is_acked(message_id)
+        return is_acked or self._is_acked_member(message_id)
 
     def hides(self, message_id: MessageId, now_ms: int) -> bool:
         """Return whether an acknowledgement keeps a message from being delivered."""
         stamp = self._stamp(message_id)
         is_hidden = stamp is not None and self._hides(stamp, place_of(message_id), now_ms)
-        return is_hidden or self.batches.is_acked(message_id)
+        return is_hidden or self._is_acked_member(message_id)
 
     def was_wrongly_hidden(self, message_id: MessageId) -> bool:
         """Return whether a dropped duplicate should have been delivered, because later deliveries proved a replay."""
@@ -97,9 +109,9 @@ class AckMemory:
                 self.entries[entry_key(message_id)] = (self.turn, now_ms)
             return False
         if is_member(message_id):
-            if self.batches.is_acked(message_id):
+            if self._is_acked_member(message_id):
                 return False
-            self.batches.seen(message_id)
+            self.seen(message_id)
         elif stamp is not None:
             self.entries.pop(entry_key(message_id), None)
             self._discard_unstamped(entry_key(message_id))
@@ -154,12 +166,17 @@ class AckMemory:
 
     def pass_entry(self, message_id: MessageId) -> None:
         """Note that the whole entry of a message is acknowledged, with all members."""
-        self.batches.passed(message_id)
-        self.entries[entry_key(message_id)] = self.batches.stamp
+        self.batches.pop(entry_key(message_id), None)
+        self.entries[entry_key(message_id)] = self.stamp
 
     def ack_through(self, message_id: MessageId, now_ms: int) -> None:
-        """Note a cumulative acknowledgement."""
-        self.batches.acked_through(message_id)
+        """Note a cumulative acknowledgement, in its partition; O(batches)."""
+        here, index = entry_key(message_id), message_id.batch_index
+        is_whole = index < 0 or here not in self.batches or self._note_member(message_id, (1 << index + 1) - 1)
+        for key, (topic, *_) in list(self.batches.items()):
+            is_here = is_same_topic(MessageId(*key, topic=topic), message_id)
+            if is_here and (key < here or (key == here and is_whole)):
+                del self.batches[key]
         self.marks[place_of(message_id)] = (message_id, (self.turn, now_ms))
 
     def clear(self) -> None:
@@ -170,6 +187,60 @@ class AckMemory:
         self.compact_at = COMPACT_STEP
         self.marks.clear()
         self.batches.clear()
+
+    # --- members of batches ------------------------------------------------------------------------------------------
+
+    def seen(self, message_id: MessageId) -> None:
+        """Note a delivered member of a batch; other ids are ignored."""
+        if is_member(message_id) and message_id.batch_size > 1:
+            self._note_member(message_id, 0)
+
+    def ack_member(self, message_id: MessageId) -> bool:
+        """Note an acknowledged message; True when its whole entry is acknowledged."""
+        if message_id.batch_index < 0 and not self.batches:
+            return True
+        if not is_member(message_id):
+            self.batches.pop(entry_key(message_id), None)
+            return True
+        return self._note_member(message_id, 1 << message_id.batch_index)
+
+    def restore_batch(self, message_id: MessageId, acked: int) -> None:
+        """Note which members of an entry are acknowledged, a bit for each, before any of them is delivered."""
+        self.batches[entry_key(message_id)] = (message_id.topic, message_id.batch_size, acked, (0, 0))
+
+    def has_busy_members(self, message_id: MessageId, others: int) -> bool:
+        """Return whether members of an entry are left that are not acknowledged, besides ``others`` that are not busy.
+
+        Members that were not seen yet are busy: they are on their way to the user.
+        """
+        if not is_member(message_id):
+            return False
+        _, size, acked, _ = self.batches.get(entry_key(message_id)) or (None, 0, 0, None)
+        return not size or size - acked.bit_count() > others
+
+    def _note_member(self, message_id: MessageId, members: int) -> bool:
+        """Note a member, and a bit for each that is acknowledged; True when the whole entry is, which is forgotten."""
+        key = entry_key(message_id)
+        topic, size, acked, stamp = self.batches.get(key) or (message_id.topic, 0, 0, self.stamp)
+        if acked and self._is_member_forgotten(stamp, place_of(message_id)):
+            acked = 0
+        acked |= members
+        size = size or message_id.batch_size
+        if size and acked.bit_count() >= size:
+            self.batches.pop(key, None)
+            return True
+        self.batches[key] = (topic, size, acked, self.stamp if members else stamp)
+        if len(self.batches) > _MAX_BATCHES:
+            self.batches.popitem(last=False)
+        return False
+
+    def _is_acked_member(self, message_id: MessageId) -> bool:
+        """Return whether a member of a batch with unacknowledged members is acknowledged."""
+        batch = self.batches.get(entry_key(message_id))
+        if batch is None or message_id.batch_index < 0:
+            return False
+        _, _, acked, stamp = batch
+        return bool(acked >> message_id.batch_index & 1) and not self._is_member_forgotten(stamp, place_of(message_id))
 
     # --- bitmaps -----------------------------------------------------------------------------------------------------
 

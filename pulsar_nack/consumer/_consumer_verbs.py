@@ -14,10 +14,10 @@ from .._check import check_integer
 from .._delays import Delay, delay_ms, seek_position
 from ..errors import AcknowledgeError, BrokerError, ClosedError, InvalidArgumentError, NotDurableError, RedeliveryError
 from ..ids import MessageId, _is_message_id
-from ._batches import is_same_topic, place_of
 from ._consumer_state import ConsumerState
 from ._engine import ConsumerEngine
 from ._events import ASKED_FOR
+from ._id_relations import is_same_topic, place_of
 from ._message import Message
 from ._message_state import DELIVERED, HELD, MessageState
 from ._message_table import UNDELIVERED

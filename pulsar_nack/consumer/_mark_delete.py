@@ -15,7 +15,7 @@ from typing import Final
 
 from ..clock import Clock
 from ..ids import Position
-from ._batches import Place, place_of
+from ._id_relations import Place, place_of
 from ._message_state import MessageState
 from ._message_table import UNDELIVERED, MessageTable
 from ._port import SupportsSessions

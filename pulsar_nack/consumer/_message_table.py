@@ -40,7 +40,7 @@ from typing import Final
 from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._ack_memory import AckMemory
-from ._batches import EntryKey, Place, entry_key, is_through, place_of
+from ._id_relations import EntryKey, Place, entry_key, is_through, place_of
 from ._message_state import ACKING, DELIVERED, HELD, REQUESTED, RETRYING, SENT_AWAY, MessageState, State
 from ._requests import OpenRequests
 
@@ -60,7 +60,6 @@ class MessageTable:
         self, *, ack_memory_ms: int = 10_000, most_delivered: int = 100_000, keeps_members: bool = False
     ) -> None:
         self.acked = AckMemory(ack_memory_ms, keeps_members=keeps_members)
-        self.batches = self.acked.batches
         self.requests = OpenRequests()
         self.duplicates = 0
         """How many deliveries of messages that were delivered or held were dropped."""
@@ -133,7 +132,7 @@ class MessageTable:
 
     def restore(self, message_id: MessageId, count: int, broker_count: int) -> MessageState:
         """Note a delivery of a message that is not known here, and was held before a restart: it is held again."""
-        self.batches.seen(message_id)
+        self.acked.seen(message_id)
         record = MessageState(message_id, HELD, count)
         record.hidden_count = max(broker_count - count, 0)
         self._add(record)
@@ -253,16 +252,16 @@ class MessageTable:
 
         In line: the hot path.
         """
-        known, acked, batches, requests = self._records, self.acked, self.batches, self.requests.open
-        entries = acked.entries
-        stamp = batches.stamp = (acked.turn, now_ms)
+        known, acked, requests = self._records, self.acked, self.requests.open
+        entries, batches = acked.entries, acked.batches
+        stamp = acked.stamp = (acked.turn, now_ms)
         forgotten: list[MessageState] = []
         for record in records:
             message_id = record.id
             if known.get(message_id) is record:
                 del known[message_id]
                 self.delivered -= 1
-                if (message_id[3] < 0 and not batches.entries) or batches.acked(message_id):
+                if (message_id[3] < 0 and not batches) or acked.ack_member(message_id):
                     entries[message_id[:3]] = stamp
             else:
                 forgotten.append(record)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..errors import BrokerError, UndecodableMessageError
 from ..ids import MessageId, _is_message_id
-from ._batches import is_same_topic
+from ._id_relations import is_same_topic
 from ._port import Delivery
 
 VERSION_BYTES: Final = 8

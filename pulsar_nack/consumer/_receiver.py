@@ -16,7 +16,7 @@ from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
-from ._batches import Place, place_of
+from ._id_relations import Place, place_of
 from ._inbox import DurableGateQueue, Inbox
 from ._key_order import KeyOrder
 from ._letter_rules import RetryTopic

@@ -22,8 +22,8 @@ from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
 from ..nack import NegativeAcksTracker, RedeliveryCallback
-from ._batches import EntryKey, entry_key, is_member, place_of
 from ._events import REQUESTED_AGAIN, MessageTrace
+from ._id_relations import EntryKey, entry_key, is_member, place_of
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import ACKING, HELD, REQUESTED, MessageState
 from ._message_table import MessageTable
@@ -297,7 +297,7 @@ class RedeliveryQueue:
             return False
         if not record.is_local:
             table, entry = self.table, entry_key(record.id)
-            if not table.batches.has_busy_members(record.id, due_members[entry] + table.requested_members[entry]):
+            if not table.acked.has_busy_members(record.id, due_members[entry] + table.requested_members[entry]):
                 return False
             self.trace.hold(record.id, record.redelivery_count, "busy batch mates")
         early_ms = record.due_at_ms - self.clock.now_ms()

@@ -9,7 +9,7 @@ import pytest
 from pulsar_nack import MessageId
 from pulsar_nack.consumer import _ack_memory
 from pulsar_nack.consumer._ack_memory import AckMemory
-from pulsar_nack.consumer._batches import Place
+from pulsar_nack.consumer._id_relations import Place
 from tests.for_each import for_each
 
 MEMORY_MS = 1_000

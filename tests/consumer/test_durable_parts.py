@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import MessageId
-from pulsar_nack.consumer._batches import is_same_topic
+from pulsar_nack.consumer._id_relations import is_same_topic
 from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.consumer.durable import _generations as generations
 from pulsar_nack.consumer.durable import _records as records

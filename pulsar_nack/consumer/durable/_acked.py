@@ -36,7 +36,7 @@ from typing import Final
 
 from ...ids import MessageId
 from ...index import EntryRanges
-from .._batches import EntryKey, LedgerKey, entry_key, is_member, is_same_topic, is_through
+from .._id_relations import EntryKey, LedgerKey, entry_key, is_member, is_same_topic, is_through
 from ._records import MAX_BATCH, MAX_RANGES, BatchAcks, Change, RangeAcks, RecordKind, batch_bytes, ranges_bytes
 
 SLICES: Final = 8

@@ -212,7 +212,7 @@ class DurableNacks:
         for step, batch in enumerate(self.state.acked.batches()):
             if step % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
-            states.batches.restore(batch.id, batch.acked)
+            states.acked.restore_batch(batch.id, batch.acked)
         for mark in self.state.acked.marks():
             states.settle_through(mark.id, now_ms)
 
