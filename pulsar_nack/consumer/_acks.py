@@ -47,7 +47,6 @@ class Acks:
         self._trace = queue.trace
         self._clock = queue.clock
         self._recent = state.recent
-        self._limiter = state.limiter
         self._tasks = tasks
         self._durable = durable = state.durable
         self._loop = asyncio.get_running_loop()
@@ -168,8 +167,8 @@ class Acks:
         if self._recent.delivered:
             for record in records:
                 self._recent.pop(record.id)
-        if self._limiter.waiters:
-            self._limiter.changed()
+        if self._state.waiting_nacks:
+            self._state.check_waiting_nacks()
         if self._state.on_idle is not None:  # check_idle, without its call for each message
             self._state.on_idle()
 
@@ -237,7 +236,7 @@ class Acks:
             self._state.forget(record.id)
             if self._state.letters is not None:
                 self._state.letters.drop(record.id, State.ACKING.value)
-        self._limiter.changed()
+        self._state.check_waiting_nacks()
         self._state.check_idle()
 
     async def finish(self, timeout: float) -> None:

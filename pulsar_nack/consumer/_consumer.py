@@ -378,7 +378,7 @@ class Consumer(ClosesWhenDropped):
         topic, subscription, _ = names_of(self._engine.port)
         whose = f" of {topic!r} as {subscription!r}" if topic else ""
         state = "closed" if self._state.is_closed else "" if self._state.is_opened else "not open"
-        return f"<Consumer{whose}, {state or f'{self._engine.limiter.count()} unacked'}>"
+        return f"<Consumer{whose}, {state or f'{self._state.count_unacked()} unacked'}>"
 
     @property
     def port(self) -> Any:

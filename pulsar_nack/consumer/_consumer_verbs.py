@@ -263,7 +263,7 @@ async def seek(engine: ConsumerEngine, position: MessageId | int | datetime) -> 
         table.acked.clear()
     finally:
         engine.queue.ask_for(left)
-        engine.limiter.changed()
+        engine.state.check_waiting_nacks()
 
 
 def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:

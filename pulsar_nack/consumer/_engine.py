@@ -17,7 +17,7 @@ from .._lifetime import NO_THREAD, loop_thread_of
 from ..clock import LoopClock, WallClock
 from ..errors import ClosedError
 from ._acks import Acks
-from ._consumer_state import ConsumerState
+from ._consumer_state import ConsumerState, watch_held_back
 from ._events import MessageTrace, names_of
 from ._inbox import DurableGateQueue
 from ._letters import Letters
@@ -29,7 +29,6 @@ from ._receiver import Receiver
 from ._redelivery_queue import RedeliveryQueue
 from ._settings import ConsumerSettings
 from ._settler import Settler
-from ._unacked import UnackedLimiter, watch_held_back
 
 _log = logging.getLogger("pulsar_nack.consumer")
 
@@ -54,7 +53,6 @@ class ConsumerEngine:
             most_delivered=2 * (limit or 500_000),
             keeps_members=self._port_keeps_members,
         )
-        self.limiter = UnackedLimiter(table, limit, traits.receiver_queue_size, self._must_admit)
         self.mark_delete: MarkDeleteWatch | None = None
         if self._reporting is not None:
             self.mark_delete = MarkDeleteWatch(
@@ -63,10 +61,8 @@ class ConsumerEngine:
         self.letters: Letters | None = None
         if settings.dead_letter is not None or settings.retry_topic is not None:
             self.letters = Letters(settings, port, table, mark_delete=self.mark_delete, trace=trace)
-        self.queue = RedeliveryQueue(
-            port, table, settings, trace, limiter=self.limiter, mark_delete=self.mark_delete, lost=self._on_lost
-        )
-        self.state = ConsumerState(self.queue, self.limiter, self.letters, settings)
+        self.queue = RedeliveryQueue(port, table, settings, trace, mark_delete=self.mark_delete, lost=self._on_lost)
+        self.state = ConsumerState(self.queue, self.letters, settings, limit, must_admit=self._must_admit)
         self.settler = Settler(self.state, settings.lease)
         self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None)
         table.requests.may_be_at_port = self.receiver.may_be_at_port
@@ -129,8 +125,8 @@ class ConsumerEngine:
         if self._reporting is not None:
             self._reporting.watch_sessions(self._on_session)
             if not self._is_local:
-                wanted, limiter = receiver.inbox.wanted, self.limiter
-                runs.append(watch_held_back(self._reporting, wanted, limiter, lambda: receiver.received))
+                wanted = receiver.inbox.wanted
+                runs.append(watch_held_back(self._reporting, wanted, self.state, lambda: receiver.received))
         return [tasks.create_task(run) for run in runs]
 
     def stop(self) -> None:
@@ -143,7 +139,7 @@ class ConsumerEngine:
         """Raise an error in all calls that wait, and refuse later ones."""
         self.state.is_closed, self.state.thread = True, NO_THREAD
         self.receiver.inbox.close(self.receiver.unreadable or error)
-        self.limiter.close(error)
+        self.state.end_waiting_nacks(error)
 
     @property
     def has_ended(self) -> bool:
@@ -175,7 +171,7 @@ class ConsumerEngine:
             keeps_members=not self._port_keeps_members,
             ttl_ms=delay_ms(settings.durable_ttl),
             clock=settings.wall_clock or WallClock(),
-            in_flight=lambda: self.limiter.count() - self.receiver.waiting(),
+            in_flight=lambda: self.state.count_unacked() - self.receiver.waiting(),
             is_connected=lambda: getattr(self.port, "is_connected", True),
             max_ack_state_bytes=settings.max_ack_state_bytes,
         )
@@ -249,4 +245,5 @@ class ConsumerEngine:
         """Return whether a nack must not wait: a message is ready, or nothing but nacks that wait is unacknowledged."""
         table, receiver = self.table, self.receiver
         kept = 0 if receiver.key_order is None else len(receiver.key_order)  # behind those that wait
-        return len(receiver.inbox) > 0 or (not table.held and table.delivered <= len(self.limiter.waiters) + kept + 1)
+        waiting = len(self.state.waiting_nacks)
+        return len(receiver.inbox) > 0 or (not table.held and table.delivered <= waiting + kept + 1)

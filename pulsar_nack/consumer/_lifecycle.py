@@ -100,7 +100,7 @@ class Lifecycle:
         receiver.use_nowait()
         if self._pausable is not None:
             self._give_back(list(receiver.inbox.ready))
-            is_idle = not self._state.limiter.count()
+            is_idle = not self._state.count_unacked()
             self._state.on_idle = None if is_idle else self._on_idle
             self._pausable.pause(is_idle=is_idle)
         elif not self._has_warned:
@@ -132,7 +132,7 @@ class Lifecycle:
                 self._drained.set()
         elif receiver.unreadable is not None and not receiver.in_work():
             self._engine.stop()
-        elif receiver.inbox.is_paused and self._pausable is not None and not self._state.limiter.count():
+        elif receiver.inbox.is_paused and self._pausable is not None and not self._state.count_unacked():
             self._state.on_idle = None
             self._pausable.pause(is_idle=True)
 

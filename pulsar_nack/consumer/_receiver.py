@@ -55,7 +55,6 @@ class Receiver:
         self._trace = queue.trace
         self._clock = queue.clock
         self._recent = state.recent
-        self._limiter = state.limiter
         self._letters = state.letters
         retry = None if state.letters is None else state.letters.retry
         self._retry_topic = None if retry is None else retry.rules
@@ -199,7 +198,7 @@ class Receiver:
             if message is not None:
                 self.inbox.put(message)  # as _put: the hot path
                 if self.inbox.ready:
-                    self._limiter.admit_one()
+                    self.state.admit_one()
             if receive_nowait is None or not waiters or (letters is not None and letters.is_full):
                 return
             try:
@@ -252,8 +251,8 @@ class Receiver:
         if self._letters is not None and self._letters.takes(delivery, record):
             return None
         table = self._table
-        if table.delivered + table.held >= self._limiter.near:
-            self._limiter.warn_if_near()
+        if table.delivered + table.held >= self.state.near:
+            self.state.warn_if_near()
         return Message(self._settler, delivery, record.redelivery_count)
 
     def _from_retry_topic(self, delivery: Delivery, retry_topic: RetryTopic) -> tuple[Delivery, int]:
@@ -269,7 +268,7 @@ class Receiver:
         record = table.restore(message_id, count - 1, count)
         self._queue.hold(record, wait_ms, delivery, is_local=self._queue.has_room(delivery))
         self._trace.hold(message_id, count, "not due")
-        self._limiter.warn_if_near()
+        self.state.warn_if_near()
         return delivery, wait_ms
 
     def _take_known(self, delivery: Delivery, message_id: MessageId) -> Message | None:
@@ -284,7 +283,7 @@ class Receiver:
                 if self.key_order is not None:
                     self.key_order.on_held_back(delivery)
                 self._trace.hold(message_id, delivery.redelivery_count, "not due")
-                self._limiter.warn_if_near()
+                self.state.warn_if_near()
                 return None
         if known is not None and known.is_doubtful:
             self._queue.came_again(known, delivery)
@@ -323,14 +322,14 @@ class Receiver:
         if queue.may_keep_all or (record.id[3] >= 0 and queue.may_keep(record.id)):
             self._recent.add(delivery)
         table = self._table
-        if table.delivered + table.held >= self._limiter.near:
-            self._limiter.warn_if_near()
+        if table.delivered + table.held >= self.state.near:
+            self.state.warn_if_near()
         return Message(self._settler, delivery, record.redelivery_count)
 
     def _put(self, message: Message) -> None:
         self.inbox.put(message)
         if self.inbox.ready:
-            self._limiter.admit_one()
+            self.state.admit_one()
 
     def is_current(self, message: Message) -> bool:
         """Return whether a message is still to be delivered."""

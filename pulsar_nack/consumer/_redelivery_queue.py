@@ -31,7 +31,6 @@ from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsNowait
 from ._requests import REQUEST_MEMORY_MS
 from ._settings import ConsumerSettings
-from ._unacked import UnackedLimiter
 
 _MAX_IN_A_TURN: Final = 1_000
 """Messages that one turn of the loop handles."""
@@ -42,7 +41,6 @@ _id_of: Callable[[MessageState], MessageId] = attrgetter("id")
 class RedeliveryQueue:
     """Holds nacked messages in a tracker, whose callback redelivers them.
 
-    :param limiter: learns when room was made
     :param mark_delete: watches the messages that are held; None: the port does not report positions
     :param lost: called with requested messages that never came, and are dropped
     """
@@ -54,7 +52,6 @@ class RedeliveryQueue:
         settings: ConsumerSettings,
         trace: MessageTrace,
         *,
-        limiter: UnackedLimiter,
         mark_delete: MarkDeleteWatch | None,
         lost: Callable[[Sequence[MessageState]], None],
     ) -> None:
@@ -77,6 +74,8 @@ class RedeliveryQueue:
         self.config = settings.config or NackConfig()
         self.redeliver: Callable[[Delivery, MessageState], None]
         """Called with each message that is redelivered from memory, and its state; set by the receiver."""
+        self.on_room: Callable[[], None]
+        """Called when fewer messages are held; set by the state of the consumer."""
         self.end_leases: Callable[[Sequence[MessageId]], Sequence[MessageId]] | None = None
         """Takes due ids, ends the leases among them, and returns the others; None: there are no leases."""
         self.redelivered_local = self.redelivered_broker = self.requested_again = 0
@@ -84,7 +83,6 @@ class RedeliveryQueue:
         self.table = table
         self.payloads = PayloadCache(settings.max_local_bytes)
         self.clock = trace.clock
-        self._limiter = limiter
         self._mark_delete = mark_delete
         self._lost = lost
         self.trace = trace
@@ -239,7 +237,7 @@ class RedeliveryQueue:
         if requested:
             self.redelivered_broker += len(requested)
             self._drop_requested(requested)
-            self._limiter.changed()
+            self.on_room()
 
     def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
         """Redeliver due messages on a port that can request them without waiting."""
@@ -253,7 +251,7 @@ class RedeliveryQueue:
             self.redelivered_broker += len(requested)
             if self.payloads.kept:
                 self._drop_requested(requested)
-            self._limiter.changed()
+            self.on_room()
 
     def _begin_request(self, ids: Sequence[MessageId]) -> tuple[list[MessageState], list[int]]:
         """Redeliver due messages from memory that belong there, and begin to request the others from the broker.
@@ -313,7 +311,7 @@ class RedeliveryQueue:
         self.trace.redeliver(record)
         self.table.redeliver(record)
         self.redeliver(delivery, record)
-        self._limiter.changed()
+        self.on_room()
         return True
 
     def _fail_request(self, records: Sequence[MessageState], requests: Sequence[int], error: BaseException) -> NoReturn:

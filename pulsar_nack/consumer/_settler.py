@@ -41,7 +41,6 @@ class Settler:
         self.leases = None if lease is None else Leases(state, lease)
         """None: the consumer has no leases."""
         self._recent = state.recent
-        self._limiter = state.limiter
         self._letters = state.letters
         if state.letters is not None:
             state.letters.hold_again, state.letters.on_left = self._hold_again, self._changed
@@ -160,8 +159,8 @@ class Settler:
                 self._trace.nack(record, milliseconds, reason)
         if self._recent.delivered:
             self._recent.pop(message_id)
-        if self._table.delivered + self._table.held >= self._limiter.near:
-            self._limiter.warn_if_near()
+        if self._table.delivered + self._table.held >= self.state.near:
+            self.state.warn_if_near()
         if self.state.on_idle is not None:
             self.state.on_idle()
         return None if self.state.durable is None else self._write_nack(self.state.durable, record)
@@ -186,7 +185,7 @@ class Settler:
             self._trace.hold(message_id, 0 if record is None else record.redelivery_count, "no room")
         now = asyncio.get_running_loop().time
         began_at = now()
-        await self._limiter.wait_for(lambda: self.state.has_room(payload, is_local=is_local))
+        await self.state.wait_for_room(payload, is_local=is_local)
         self.state.check_unsettled(message_id, attempt)
         return round((now() - began_at) * 1000)
 
@@ -261,11 +260,11 @@ class Settler:
         return None
 
     def _spills(self, letters: Letters, payload: Delivery, milliseconds: int) -> bool:
-        limiter, retry = self._limiter, letters.retry
+        state, retry = self.state, letters.retry
         assert retry is not None
-        if retry.rules.spills(milliseconds, limiter.count(), limiter.near, limiter.limit):
+        if retry.rules.spills(milliseconds, state.count_unacked(), state.near, state.limit):
             return True
-        return self.state.must_wait(payload, is_local=self.queue.is_local(milliseconds))
+        return state.must_wait(payload, is_local=self.queue.is_local(milliseconds))
 
     async def _nack_away(  # noqa: PLR0917 - all that a nack has
         self, letters: Letters, payload: Delivery, count: int, attempt: int | None, wait: Wait | None, reason: str
@@ -336,7 +335,7 @@ class Settler:
             self._letters.clear(dead_letter_reason)
 
     def _changed(self) -> None:
-        self._limiter.changed()
+        self.state.check_waiting_nacks()
         if self.state.on_idle is not None:
             self.state.on_idle()
 

@@ -109,26 +109,20 @@ class ConsumerStatistics:
 
 def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
     """Return a snapshot of a consumer's counters."""
-    table, queue, limiter, receiver, settler = (
-        engine.table,
-        engine.queue,
-        engine.limiter,
-        engine.receiver,
-        engine.settler,
-    )
+    table, queue, state, receiver, settler = engine.table, engine.queue, engine.state, engine.receiver, engine.settler
     table.expire(engine.clock.now_ms())
-    acks, durable, letters = settler.acks, engine.state.durable, engine.letters
+    acks, durable, letters = settler.acks, state.durable, engine.letters
     gate_queue, key_order = receiver.gate_queue, receiver.key_order
     dead, retry = (None, None) if letters is None else (letters.dead, letters.retry)
     return ConsumerStatistics(
         received=receiver.received,
-        shown=engine.state.delivered,
+        shown=state.delivered,
         copies_dropped=table.duplicates,
         replayed=table.acked.replayed,
         dropped=settler.dropped,
         acked=0 if acks is None else acks.acked,
         acked_again=0 if acks is None else acks.acked_again,
-        nacked=engine.state.nacked,
+        nacked=state.nacked,
         deferred=engine.trace.total_deferred,
         handler_errors=settler.handler_errors,
         retried=engine.trace.total_retried,
@@ -145,12 +139,12 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         requested=table.requested,
         kept=len(queue.payloads.kept),
         kept_bytes=queue.payloads.bytes,
-        unacked=limiter.count(),
-        prefetched=limiter.prefetched,
-        unacked_limit=None if limiter.limit is None else limiter.limit + limiter.prefetched,
-        is_near_unacked_limit=limiter.count() >= limiter.near,
-        is_held_back=limiter.held_back_at == receiver.received,
-        waiting_nacks=len(limiter.waiters),
+        unacked=state.count_unacked(),
+        prefetched=state.prefetched,
+        unacked_limit=None if state.limit is None else state.limit + state.prefetched,
+        is_near_unacked_limit=state.count_unacked() >= state.near,
+        is_held_back=state.held_back_at == receiver.received,
+        waiting_nacks=len(state.waiting_nacks),
         dead_lettered=0 if dead is None else dead.done,
         dead_letters_waiting=0 if dead is None else dead.waiting,
         dead_letter_failures=0 if dead is None else dead.failures,

@@ -232,7 +232,7 @@ async def test_a_limit_of_the_namespace_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """O20: when a consumer holds the namespace's limit nothing more comes; a log line and the statistics say why."""
-    monkeypatch.setattr("pulsar_nack.consumer._unacked.HELD_BACK_S", 1.0)
+    monkeypatch.setattr("pulsar_nack.consumer._consumer_state.HELD_BACK_S", 1.0)
     admin.request("POST", f"namespaces/{strict_namespace}/{limit}", 100)
     admin.request("PUT", f"persistent/{strict_namespace}/one")
     topic = f"persistent://{strict_namespace}/one"

@@ -23,7 +23,8 @@ def delivered(table: MessageTable, message_id: MessageId = ID, count: int = 0, n
     """Deliver a message that is to be shown, and return its record."""
     record = table.deliver(message_id, count, now_ms)
     table._check()
-    assert record is table.get(message_id) is not None
+    assert record is not None
+    assert record is table.get(message_id)
     return record
 
 
