@@ -168,7 +168,7 @@ class Acks:
             for record in records:
                 self._recent.pop(record.id)
         if self._state.waiting_nacks:
-            self._state.check_waiting_nacks()
+            self._state.waiting_nacks.wake_all(value=False)
         if self._state.on_idle is not None:  # check_idle, without its call for each message
             self._state.on_idle()
 
@@ -236,7 +236,7 @@ class Acks:
             self._state.forget(record.id)
             if self._state.letters is not None:
                 self._state.letters.drop(record.id, State.ACKING.value)
-        self._state.check_waiting_nacks()
+        self._state.waiting_nacks.wake_all(value=False)
         self._state.check_idle()
 
     async def finish(self, timeout: float) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._delays import delay_ms
 from .._lifetime import NO_THREAD, check_loop
-from .._waiting import WaitingCalls
 from ..backoff import as_backoff
 from ..clock import Clock, WallClock
 from ..errors import AlreadySettledError, BrokerError, ClosedError, NotOpenError
@@ -86,12 +85,10 @@ class ConsumerState:
         """How many more the transport prefetches."""
         self.held_back_at: int | None = None
         """How many deliveries had come when the broker last said that it holds messages back."""
-        self.waiting_nacks = WaitingCalls[bool]()
-        """The calls that wait; each is woken with whether it must pass, else it checks again."""
+        self.waiting_nacks = queue.waiting_nacks
         self._must_admit = must_admit
         self._has_warned = self._has_warned_of_waiting = False
         self._closed_by: Exception | None = None
-        queue.on_room = self.check_waiting_nacks
         self.letters = letters
         """None: the consumer has neither a dead-letter topic nor a retry topic."""
         self.has_dead_letters = letters is not None and letters.dead is not None
@@ -169,31 +166,34 @@ class ConsumerState:
                 self.limit,
             )
 
-    def must_wait(self, payload: Delivery | None, *, is_local: bool) -> bool:
-        """Return whether a nack has to wait for room, or until fewer messages are unacknowledged."""
+    def must_wait(self, payload: Delivery | None, delay_ms: int, is_local: bool | None = None) -> bool:
+        """Return whether a nack has to wait for room, or until fewer messages are unacknowledged.
+
+        :param is_local: whether its message is redelivered from memory; None: as its delay says
+        """
         limit, table = self.limit, self.queue.table
         if limit is not None and table.delivered + table.held >= limit:
             return True
-        if is_local:
-            return not self.has_room(payload, is_local=True)
+        if self.queue.wants_all:
+            return not self.has_room(payload, delay_ms, is_local)
         return self.config.max_held is not None and table.held >= self.config.max_held
 
-    def has_room(self, payload: Delivery | None, *, is_local: bool) -> bool:
-        """Return whether a nack may be held; the limit on unacknowledged messages is not looked at.
-
-        :param is_local: it is redelivered from memory
-        """
+    def has_room(self, payload: Delivery | None, delay_ms: int, is_local: bool | None) -> bool:
+        """Return whether a nack may be held; the limit on unacknowledged messages is not looked at."""
         most, queue = self.config.max_held, self.queue
         if most is not None and queue.table.held >= most:
             return False
-        return payload is None or not (is_local and queue.wants_all) or queue.has_room(payload)
+        if payload is None or not queue.wants_all:
+            return True
+        must_keep = queue.is_local(delay_ms) if is_local is None else is_local
+        return not must_keep or queue.has_room(payload)
 
-    async def wait_for_room(self, payload: Delivery | None, *, is_local: bool) -> None:
+    async def wait_for_room(self, payload: Delivery | None, delay_ms: int, is_local: bool | None) -> None:
         """Wait until :meth:`must_wait` is false, or the nack must be admitted.
 
         The caller fills the room before it awaits anything else, so that the next one sees it.
         """
-        while self.must_wait(payload, is_local=is_local) and not self._must_admit():
+        while self.must_wait(payload, delay_ms, is_local) and not self._must_admit():
             if self._closed_by is not None:
                 raise self._closed_by
             self._warn_that_one_waits()
@@ -203,11 +203,6 @@ class ConsumerState:
     def _pass_on(self, must_pass: bool) -> None:
         if must_pass:
             self.admit_one()
-
-    def check_waiting_nacks(self) -> None:
-        """Let all nacks that wait check again, in their order; O(waiting)."""
-        if self.waiting_nacks:
-            self.waiting_nacks.wake_all(value=False)
 
     def admit_one(self) -> None:
         """Admit one nack whatever the bounds say: a message is ready."""

@@ -263,7 +263,7 @@ async def seek(engine: ConsumerEngine, position: MessageId | int | datetime) -> 
         table.acked.clear()
     finally:
         engine.queue.ask_for(left)
-        engine.state.check_waiting_nacks()
+        engine.state.waiting_nacks.wake_all(value=False)
 
 
 def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:

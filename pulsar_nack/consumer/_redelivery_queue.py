@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Final, NoReturn
 
 from .._delays import MAX_NUMBER_S, Delay
-from .._waiting import wait_at_most
+from .._waiting import WaitingCalls, wait_at_most
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
@@ -74,8 +74,8 @@ class RedeliveryQueue:
         self.config = settings.config or NackConfig()
         self.redeliver: Callable[[Delivery, MessageState], None]
         """Called with each message that is redelivered from memory, and its state; set by the receiver."""
-        self.on_room: Callable[[], None]
-        """Called when fewer messages are held; set by the state of the consumer."""
+        self.waiting_nacks = WaitingCalls[bool]()
+        """Nacks that wait for room; each is woken with whether it must pass, else it checks again."""
         self.end_leases: Callable[[Sequence[MessageId]], Sequence[MessageId]] | None = None
         """Takes due ids, ends the leases among them, and returns the others; None: there are no leases."""
         self.redelivered_local = self.redelivered_broker = self.requested_again = 0
@@ -237,7 +237,8 @@ class RedeliveryQueue:
         if requested:
             self.redelivered_broker += len(requested)
             self._drop_requested(requested)
-            self.on_room()
+            if self.waiting_nacks:
+                self.waiting_nacks.wake_all(value=False)
 
     def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
         """Redeliver due messages on a port that can request them without waiting."""
@@ -251,7 +252,8 @@ class RedeliveryQueue:
             self.redelivered_broker += len(requested)
             if self.payloads.kept:
                 self._drop_requested(requested)
-            self.on_room()
+            if self.waiting_nacks:
+                self.waiting_nacks.wake_all(value=False)
 
     def _begin_request(self, ids: Sequence[MessageId]) -> tuple[list[MessageState], list[int]]:
         """Redeliver due messages from memory that belong there, and begin to request the others from the broker.
@@ -311,7 +313,8 @@ class RedeliveryQueue:
         self.trace.redeliver(record)
         self.table.redeliver(record)
         self.redeliver(delivery, record)
-        self.on_room()
+        if self.waiting_nacks:
+            self.waiting_nacks.wake_all(value=False)
         return True
 
     def _fail_request(self, records: Sequence[MessageState], requests: Sequence[int], error: BaseException) -> NoReturn:

@@ -1,7 +1,4 @@
-"""The verbs of messages: acknowledge, nack, dead-letter, consume later. Messages hold it, the consumer owns it.
-
-The settler decides once whether a nacked message is redelivered from memory, and hands the decision on.
-"""
+"""The verbs of messages: acknowledge, nack, dead-letter, consume later. Messages hold it, the consumer owns it."""
 
 from __future__ import annotations
 
@@ -141,12 +138,10 @@ class Settler:
         ):
             return await sent
         queue, left_ms = self.queue, milliseconds
-        is_local = queue.may_use_memory if is_deferred else queue.is_local(milliseconds)
+        is_local = queue.may_use_memory if is_deferred else None
         is_new = record is None or record.state is DELIVERED
-        if is_new and self.state.must_wait(payload, is_local=is_local):
-            waited_ms = await self._wait_for_room(message_id, attempt, payload, is_local=is_local)
-            left_ms = max(milliseconds - waited_ms, 0)
-            is_local = queue.may_use_memory if is_deferred else queue.is_local(left_ms)
+        if is_new and self.state.must_wait(payload, milliseconds, is_local):
+            left_ms = await self._wait_for_room(message_id, attempt, payload, milliseconds, is_local)
             now_ms = self.state.now_ms = self.queue.clock.now_ms()
         record = self._table.hold(message_id)
         queue.hold(record, left_ms, payload, now_ms, is_local=is_local)
@@ -177,17 +172,17 @@ class Settler:
         return durable.nacked(record.id, due_in_ms, record.redelivery_count)
 
     async def _wait_for_room(
-        self, message_id: MessageId, attempt: int | None, payload: Delivery | None, *, is_local: bool
+        self, message_id: MessageId, attempt: int | None, payload: Delivery | None, delay_ms: int, is_local: bool | None
     ) -> int:
-        """Wait until a nack may be held; return how many ms that took."""
-        if not self.state.has_room(payload, is_local=is_local):
+        """Wait until a nack may be held; return what is left of its delay."""
+        if not self.state.has_room(payload, delay_ms, is_local):
             record = self._table.get(message_id)
             self._trace.hold(message_id, 0 if record is None else record.redelivery_count, "no room")
         now = asyncio.get_running_loop().time
         began_at = now()
-        await self.state.wait_for_room(payload, is_local=is_local)
+        await self.state.wait_for_room(payload, delay_ms, is_local)
         self.state.check_unsettled(message_id, attempt)
-        return round((now() - began_at) * 1000)
+        return max(delay_ms - round((now() - began_at) * 1000), 0)
 
     @staticmethod
     async def until_durable(message_id: MessageId, written: asyncio.Future[Outcome]) -> None:
@@ -264,7 +259,7 @@ class Settler:
         assert retry is not None
         if retry.rules.spills(milliseconds, state.count_unacked(), state.near, state.limit):
             return True
-        return state.must_wait(payload, is_local=self.queue.is_local(milliseconds))
+        return state.must_wait(payload, milliseconds)
 
     async def _nack_away(  # noqa: PLR0917 - all that a nack has
         self, letters: Letters, payload: Delivery, count: int, attempt: int | None, wait: Wait | None, reason: str
@@ -335,7 +330,7 @@ class Settler:
             self._letters.clear(dead_letter_reason)
 
     def _changed(self) -> None:
-        self.state.check_waiting_nacks()
+        self.state.waiting_nacks.wake_all(value=False)
         if self.state.on_idle is not None:
             self.state.on_idle()
 
