@@ -192,7 +192,7 @@ class MessageTrace:
         self._has_hooks = bool(self.hooks)
         self.is_on = note is not None or self._has_hooks
         self.total_retried = self.total_deferred = self.total_leases_expired = self.total_drains = 0
-        self._note = note
+        self._note = _drop if note is None else note
         self.clock = clock
         self._redelivery_hooks = Hooks([])
 
@@ -201,18 +201,18 @@ class MessageTrace:
         self._redelivery_hooks = Hooks([*self._redelivery_hooks, hook])
         self.is_on = True
 
+    # --- deliveries, holds and requests ------------------------------------------------------------------------------
+
     def arrive(self, record: MessageState, due_at_ms: int | None, *, is_local: bool = False) -> None:
         """Note a delivery to the user; ``due_at_ms``: the deadline, if a redelivery was awaited."""
-        if self._note is not None:
-            self._note("arrive", record.id, record.redelivery_count, due_in_ms=self._due_in(due_at_ms))
+        self._note("arrive", record.id, record.redelivery_count, due_in_ms=self._due_in(due_at_ms))
         if due_at_ms is None:
             if self._has_hooks:
                 self.hooks.emit(MessageReceived(*self._about(record)))
         elif self._has_hooks or self._redelivery_hooks:
             message_id, attempt, now_ms = self._about(record)
             event = MessageRedelivered(message_id, attempt, now_ms, is_local, now_ms - due_at_ms)
-            if self._has_hooks:
-                self.hooks.emit(event)
+            self.hooks.emit(event)
             self._redelivery_hooks.emit(event)
 
     def nack(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
@@ -223,15 +223,13 @@ class MessageTrace:
 
     def nacked_last(self, message_id: MessageId, count: int, reason: str) -> None:
         """Note the negative acknowledgement of the last attempt; the trace has its dead letter."""
-        if self._has_hooks:
-            self.hooks.emit(MessageNacked(message_id, count + 1, self.clock.now_ms(), None, reason))
+        self.hooks.emit(MessageNacked(message_id, count + 1, self.clock.now_ms(), None, reason))
 
     def deferred(self, record: MessageState, delay_ms: int) -> None:
         """Note and count a message that is postponed: in the trace a nack with the reason ``deferred``."""
         self.total_deferred += 1
         self._note_held(record, delay_ms, "deferred")
-        if self._has_hooks:
-            self.hooks.emit(MessageDeferred(*self._about(record), delay_ms))
+        self.hooks.emit(MessageDeferred(*self._about(record), delay_ms))
 
     def lease_expired(self, record: MessageState, delay_ms: int | None) -> None:
         """Note and count the end of a lease: in the trace a nack, unless that has the nack of a dead letter already.
@@ -241,102 +239,95 @@ class MessageTrace:
         self.total_leases_expired += 1
         if delay_ms is not None:
             self._note_held(record, delay_ms, LEASE_EXPIRED)
-        if self._has_hooks:
-            self.hooks.emit(LeaseExpired(*self._about(record)))
+        self.hooks.emit(LeaseExpired(*self._about(record)))
 
     def hold(self, message_id: MessageId, count: int, reason: str) -> None:
         """Note why a message, or its nack, has to wait."""
-        if self._note is not None:
-            self._note("hold", message_id, count, reason=reason)
+        self._note("hold", message_id, count, reason=reason)
 
     def redeliver(self, record: MessageState, reason: str | None = None) -> None:
         """Note that a message is due and redelivered, from memory or by the broker."""
-        if self._note is not None:
-            count, due_in_ms = record.redelivery_count, self._due_in(record.due_at_ms)
-            self._note("redeliver", record.id, count, due_in_ms=due_in_ms, reason=reason)
+        due_in_ms = self._due_in(record.due_at_ms)
+        self._note("redeliver", record.id, record.redelivery_count, due_in_ms=due_in_ms, reason=reason)
 
     def request_again(self, counts: Iterable[tuple[MessageId, int | None]], reason: str) -> None:
         """Note repeated requests; without a deadline, for another consumer may have nacked since."""
-        if self._note is not None:
-            for message_id, count in counts:
-                self._note("redeliver", message_id, count, reason=reason)
+        for message_id, count in counts:
+            self._note("redeliver", message_id, count, reason=reason)
 
     def cancel(self, message_id: MessageId, count: int | None, reason: str) -> None:
         """Note that a hold, or a message that waited to be redelivered, is dropped."""
-        if self._note is not None:
-            self._note("cancel", message_id, count, reason=reason)
+        self._note("cancel", message_id, count, reason=reason)
 
     def cancel_all(self, records: Iterable[MessageState], reason: str) -> None:
         """Note that waiting messages are dropped."""
         for record in records:
             self.cancel(record.id, record.redelivery_count, reason)
 
+    def error(self, message_id: MessageId, count: int | None, what: str, error: BaseException) -> None:
+        """Note that a request for a message failed."""
+        if self._note is not _drop:  # an error's own repr is only called for a trace
+            self._note("error", message_id, count, reason=f"{what}: {error!r}")
+
+    # --- the ends of messages ----------------------------------------------------------------------------------------
+
     def settled(self, records: Sequence[MessageState]) -> None:
         """Note confirmed acknowledgements, and the holds that they ended."""
-        if self._has_hooks:
-            for record in records:
-                if record.before_ack not in SENT_AWAY:
-                    self.hooks.emit(MessageAcknowledged(*self._about(record)))
-        if self._note is not None:
-            for record in records:
-                if record.before_ack is HELD:
-                    self._note("cancel", record.id, record.redelivery_count, reason="ack")
-                reason = _REASONS.get(record.before_ack or DELIVERED, "ack")
-                self._note("ack", record.id, record.redelivery_count, reason=reason)
+        for record in records if self._has_hooks else ():
+            if record.before_ack not in SENT_AWAY:
+                self.hooks.emit(MessageAcknowledged(*self._about(record)))
+        for record in records:
+            if record.before_ack is HELD:
+                self._note("cancel", record.id, record.redelivery_count, reason="ack")
+            reason = _REASONS.get(record.before_ack or DELIVERED, "ack")
+            self._note("ack", record.id, record.redelivery_count, reason=reason)
 
     def settled_through(self, record: MessageState, *, was_held: bool) -> None:
         """Note a message that a cumulative acknowledgement covers."""
-        if self._note is not None:
-            if was_held:
-                self._note("cancel", record.id, reason="ack")
-            self._note("ack", record.id, reason="ack")
-        if self._has_hooks:
-            self.hooks.emit(MessageAcknowledged(*self._about(record)))
+        if was_held:
+            self._note("cancel", record.id, reason="ack")
+        self._note("ack", record.id, reason="ack")
+        self.hooks.emit(MessageAcknowledged(*self._about(record)))
 
     def dead_lettered(self, record: MessageState, topic: str, reason: str) -> None:
         """Note a message that is in the dead-letter topic, and acknowledged."""
-        if self._has_hooks:
-            self.hooks.emit(MessageDeadLettered(*self._about(record), topic, reason))
+        self.hooks.emit(MessageDeadLettered(*self._about(record), topic, reason))
 
     def retried(self, record: MessageState, topic: str, delay_ms: int) -> None:
         """Note and count a message that is in the retry topic, and acknowledged."""
         self.total_retried += 1
-        if self._has_hooks:
-            self.hooks.emit(MessageRetried(*self._about(record), topic, delay_ms))
+        self.hooks.emit(MessageRetried(*self._about(record), topic, delay_ms))
 
-    def error(self, message_id: MessageId, count: int | None, what: str, error: BaseException) -> None:
-        """Note that a request for a message failed."""
-        if self._note is not None:
-            self._note("error", message_id, count, reason=f"{what}: {error!r}")
+    # --- the consumer ------------------------------------------------------------------------------------------------
 
     def connected(self, topic: str, partition: int) -> None:
         """Note that a session began, or that the consumer is open."""
-        if self._has_hooks:
-            self.hooks.emit(ConsumerConnected(topic, partition, self.clock.now_ms()))
+        self.hooks.emit(ConsumerConnected(topic, partition, self.clock.now_ms()))
 
     def disconnected(self, topic: str, partition: int, reason: str) -> None:
         """Note that a session ended, or that the consumer is closed."""
-        if self._has_hooks:
-            self.hooks.emit(ConsumerDisconnected(topic, partition, self.clock.now_ms(), reason))
+        self.hooks.emit(ConsumerDisconnected(topic, partition, self.clock.now_ms(), reason))
 
     def drained(self, given_back: int, left: int) -> None:
         """Note and count a drain that is over."""
         self.total_drains += 1
-        if self._has_hooks:
-            self.hooks.emit(ConsumerDrained(self.clock.now_ms(), given_back, left))
+        self.hooks.emit(ConsumerDrained(self.clock.now_ms(), given_back, left))
 
     def _note_held(self, record: MessageState, delay_ms: int | None, reason: str | None) -> None:
-        if self._note is not None:
-            is_held = delay_ms is not None and record.is_held
-            due_in_ms = max(record.due_at_ms - self.clock.now_ms(), 0) if is_held else None
-            count = record.redelivery_count
-            self._note("nack", record.id, count, delay_ms=delay_ms, due_in_ms=due_in_ms, reason=reason or None)
+        is_held = delay_ms is not None and record.is_held
+        due_in_ms = max(record.due_at_ms - self.clock.now_ms(), 0) if is_held else None
+        count = record.redelivery_count
+        self._note("nack", record.id, count, delay_ms=delay_ms, due_in_ms=due_in_ms, reason=reason or None)
 
     def _about(self, record: MessageState) -> tuple[MessageId, int, int]:
         return record.id, record.redelivery_count + 1, self.clock.now_ms()
 
     def _due_in(self, due_at_ms: int | None) -> int | None:
         return None if due_at_ms is None else due_at_ms - self.clock.now_ms()
+
+
+def _drop(*_: object, **_more: object) -> None:
+    """Take an event of a trace that nobody wants."""
 
 
 def names_of(port: Any) -> tuple[str, str, str]:
