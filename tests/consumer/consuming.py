@@ -52,6 +52,24 @@ async def take(consumer: Consumer, count: int) -> list[Message]:
     return [await consumer.receive(timeout=1) for _ in range(count)]
 
 
+async def new_message(port: FakePort, consumer: Consumer, payload: bytes = b"x") -> Message:
+    """Publish a message, and receive it."""
+    port.topic.publish(payload)
+    return await consumer.receive()
+
+
+async def new_messages(port: FakePort, consumer: Consumer, *payloads: bytes) -> list[Message]:
+    """Publish messages, and receive them."""
+    for payload in payloads:
+        port.topic.publish(payload)
+    return await take(consumer, len(payloads))
+
+
+def numbered(count: int) -> list[bytes]:
+    """Return payloads that differ: the bytes 0, 1, 2 and so on."""
+    return [bytes([number]) for number in range(count)]
+
+
 async def settle(seconds: float = 1.0) -> None:
     """Let what is under way come to its end."""
     await asyncio.sleep(seconds)

@@ -25,7 +25,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.errors import NotOpenError, WrongLoopError
 from pulsar_nack.testing import FakePort, virtual_time
-from tests.consumer.consuming import EXACT, is_quiet, now, take
+from tests.consumer.consuming import EXACT, is_quiet, new_message, new_messages, now, numbered, take
 from tests.consumer.ports import Ports
 from tests.tiers import examples
 
@@ -44,9 +44,7 @@ async def test_comes_back_in_time(ports: Ports, subscription_type: Any, redelive
     """U29: each nacked message comes back at its own time, alone; a port that is slow to redeliver is asked ahead."""
     port = ports.port(subscription_type=subscription_type, latency=0.12, min_redelivery_delay=0.14)
     async with consuming(port, redelivery=redelivery) as (_, consumer):
-        for number in range(4):
-            port.topic.publish(bytes([number]))
-        messages = await take(consumer, 4)
+        messages = await new_messages(port, consumer, *numbered(4))
         start = now()
         for message, delay in zip(messages, (3.0, 0.05, 1.5), strict=False):
             await message.nack(delay=delay)
@@ -66,9 +64,7 @@ async def test_comes_back_in_time(ports: Ports, subscription_type: Any, redelive
 async def test_auto_takes_the_broker_where_it_can(ports: Ports) -> None:
     """U30: on Shared subscriptions delays from the port's floor on go to the broker, shorter ones stay here."""
     async with consuming(ports.port(latency=0.12, min_redelivery_delay=0.14)) as (port, consumer):
-        port.topic.publish(b"short")
-        port.topic.publish(b"long")
-        short, long = await take(consumer, 2)
+        short, long = await new_messages(port, consumer, b"short", b"long")
         await short.nack(delay=0.13)
         await long.nack(delay=0.14)
         await take(consumer, 2)
@@ -122,9 +118,7 @@ async def test_backoff_in_turn(ports: Ports, subscription_type: Any) -> None:
 async def test_forced_broker_way_collapses_where_the_broker_rewinds(ports: Ports) -> None:
     """N20: exclusive and forced to the broker, nacks in four buckets go out in one request, at the first deadline."""
     async with consuming(ports.port(subscription_type="exclusive"), redelivery="broker") as (port, consumer):
-        for number in range(5):
-            port.topic.publish(bytes([number]))
-        messages = await take(consumer, 5)
+        messages = await new_messages(port, consumer, *numbered(5))
         start = now()
         for number, message in enumerate(messages[:4]):
             await message.nack(delay=1 + 0.3 * number)
@@ -222,8 +216,7 @@ async def test_ack_and_nack_race(ports: Ports) -> None:
     """U20: of an ack and a nack from two tasks one wins and the other raises, whichever begins."""
     for first, second in (("ack", "nack"), ("nack", "ack")):
         async with consuming(ports.port()) as (port, consumer):
-            port.topic.publish(b"x")
-            message = await consumer.receive()
+            message = await new_message(port, consumer)
             results = await asyncio.gather(
                 getattr(message, first)(), getattr(message, second)(), return_exceptions=True
             )
@@ -237,8 +230,7 @@ async def test_ack_and_nack_race(ports: Ports) -> None:
 async def test_the_same_verb_twice(ports: Ports) -> None:
     """U20: a second ack does nothing; a second nack hurries but never postpones; an ack by id cancels the nack."""
     async with consuming(ports.port()) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await message.nack(delay=10)
         await message.nack(delay=50)
         await message.nack(delay=2)
@@ -250,8 +242,7 @@ async def test_the_same_verb_twice(ports: Ports) -> None:
         assert port.requests("acknowledge") == [(message.id,)]
         await message.ack()
         assert port.requests("acknowledge") == [(message.id,)]
-        port.topic.publish(b"y")
-        other = await consumer.receive()
+        other = await new_message(port, consumer, b"y")
         await other.nack(delay=5)
         await consumer.acknowledge(MessageId(*other.id))
         assert await is_quiet(consumer)
@@ -263,8 +254,7 @@ async def test_an_ack_cancels_a_nack_that_has_returned(ports: Ports) -> None:
     """U20: a message that was nacked and then acknowledged is not redelivered, whether held, requested or kept."""
     for redelivery in ("local", "broker", "auto"):
         async with consuming(ports.port(), redelivery=redelivery) as (port, consumer):
-            port.topic.publish(b"x")
-            message = await consumer.receive()
+            message = await new_message(port, consumer)
             await message.nack(delay=5)
             await message.ack()
             assert consumer.statistics().held == 0
@@ -278,8 +268,7 @@ async def test_an_ack_cancels_a_nack_that_has_returned(ports: Ports) -> None:
 async def test_a_failed_ack_after_a_nack_leaves_the_nack(ports: Ports) -> None:
     """U20: when the ack that would cancel a nack fails, the message comes back at its time."""
     async with consuming(ports.port(), redelivery="local") as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         start = now()
         await message.nack(delay=5)
         port.fail_next("acknowledge")
@@ -320,8 +309,7 @@ async def test_many_waiting_nacks_never_make_the_broker_rewind(ports: Ports, sub
 async def test_a_handle_of_an_earlier_attempt_cannot_nack(ports: Ports) -> None:
     """U20: while a later attempt is being processed, a nack through an earlier one raises: it is too late."""
     async with consuming(ports.port()) as (port, consumer):
-        port.topic.publish(b"x")
-        early = await consumer.receive()
+        early = await new_message(port, consumer)
         await consumer.negative_acknowledge(early.id, 1)
         late = await consumer.receive()
         with pytest.raises(AlreadySettledError, match="redelivered"):
@@ -351,8 +339,7 @@ async def test_a_failed_ack_can_be_tried_again(ports: Ports, carried_out: bool) 
 async def test_a_failed_ack_of_a_held_message_holds_it_still(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
     """U20: the ack of a held message by id takes 3 s and fails; its time came meanwhile: it is shown at once."""
     async with consuming(ports.port(), redelivery="local") as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         start = now()
         await message.nack(delay=1)
 
@@ -406,8 +393,7 @@ async def test_acked_after_it_was_asked_for(ports: Ports) -> None:
     """U24: requested, then acknowledged before it arrives; it arrives anyway: acknowledged again, not delivered."""
     async with consuming(ports.port(latency=0.5), redelivery="broker") as (port, consumer):
         port.redeliver_acked_next()
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await message.nack(delay=0)
         await asyncio.sleep(0.1)
         assert consumer.statistics().requested == 1
@@ -562,8 +548,7 @@ async def test_your_own_redelivery(ports: Ports) -> None:
         await port.redeliver(ids)
 
     async with consuming(port, redelivery=redeliver) as (_, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await consumer.negative_acknowledge(MessageId(*message.id), 1)
         again = await consumer.receive()
         assert asked == [[message.id]]
@@ -768,9 +753,7 @@ async def test_a_large_payload_that_waits_does_not_hold_up_a_small_one(ports: Po
 async def test_max_held(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
     """N22, U17: at max_held a nack waits for room, a warning tells it once, and nothing is dropped."""
     async with consuming(ports.port(), config=NackConfig(max_held=2)) as (port, consumer):
-        for number in range(4):
-            port.topic.publish(bytes([number]))
-        *messages, last = await take(consumer, 4)
+        *messages, last = await new_messages(port, consumer, *numbered(4))
         start = now()
         for message in messages[:2]:
             await message.nack(delay=5)
@@ -832,8 +815,7 @@ async def test_bad_input() -> None:
     with pytest.raises(NotOpenError):
         await Consumer(FakePort()).receive()
     async with consuming(FakePort()) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         for delay in (-1, float("inf"), "1", True):
             with pytest.raises(InvalidArgumentError, match="delay"):
                 await message.nack(delay)  # type: ignore[arg-type]
@@ -866,9 +848,7 @@ async def test_a_port_without_the_optional_calls() -> None:
 async def test_a_cumulative_ack_cancels_holds(ports: Ports) -> None:
     """U35: on an exclusive subscription a cumulative ack past a held message cancels the hold."""
     async with consuming(ports.port(subscription_type="exclusive")) as (port, consumer):
-        for number in range(3):
-            port.topic.publish(bytes([number]))
-        messages = await take(consumer, 3)
+        messages = await new_messages(port, consumer, *numbered(3))
         await messages[0].nack(delay=1)
         await messages[2].nack(delay=1)
         await consumer.acknowledge_cumulative(messages[1])
@@ -973,8 +953,7 @@ async def test_what_is_acknowledged_by_its_id_while_it_is_ready_is_not_shown(por
     """U20: a message that waits for a call of ``receive`` and is acknowledged by its id meanwhile is not shown."""
     port = ports.port(subscription_type="exclusive")
     async with consuming(port) as (_, consumer):
-        port.topic.publish(b"x")
-        (message,) = await take(consumer, 1)
+        (message,) = await new_messages(port, consumer, b"x")
         await message.nack(delay=1)
         await asyncio.sleep(2)
         assert consumer.statistics().ready == 1

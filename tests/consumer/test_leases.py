@@ -15,7 +15,7 @@ from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPo
 from pulsar_nack.errors import ClosedError, LeaseExpiredError, MissingExtraError
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, is_quiet, now, take
+from tests.consumer.consuming import EXACT, is_quiet, new_message, new_messages, now, take
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 from tests.consumer.test_consumer import consuming
@@ -42,9 +42,7 @@ async def end(consumer: Consumer, message: Message) -> Message:
 async def test_an_extended_lease_does_not_end_and_another_does(ports: Ports, kind: Any) -> None:
     """U44: lease 1 s: a handler of 3 s that extends each 0.5 s keeps its message; one that does not loses it."""
     async with consuming(ports.port(subscription_type=kind), lease=1, backoff=0.25) as (port, consumer):
-        port.topic.publish(b"extended")
-        port.topic.publish(b"hung")
-        extended, hung = await take(consumer, 2)
+        extended, hung = await new_messages(port, consumer, b"extended", b"hung")
         began = now()
 
         async def handle() -> None:
@@ -75,8 +73,7 @@ async def test_a_late_nack_counts_no_other_attempt(
 ) -> None:
     """U11: a lease of 1 s, a handler of 1.2 s that then nacks: exactly one redelivery, at the earlier of both times."""
     async with consuming(ports.port(), lease=1, backoff=backoff, redelivery=redelivery) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         began = now()
         receiving = asyncio.ensure_future(consumer.receive())
         await asyncio.sleep(1.2)
@@ -113,8 +110,7 @@ async def test_the_lease_begins_when_the_message_is_received(ports: Ports) -> No
 async def test_no_lease_ends_before_its_time(ports: Ports, lease: Any) -> None:
     """U44: with the usual precision, by which nacks may be 0.25 s early, a lease ends within 2 ms after its time."""
     async with consuming(ports.port(), lease=lease, backoff=0, config=None) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         began = now()
         await end(consumer, message)
         seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
@@ -125,8 +121,7 @@ async def test_no_lease_ends_before_its_time(ports: Ports, lease: Any) -> None:
 async def test_nacked_by_id_while_receive_lets_others_run(ports: Ports) -> None:
     """U44: a message that is nacked in the turn in which it is received has no lease, and comes back in its time."""
     async with consuming(ports.port(), lease=1) as (port, consumer):
-        port.topic.publish(b"x")
-        (message,) = await take(consumer, 1)
+        (message,) = await new_messages(port, consumer, b"x")
         await message.nack(0)
         message = await consumer.receive()
         await message.nack(0)
@@ -157,8 +152,7 @@ async def nack_soon(consumer: Consumer, message: Message) -> None:
 async def test_a_late_ack_cancels_the_redelivery(ports: Ports, kind: Any) -> None:
     """U44: an ack after the lease, while the message is held, settles it, as an ack after a nack does."""
     async with consuming(ports.port(subscription_type=kind), lease=1, backoff=5) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await asyncio.sleep(1.5)
         assert consumer.statistics().held == 1
         await message.ack()
@@ -174,8 +168,7 @@ async def test_a_late_ack_while_the_message_is_requested(ports: Ports) -> None:
     """U24, U44: acked between the request and the arrival, a message is acknowledged again and not shown."""
     port = ports.port(latency=0.5)
     async with consuming(port, lease=1, backoff=5) as (_, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         port.redeliver_acked_next()
         await asyncio.sleep(5.75)
         assert consumer.statistics().requested == 1
@@ -192,8 +185,7 @@ async def test_after_one_refused_call_all_are_refused(ports: Ports, call: str) -
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
     port = ports.port(latency=0.5)
     async with consuming(port, lease=1, backoff=5, dead_letter=dead) as (_, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await asyncio.sleep(5.75)
         assert consumer.statistics().requested == 1
         with pytest.raises(LeaseExpiredError):
@@ -212,8 +204,7 @@ async def test_all_late_calls_raise_once_the_message_was_shown_again(ports: Port
     """U44: all verbs raise, also a cumulative ack, and the present handler is not disturbed."""
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
     async with consuming(ports.port(), lease=1, backoff=0, dead_letter=dead) as (port, consumer):
-        port.topic.publish(b"x")
-        late = await consumer.receive()
+        late = await new_message(port, consumer)
         again = await end(consumer, late)
         cumulative = consumer.acknowledge_cumulative(late)
         for call in (late.ack(), late.nack(), late.dead_letter("late"), late.in_progress(), cumulative):
@@ -265,8 +256,7 @@ async def test_a_late_dead_letter_of_a_held_message(ports: Ports) -> None:
     async with consuming(
         ports.port(), lease=1, backoff=5, dead_letter=DeadLetterPolicy(9, "dead", publisher=letters)
     ) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await asyncio.sleep(2)
         await message.dead_letter("bad")
         assert [letter.data for letter in letters.letters] == [b"x"]
@@ -285,8 +275,7 @@ async def test_a_held_message_is_taken_back(ports: Ports, kind: Any, redelivery:
         port,
         consumer,
     ):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await asyncio.sleep(2)
         await message.in_progress(10)
         figures = consumer.statistics()
@@ -303,8 +292,7 @@ async def test_a_held_message_is_taken_back(ports: Ports, kind: Any, redelivery:
 async def test_extending_sets_no_timer_and_shortening_does(ports: Ports) -> None:
     """U11: the lease ends the given time from now, sooner or later than before; many extensions cost no wake-ups."""
     async with consuming(ports.port(), lease=10, backoff=0) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         for _ in range(1_000):
             await asyncio.sleep(0.1)
             await message.in_progress()
@@ -341,8 +329,7 @@ async def test_in_progress_of_a_settled_message_raises(ports: Ports) -> None:
 async def test_without_leases_in_progress_does_nothing(ports: Ports) -> None:
     """U11: a consumer without leases; wrong delays are refused all the same."""
     async with consuming(ports.port()) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await message.in_progress()
         await message.in_progress(0.1)
         with pytest.raises(InvalidArgumentError, match="delay"):
@@ -373,9 +360,7 @@ async def test_a_nack_is_not_brought_forward_by_the_lease(ports: Ports, kind: An
         port,
         consumer,
     ):
-        port.topic.publish(b"nacked")
-        port.topic.publish(b"hung")
-        nacked, _ = await take(consumer, 2)
+        nacked, _ = await new_messages(port, consumer, b"nacked", b"hung")
         began = now()
         await nacked.nack(5)
         again = await consumer.receive()
@@ -437,8 +422,7 @@ async def test_each_end_is_an_attempt_and_the_last_one_a_dead_letter(ports: Port
         backoff=[0.5, 2],
         dead_letter=DeadLetterPolicy(2, "dead", publisher=letters),
     ) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         times = [now()]
         for _ in range(2):
             message = await end(consumer, message)
@@ -483,9 +467,7 @@ async def test_a_backoff_that_raises(ports: Ports, caplog: pytest.LogCaptureFixt
         raise ZeroDivisionError(count)
 
     async with consuming(ports.port(), lease=1, backoff=backoff) as (port, consumer):
-        port.topic.publish(b"x")
-        port.topic.publish(b"y")
-        one, other = await take(consumer, 2)
+        one, other = await new_messages(port, consumer, b"x", b"y")
         await asyncio.sleep(1.1)
         assert consumer.statistics().held == 2
         assert "ZeroDivisionError" in caplog.text
@@ -541,8 +523,7 @@ async def test_a_lease_that_ends_while_the_ack_is_under_way(ports: Ports, is_fai
     """U20, U44: if the ack succeeds the lease is over; if it fails, the message counts as nacked then."""
     port = ports.port()
     async with consuming(port, lease=1, backoff=0.5) as (_, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await asyncio.sleep(0.8)
         error = BrokerError("as the test asked") if is_failing else None
         port._add_fault("acknowledge", Fault(delay=1, error=error), 1)
@@ -564,8 +545,7 @@ async def test_a_lease_that_ends_while_the_ack_is_under_way(ports: Ports, is_fai
 async def test_a_lease_ends_during_a_pause(ports: Ports) -> None:
     """U41, U44: the message is shown after resume; late calls work until then."""
     async with consuming(ports.port(), lease=1, backoff=0.5) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         consumer.pause()
         assert await is_quiet(consumer, 5)
         assert consumer.statistics().leases_expired == 1
@@ -729,8 +709,7 @@ async def test_the_trace_says_why(ports: Ports) -> None:
     """S1, U44: the end of a lease is a nack with its reason, and taking a message back cancels it."""
     notes = Notes()
     async with consuming(ports.port(), lease=1, backoff=5, trace=notes) as (port, consumer):
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await asyncio.sleep(2)
         await message.in_progress()
         again = await end(consumer, message)
@@ -885,8 +864,7 @@ async def test_late_calls_raise_after_the_next_attempt_was_deferred(ports: Ports
     """U44: a deferred attempt counts none, but it is a later one: the handler before it has lost the message."""
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
     async with consuming(ports.port(), lease=1, backoff=0.25, dead_letter=dead) as (port, consumer):
-        port.topic.publish(b"x")
-        late = await consumer.receive()
+        late = await new_message(port, consumer)
         again = await end(consumer, late)
         await again.defer(5)
         with pytest.raises(LeaseExpiredError):

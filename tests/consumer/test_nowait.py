@@ -11,6 +11,7 @@ import pytest
 from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, MessageId, NackConfig
 from pulsar_nack.consumer import AcksDone, Delivery
 from pulsar_nack.testing import FakePort, virtual_time
+from tests.consumer.consuming import new_message
 from tests.consumer.nowait_port import NowaitPort
 
 Done = Callable[[Exception | None], None]
@@ -106,8 +107,7 @@ async def test_calls_for_one_message_share_an_acknowledgement() -> None:
     """Two calls ask the port once; one that is cancelled stops neither the other nor the acknowledgement."""
     port = SilentPort()
     async with Consumer(port) as consumer:
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         first, second = (asyncio.create_task(consumer.acknowledge(message.id)) for _ in range(2))
         await turns()
         first.cancel()
@@ -128,8 +128,7 @@ async def test_a_refused_acknowledgement_changes_nothing(is_at_once: bool) -> No
     """Whether the port refuses at once or later, the call raises, and the message can be acknowledged again."""
     port = SilentPort()
     async with Consumer(port) as consumer:
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         refusal = BrokerError("no")
         port.refusal = refusal if is_at_once else None
         acknowledging = asyncio.create_task(message.ack())
@@ -222,8 +221,7 @@ async def test_a_failure_that_nobody_waits_for_is_a_nack(
     """If ``ack_soon`` fails the message is redelivered after the consumer's delay, and a warning says so."""
     port = kind()
     async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         port.fail_next("acknowledge", error=BrokerError("no"))
         message.ack_soon()
         again = await consumer.receive(timeout=10)
@@ -239,8 +237,7 @@ async def test_a_port_that_refuses_at_once_is_heard() -> None:
     """``ack_soon`` raises what the port raises at once, and nothing changed."""
     port = SilentPort()
     async with Consumer(port) as consumer:
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         port.refusal = BrokerError("no")
         with pytest.raises(BrokerError, match="no"):
             message.ack_soon()
@@ -254,8 +251,7 @@ async def test_a_cancelled_ack_does_not_hear_for_another() -> None:
     """``ack_soon`` beside an ``ack`` that was cancelled: nobody hears of the failure, so the message comes again."""
     port = SilentPort()
     async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         acknowledging = asyncio.create_task(message.ack())
         await turns()
         message.ack_soon()
@@ -297,8 +293,7 @@ async def test_a_message_whose_ack_was_cancelled_and_failed_is_shown_again(kind:
     """Nobody hears of the failure, and a nack meanwhile was refused for the ack: else nobody would settle it ever."""
     port = kind()
     async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         port.is_failing = True
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(message.ack(), 0.5)
@@ -367,8 +362,7 @@ async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it() -> N
     """An acknowledgement that is confirmed after a seek ends its call; the redelivered message stays nacked."""
     port = SilentPort()
     async with Consumer(port) as consumer:
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         acknowledging = asyncio.create_task(message.ack())
         await turns()
         await consumer.seek(MessageId(-1, -1))
@@ -386,8 +380,7 @@ async def test_a_slow_confirmation_from_before_a_seek_touches_nothing_after_it()
     """On a port with a call for each acknowledgement the same is true, for delivered and nacked messages."""
     port = SlowPort()
     async with Consumer(port) as consumer:
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         acknowledging = asyncio.create_task(message.ack())
         await turns()
         await consumer.seek(MessageId(-1, -1))

@@ -14,7 +14,7 @@ from pulsar_nack.consumer._message_table import MessageTable
 from pulsar_nack.consumer._requests import PAUSES_MS, REQUEST_MEMORY_MS, OpenRequests
 from pulsar_nack.testing import FakePort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, now
+from tests.consumer.consuming import EXACT, new_message, now
 from tests.consumer.ports import Ports
 
 ID = MessageId(1, 2)
@@ -167,8 +167,7 @@ async def test_a_failed_ack_of_what_was_asked_for_does_not_end_the_request(ports
     """U24: a lost request whose 30 s end while an acknowledgement is under way that fails is made again."""
     async with Consumer(port := ports.port(), redelivery="broker", config=EXACT) as consumer:
         port.lose_next("redeliver")
-        port.topic.publish(b"x")
-        message = await consumer.receive()
+        message = await new_message(port, consumer)
         await message.nack(delay=1)
         await asyncio.sleep(20)
         port._add_fault("acknowledge", Fault(delay=20, error=BrokerError("refused")), 1)

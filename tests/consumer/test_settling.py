@@ -15,7 +15,7 @@ from pulsar_nack.consumer import AcksDone
 from pulsar_nack.errors import AcknowledgeError, WrongLoopError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, now
+from tests.consumer.consuming import EXACT, new_message, now
 from tests.consumer.durable import Machine
 from tests.consumer.nowait_port import NowaitPort
 from tests.consumer.ports import Ports
@@ -43,8 +43,7 @@ async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(
     """U3: a second call for the first attempt raises while the second one runs, and after that ended without an ack."""
     port = ports.port()
     async with Consumer(port, backoff=0.25) as consumer:
-        port.topic.publish(b"x")
-        first = await consumer.receive()
+        first = await new_message(port, consumer)
         await first.nack()
         second = await consumer.receive()
         with pytest.raises(AlreadySettledError, match="redelivered"):
@@ -300,8 +299,7 @@ async def test_a_cumulative_ack_of_a_message_is_refused_where_its_ack_is(ports: 
     """O50: its attempt is over: both raise, and it comes again; the id is of no attempt and is accepted."""
     port = ports.port(subscription_type="exclusive")
     async with Consumer(port) as consumer:
-        port.topic.publish(b"x")
-        first = await consumer.receive()
+        first = await new_message(port, consumer)
         if how == "redelivered":
             await first.nack(0.25)
             again = await consumer.receive()
