@@ -33,7 +33,7 @@ _NOT_SEEN_THROUGH: Final = {
 }
 _COUNTERS: Final = {
     *("acked", "acked_again", "done", "failures", "redelivered_local", "redelivered_broker"),
-    *("requested_again", "request", "_tries", "id"),
+    *("requested_again", "request", "_tries", "id", "duplicates", "replayed"),
 }
 """Fields that say how often something happened, which makes no difference to what can happen."""
 _OLD: Final = object()
