@@ -10,7 +10,7 @@ from typing import Any
 from pulsar_nack import Consumer, DeadLetterPolicy, Message, NackConfig
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import RetryTopicPolicy
-from pulsar_nack.testing import FakePort, FakePublisher
+from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
@@ -52,6 +52,17 @@ async def take(consumer: Consumer, count: int) -> list[Message]:
     return [await consumer.receive(timeout=1) for _ in range(count)]
 
 
+def publish(topic: FakeTopic, *payloads: bytes, **fields: Any) -> None:
+    """Publish messages, each with the same key and other fields."""
+    for payload in payloads:
+        topic.publish(payload, **fields)
+
+
+def digits(*bounds: int) -> list[bytes]:
+    """Return payloads that differ and can be read as numbers: those of a range."""
+    return [b"%d" % number for number in range(*bounds)]
+
+
 async def new_message(port: FakePort, consumer: Consumer, payload: bytes = b"x") -> Message:
     """Publish a message, and receive it."""
     port.topic.publish(payload)
@@ -60,8 +71,7 @@ async def new_message(port: FakePort, consumer: Consumer, payload: bytes = b"x")
 
 async def new_messages(port: FakePort, consumer: Consumer, *payloads: bytes) -> list[Message]:
     """Publish messages, and receive them."""
-    for payload in payloads:
-        port.topic.publish(payload)
+    publish(port.topic, *payloads)
     return await take(consumer, len(payloads))
 
 

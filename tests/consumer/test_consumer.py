@@ -25,7 +25,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.errors import NotOpenError, WrongLoopError
 from pulsar_nack.testing import FakePort, virtual_time
-from tests.consumer.consuming import EXACT, is_quiet, new_message, new_messages, now, numbered, take
+from tests.consumer.consuming import EXACT, is_quiet, new_message, new_messages, now, numbered, publish, take
 from tests.consumer.ports import Ports
 from tests.tiers import examples
 
@@ -85,8 +85,7 @@ async def test_backoff_by_message_and_by_id(ports: Ports) -> None:
 
     topic = ports.topic()
     first = ports.port(topic)
-    topic.publish(b"a")
-    topic.publish(b"b")
+    publish(topic, b"a", b"b")
     for _ in range(3):
         ids = [(await first.receive()).id for _ in range(2)]
         await first.redeliver(ids)
@@ -136,8 +135,7 @@ async def test_a_rewind_names_no_more_ids_than_the_port_takes(ports: Ports) -> N
         port,
         consumer,
     ):
-        for number in range(5):
-            port.topic.publish(bytes([number]))
+        publish(port.topic, *numbered(5))
         for message in await take(consumer, 5):
             await message.nack(delay=1)
         assert len(await take_within(consumer, 5, 5)) == 5
@@ -562,8 +560,7 @@ async def test_close_gives_everything_back(ports: Ports) -> None:
     """U18, U21: on closing, held, kept and unsettled messages go to the other consumer, and calls that wait end."""
     topic = ports.topic()
     async with consuming(ports.port(topic), redelivery="local") as (_, first):
-        for number in range(4):
-            topic.publish(bytes([number]))
+        publish(topic, *numbered(4))
         messages = await take(first, 4)
         await messages[0].nack(delay=5)
         await messages[1].nack(delay=0)
@@ -648,8 +645,7 @@ async def test_a_single_worker_is_never_stuck(ports: Ports) -> None:
     for options in ({"unacked_limit": 4}, {"max_local_bytes": 100}, {"unacked_limit": 10**400}):
         port = ports.port(subscription_type="exclusive", receiver_queue_size=1)
         async with consuming(port, **options) as (_, consumer):
-            for number in range(6):
-                port.topic.publish(bytes([number]))
+            publish(port.topic, *numbered(6))
             rounds: collections.Counter[bytes] = collections.Counter()
             while not rounds or min(rounds.values()) < 3 or len(rounds) < 6:
                 message = await consumer.receive(timeout=100)
@@ -662,8 +658,7 @@ async def test_a_single_worker_is_never_stuck(ports: Ports) -> None:
 async def test_held_ones_count_for_the_warning(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
     """U33: what is held is unacknowledged too: a message that is taken beside it reaches 80 % of the limit."""
     async with consuming(ports.port(receiver_queue_size=5), unacked_limit=15) as (port, consumer):
-        for number in range(10):
-            port.topic.publish(bytes([number]))
+        publish(port.topic, *numbered(10))
         for message in await take(consumer, 6):
             await message.nack(delay=60)
         await take(consumer, 1)
@@ -676,8 +671,7 @@ async def test_held_ones_count_for_the_warning(ports: Ports, caplog: pytest.LogC
 async def test_unacked_messages_are_bounded(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
     """U17, U33: at 80 % of the limit one warning, at the limit a nack waits; cancelled, its message stays delivered."""
     async with consuming(ports.port(receiver_queue_size=5), unacked_limit=15) as (port, consumer):
-        for number in range(10):
-            port.topic.publish(bytes([number]))
+        publish(port.topic, *numbered(10))
         messages = await take(consumer, 7)
         assert not caplog.records
         messages += await take(consumer, 1)  # the eighth of the ten that are left beside the five of the queue
@@ -701,8 +695,7 @@ async def test_unacked_messages_are_bounded(ports: Ports, caplog: pytest.LogCapt
 async def test_the_delay_of_a_nack_that_waits_counts_from_the_call(ports: Ports) -> None:
     """U33: a nack waits at the limit for 9 s of its 10 s: its message is redelivered 10 s after the call."""
     async with consuming(ports.port(receiver_queue_size=5), unacked_limit=9) as (port, consumer):
-        for number in range(4):
-            port.topic.publish(bytes([number]))
+        publish(port.topic, *numbered(4))
         for message in await take(consumer, 3):
             await message.nack(delay=9)
         (last,) = await take(consumer, 1)
@@ -721,8 +714,7 @@ async def test_the_delay_of_a_nack_that_waits_counts_from_the_call(ports: Ports)
 async def test_nacks_of_all_there_is_do_not_wait_for_each_other_for_ever(ports: Ports) -> None:
     """U33: at the limit every handler nacks at once, and nothing is held: one after the other they pass."""
     async with consuming(ports.port(receiver_queue_size=5), unacked_limit=8) as (port, consumer):
-        for number in range(3):
-            port.topic.publish(bytes([number]))
+        publish(port.topic, *numbered(3))
         nacks = [asyncio.create_task(message.nack(delay=1)) for message in await take(consumer, 3)]
         _, waiting = await asyncio.wait(nacks, timeout=60)
         assert not waiting
@@ -776,8 +768,7 @@ async def take_within(consumer: Consumer, count: int, seconds: float) -> list[Me
 async def test_a_reset_is_shown_and_counted(ports: Ports) -> None:
     """U32: the subscription is reset two minutes after the acks: all is shown, and counted as replayed."""
     async with consuming(ports.port()) as (port, consumer):
-        for number in range(3):
-            port.topic.publish(bytes([number]))
+        publish(port.topic, *numbered(3))
         for message in await take(consumer, 3):
             await message.ack()
         await asyncio.sleep(120)

@@ -9,7 +9,7 @@ import pytest
 
 from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, InvalidArgumentError
 from pulsar_nack.testing import FakePort, FakePublisher, LocalBroker, virtual_time
-from tests.consumer.consuming import EXACT, now
+from tests.consumer.consuming import EXACT, now, publish
 
 from .durable import Machine
 from .ports import Ports
@@ -94,8 +94,7 @@ async def test_over_restarts(ports: Ports, attempts: int, seconds: int) -> None:
 async def test_what_can_be_done_with_a_deferred_message() -> None:
     """It is final for this attempt: another verb is told, again is harmless, and the next attempt has its own verbs."""
     port = FakePort()
-    for payload in (b"a", b"b"):
-        port.topic.publish(payload)
+    publish(port.topic, b"a", b"b")
     async with Consumer(port, config=EXACT) as consumer:
         first, acked = await consumer.receive(), await consumer.receive()
         await acked.ack()

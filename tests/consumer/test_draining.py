@@ -15,7 +15,7 @@ from pulsar_nack.consumer import DrainReport, RetryTopicPolicy
 from pulsar_nack.errors import MissingExtraError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, now
+from tests.consumer.consuming import EXACT, digits, now, publish
 from tests.wire.letters import DEAD, TOPIC, stored, unacked
 from tests.wire.test_dead_letters import giving_up
 from tests.wire.using import broker_with
@@ -50,8 +50,7 @@ async def test_a_message_comes_as_the_drain_begins(key_ordered: bool) -> None:
 async def test_calls_that_take_their_messages_back() -> None:
     """U18: one of ``batch_receive`` that waits for more, and one of ``receive`` that is cancelled in the same turn."""
     port = FakePort()
-    for _ in range(3):
-        port.topic.publish(b"x")
+    publish(port.topic, *[b"x"] * 3)
     async with Consumer(port, config=EXACT) as consumer:
         call = asyncio.create_task(consumer.batch_receive(10, timeout=None))
         await asyncio.sleep(1)
@@ -163,8 +162,7 @@ class _Unreadable(FakePort):
 async def test_a_message_that_cannot_be_read_in_a_batch() -> None:
     """The others go back with the call that raises, so nothing is being processed, and the consumer closes."""
     port = _Unreadable()
-    for number in range(2):
-        port.topic.publish(b"%d" % number)
+    publish(port.topic, *digits(2))
     async with Consumer(port, config=EXACT) as consumer:
         with pytest.raises(MissingExtraError):
             await consumer.batch_receive(10, timeout=None)

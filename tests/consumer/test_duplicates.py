@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pulsar_nack import BrokerError, Consumer, MessageId
 from pulsar_nack.testing import FakePort, virtual_time
+from tests.consumer.consuming import publish
 
 
 class PickyPort(FakePort):
@@ -26,8 +27,7 @@ async def test_one_that_fails_keeps_no_other_from_it() -> None:
     """One copy is refused for ever: the others are acknowledged, and it is given up after some tries."""
     port = PickyPort()
     async with Consumer(port) as consumer:
-        for _ in range(20):
-            port.topic.publish(b"x")
+        publish(port.topic, *[b"x"] * 20)
         ids = [(await consumer.receive()).id for _ in range(20)]
         await asyncio.gather(*map(consumer.acknowledge, ids))
         acks = consumer._settler.open_acks()

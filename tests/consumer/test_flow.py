@@ -19,7 +19,7 @@ from pulsar_nack import (
 from pulsar_nack.errors import AcknowledgeError, AlreadySettledError, NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, FaultyPort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, take
+from tests.consumer.consuming import EXACT, digits, publish, take
 
 from .ports import Ports
 
@@ -36,12 +36,6 @@ async def rest(consumer: Consumer, seconds: float = 1.0) -> list[tuple[bytes, in
         return found
 
 
-def publish(port: FakePort, count: int) -> None:
-    """Publish b"0", b"1", ..."""
-    for number in range(count):
-        port.topic.publish(b"%d" % number)
-
-
 # --- acknowledging several -------------------------------------------------------------------------------------------
 
 
@@ -50,7 +44,7 @@ def publish(port: FakePort, count: int) -> None:
 async def test_a_list_is_acknowledged(ports: Ports) -> None:
     """Messages and ids, some twice, single ones and members of a batch, and any iterable of them."""
     port = ports.port()
-    publish(port, 4)
+    publish(port.topic, *digits(4))
     port.topic.publish_batch([b"x", b"y"])
     async with Consumer(port, config=EXACT) as consumer:
         messages = await take(consumer, 6)
@@ -72,7 +66,7 @@ async def test_a_list_is_acknowledged(ports: Ports) -> None:
 async def test_some_of_a_list_fail(ports: Ports) -> None:
     """The error names those that failed, the others are acknowledged, and a later call can settle the rest."""
     port = ports.port()
-    publish(port, 5)
+    publish(port.topic, *digits(5))
     async with Consumer(port, config=EXACT) as consumer:
         messages = await take(consumer, 5)
         port.fail_next("acknowledge", error=BrokerError("no"))
@@ -96,7 +90,7 @@ async def test_some_of_a_list_fail(ports: Ports) -> None:
 async def test_a_message_of_a_list_that_failed_can_be_nacked(ports: Ports) -> None:
     """What was not acknowledged is as before."""
     port = ports.port()
-    publish(port, 2)
+    publish(port.topic, *digits(2))
     async with Consumer(port, config=EXACT) as consumer:
         messages = await take(consumer, 2)
         port.fail_next("acknowledge", times=2)
@@ -112,7 +106,7 @@ async def test_a_message_of_a_list_that_failed_can_be_nacked(ports: Ports) -> No
 async def test_what_is_no_list_of_messages() -> None:
     """It is refused before anything is acknowledged; so is a list for a consumer that is closed or not open."""
     port = FakePort()
-    publish(port, 2)
+    publish(port.topic, *digits(2))
     consumer = Consumer(port)
     with pytest.raises(NotOpenError):
         await consumer.acknowledge([MessageId(1, 2)])
@@ -134,7 +128,7 @@ async def test_what_is_no_list_of_messages() -> None:
 async def test_a_cancelled_list_goes_on(ports: Ports, fails: str) -> None:
     """Cancelling the call does not stop the acknowledgements; those that fail then are redelivered."""
     port = ports.port()
-    publish(port, 3)
+    publish(port.topic, *digits(3))
     async with Consumer(port, config=EXACT, backoff=[1]) as consumer:
         messages = await take(consumer, 3)
         if fails == "before":
@@ -159,7 +153,7 @@ async def test_a_cancelled_list_goes_on(ports: Ports, fails: str) -> None:
 async def test_everything_unsettled_comes_again(ports: Ports) -> None:
     """Shared: what was received and not settled comes again as attempt 2; nacks keep their deadlines."""
     port = ports.port()
-    publish(port, 7)
+    publish(port.topic, *digits(7))
     async with Consumer(port, config=EXACT) as consumer:
         messages = await take(consumer, 5)
         await messages[0].ack()
@@ -178,7 +172,7 @@ async def test_everything_unsettled_comes_again(ports: Ports) -> None:
 async def test_order_where_one_consumer_gets_everything(ports: Ports, redelivery: Any) -> None:
     """Exclusive: all comes again in order, before what follows; what nobody had received is at its first attempt."""
     port = ports.port(subscription_type="exclusive")
-    publish(port, 8)
+    publish(port.topic, *digits(8))
     async with Consumer(port, config=EXACT, redelivery=redelivery) as consumer:
         messages = await take(consumer, 5)
         await messages[0].ack()
@@ -213,7 +207,7 @@ async def test_members_of_a_batch_come_again(ports: Ports, kind: str) -> None:
 async def test_what_waits_for_a_call_stays_at_its_attempt(ports: Ports, kind: str) -> None:
     """A message that came due and was not received yet is not redelivered once more."""
     port = ports.port(subscription_type=kind)
-    publish(port, 3)
+    publish(port.topic, *digits(3))
     async with Consumer(port, config=EXACT, redelivery="local") as consumer:
         first, second = await take(consumer, 2)
         await second.nack(delay=1)
@@ -230,7 +224,7 @@ async def test_what_waits_for_a_call_stays_at_its_attempt(ports: Ports, kind: st
 async def test_a_rewind_names_one_message() -> None:
     """Exclusive: however many messages are unsettled, the request is within what the port may be asked for."""
     port = FakePort(subscription_type="exclusive", max_ids_per_request=2)
-    publish(port, 5)
+    publish(port.topic, *digits(5))
     async with Consumer(port, config=EXACT) as consumer:
         await take(consumer, 4)
         await consumer.redeliver_unacknowledged_messages()
@@ -243,7 +237,7 @@ async def test_a_rewind_names_one_message() -> None:
 async def test_leases_end_with_their_attempt(ports: Ports, kind: str) -> None:
     """A lease of the attempt before has no effect any more, and the new attempt has a lease of its own."""
     port = ports.port(subscription_type=kind)
-    publish(port, 2)
+    publish(port.topic, *digits(2))
     async with Consumer(port, config=EXACT, lease=2.0, backoff=[1]) as consumer:
         first = await take(consumer, 2)
         await asyncio.sleep(1)
@@ -262,7 +256,7 @@ async def test_leases_end_with_their_attempt(ports: Ports, kind: str) -> None:
 async def test_attempts_outlive_the_consumer(ports: Ports, tmp_path: Path) -> None:
     """A durable consumer counts these redeliveries as attempts after a restart, too."""
     port = ports.port()
-    publish(port, 2)
+    publish(port.topic, *digits(2))
     async with Consumer(port, config=EXACT, durable=tmp_path) as consumer:
         await take(consumer, 2)
         await consumer.redeliver_unacknowledged_messages()
@@ -280,7 +274,7 @@ async def test_attempts_outlive_the_consumer(ports: Ports, tmp_path: Path) -> No
 async def test_an_earlier_attempt_still_counts(ports: Ports) -> None:
     """A message that is to come again may be settled all the same by who has it; then it does not come."""
     port = ports.port()
-    publish(port, 2)
+    publish(port.topic, *digits(2))
     async with Consumer(port, config=EXACT) as consumer:
         first, second = await take(consumer, 2)
         await consumer.redeliver_unacknowledged_messages()
@@ -296,7 +290,7 @@ async def test_redeliveries_count_as_attempts(ports: Ports) -> None:
     """The last attempt that a dead-letter policy allows is followed by the dead letter."""
     publisher = FakePublisher()
     port = ports.port()
-    publish(port, 1)
+    publish(port.topic, *digits(1))
     async with Consumer(
         port, config=EXACT, dead_letter=DeadLetterPolicy(2, topic="dead", publisher=publisher)
     ) as consumer:
@@ -312,13 +306,13 @@ async def test_redeliveries_count_as_attempts(ports: Ports) -> None:
 async def test_a_request_that_fails_is_made_again(ports: Ports, kind: str) -> None:
     """Nothing is lost when the broker refuses the request, or the call is cancelled."""
     port = ports.port(subscription_type=kind)
-    publish(port, 6)
+    publish(port.topic, *digits(6))
     async with Consumer(port, config=EXACT, redelivery="broker") as consumer:
         await take(consumer, 4)
         port.fail_next("redeliver")
         await consumer.redeliver_unacknowledged_messages()
         assert sorted(data for data, _ in await rest(consumer, 40)) == [b"%d" % number for number in range(6)]
-        publish(port, 6)
+        publish(port.topic, *digits(6))
         await take(consumer, 4)
         port.delay_next("redeliver", 0.5)
         call = asyncio.create_task(consumer.redeliver_unacknowledged_messages())
@@ -333,7 +327,7 @@ async def test_a_request_that_fails_is_made_again(ports: Ports, kind: str) -> No
 async def test_many_messages_do_not_block_the_loop(ports: Ports) -> None:
     """Thousands are requested in slices; other tasks run in between, and may settle some meanwhile."""
     port = ports.port()
-    publish(port, 900)
+    publish(port.topic, *digits(900))
     async with Consumer(port, config=EXACT) as consumer:
         messages = await take(consumer, 900)
         call = asyncio.create_task(consumer.redeliver_unacknowledged_messages())

@@ -16,7 +16,7 @@ from pulsar_nack.consumer import DeadLetter, Defer, Retry
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
 from pulsar_nack.testing._fake_delivery import FakeMessage
-from tests.consumer.consuming import EXACT, now
+from tests.consumer.consuming import EXACT, digits, now, publish
 from tests.hanging import Storage
 from tests.tiers import size
 from tests.wire.fake_broker import FakeBroker
@@ -24,7 +24,7 @@ from tests.wire.using import TOPIC, subscribed
 
 from .durable import Machine
 from .ports import Ports
-from .test_running import running, until
+from .test_running import handle_all, running, until
 
 TYPES = ("shared", "exclusive", "failover")
 
@@ -54,8 +54,7 @@ class Handled:
 async def test_a_key_waits_for_its_retry(ports: Ports, kind: str) -> None:
     """U16: 0 is nacked, and the handler sees 0, 1, 2, 3, 4 all the same."""
     port = ports.port(subscription_type=kind)
-    for number in range(5):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(5), key="k")
     seen = list[tuple[bytes, int]]()
 
     async def handler(message: Message) -> None:
@@ -63,10 +62,8 @@ async def test_a_key_waits_for_its_retry(ports: Ports, kind: str) -> None:
         if message.data == b"0" and message.attempt < 3:
             await message.nack(1)
 
-    async with Consumer(port, config=EXACT) as consumer:
-        async with running(consumer, handler, key_ordered=True):
-            await until(lambda: port.subscription.backlog == 0)
-        assert seen == [(b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1), (b"2", 1), (b"3", 1), (b"4", 1)]
+    await handle_all(port, handler, key_ordered=True)
+    assert seen == [(b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1), (b"2", 1), (b"3", 1), (b"4", 1)]
 
 
 @pytest.mark.each_kind
@@ -111,8 +108,7 @@ async def test_the_bound_of_a_key(caplog: pytest.LogCaptureFixture) -> None:
         ({}, {"max_local_bytes": 10_000}, 10),
     ):
         port = FakePort(receiver_queue_size=50)
-        for number in range(30):
-            port.topic.publish(b"%d" % number, key="k")
+        publish(port.topic, *digits(30), key="k")
         done = list[int]()
         caplog.clear()
 
@@ -146,11 +142,9 @@ async def test_batches_and_messages_without_a_key() -> None:
                 raise Retry(delay=1)
             done.append(int(message.data))  # noqa: B023
 
-        async with Consumer(port, config=EXACT) as consumer:
-            async with running(consumer, handler, key_ordered=True):
-                await until(lambda: port.subscription.backlog == 0)  # noqa: B023
-            assert done[:3] == [2, 4, 6]
-            assert [number for number in done if number % 2] == [1, 3, 5, 7, 9]
+        await handle_all(port, handler, key_ordered=True)
+        assert done[:3] == [2, 4, 6]
+        assert [number for number in done if number % 2] == [1, 3, 5, 7, 9]
 
 
 @pytest.mark.each_kind
@@ -159,8 +153,7 @@ async def test_a_drain_gives_held_messages_back(ports: Ports) -> None:
     """U18, U39: what waits for its key goes to the other consumer, and the drain does not wait for it."""
     port = ports.port()
     topic = port.topic
-    for number in range(10):
-        topic.publish(b"%d" % number, key="k")
+    publish(topic, *digits(10), key="k")
 
     async def handler(message: Message) -> None:
         raise Retry(delay=60)
@@ -217,8 +210,7 @@ async def test_a_retry_that_is_nacked_by_its_id_before_it_is_handled() -> None:
     """U39: its payload is not known any more, so the broker brings it, though the bound of the key is reached."""
     port, done = FakePort(receiver_queue_size=5), list[int]()
     first = port.topic.publish(b"0", key="k")
-    for number in range(1, 20):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(1, 20), key="k")
 
     async def handler(message: Message) -> None:
         if message.data == b"0" and message.attempt == 1:
@@ -242,8 +234,7 @@ async def test_a_retry_that_is_nacked_by_its_id_before_it_is_handled() -> None:
 async def test_a_seek_that_fails_while_messages_wait(kind: Any) -> None:
     """U16: what waited for its key comes again, and is handled."""
     port, handled = FakePort(subscription_type=kind), set[int]()
-    for number in range(6):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(6), key="k")
 
     async def handler(message: Message) -> None:
         if message.data == b"0" and not handled:
@@ -286,8 +277,7 @@ async def test_messages_that_were_forgotten_while_they_waited() -> None:
     """U16: more wait for a key than are known at most; the first is acknowledged by its id: all come, in order."""
     port = FakePort(receiver_queue_size=10)
     first = port.topic.publish(b"0", key="k")
-    for number in range(1, 100):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(1, 100), key="k")
     done = list[int]()
 
     async def handler(message: Message) -> None:
@@ -307,8 +297,7 @@ async def test_messages_that_were_forgotten_while_they_waited() -> None:
 async def test_a_nack_that_waits_for_room_is_admitted() -> None:
     """A consumer at its limit of unacknowledged messages, all of one key, is not stuck."""
     port = FakePort(receiver_queue_size=1)
-    for number in range(20):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(20), key="k")
     done = list[int]()
 
     async def handler(message: Message) -> None:
@@ -317,10 +306,8 @@ async def test_a_nack_that_waits_for_room_is_admitted() -> None:
             raise Retry(0.1)
         done.append(int(message.data))
 
-    async with Consumer(port, config=EXACT, unacked_limit=6) as consumer:
-        async with running(consumer, handler, key_ordered=True):
-            await until(lambda: port.subscription.backlog == 0)
-        assert done == list(range(20))
+    await handle_all(port, handler, {"unacked_limit": 6}, key_ordered=True)
+    assert done == list(range(20))
 
 
 @pytest.mark.each_kind
@@ -329,8 +316,7 @@ async def test_a_nack_that_waits_for_room_is_admitted() -> None:
 async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
     """U39: the order holds over a new session on Exclusive, though the bound of the key is reached."""
     port = ports.port(subscription_type="exclusive")
-    for number in range(12):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(12), key="k")
     done = list[int]()
 
     async def handler(message: Message) -> None:
@@ -407,8 +393,7 @@ async def test_the_bound_of_a_key_holds_in_a_new_session(kind: str) -> None:
 async def test_what_waits_for_its_key_is_not_redelivered(ports: Ports, kind: str) -> None:
     """U16: all that handlers have is redelivered, several times; what no handler has seen is at its first attempt."""
     port, dead, seen = ports.port(subscription_type=kind), FakePublisher(), list[tuple[bytes, int]]()
-    for number in range(3):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(3), key="k")
 
     async def handler(message: Message) -> None:
         seen.append((message.data, message.attempt))
@@ -431,8 +416,7 @@ async def test_what_waits_for_its_key_is_not_redelivered(ports: Ports, kind: str
 async def test_a_paused_consumer_begins_with_no_message_of_a_key(ports: Ports) -> None:
     """U16, O17: what waits for its key is handled after the resume, in its order."""
     port, handled = ports.port(), list[tuple[bytes, bool]]()
-    for number in range(4):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(4), key="k")
 
     async def handler(message: Message) -> None:
         handled.append((message.data, consumer.is_paused))
@@ -453,8 +437,7 @@ async def test_a_paused_consumer_begins_with_no_message_of_a_key(ports: Ports) -
 async def test_messages_that_only_waited_count_no_attempt() -> None:
     """U16: durable, drained or killed again and again: order holds, and what only waited is at its first attempt."""
     machine, dead = Machine(), FakePublisher()
-    for number in range(10):
-        machine.topic.publish(b"%d" % number, key="k")
+    publish(machine.topic, *digits(10), key="k")
     attempts: dict[bytes, int] = {}
 
     async def handler(message: Message) -> None:
@@ -483,8 +466,7 @@ async def test_messages_that_only_waited_count_no_attempt() -> None:
 async def test_a_worker_that_is_cancelled_while_it_settles(settles: str) -> None:
     """U16: what cancels the handler comes too late, while its message is being settled: the key goes on."""
     port, dead, handled = FakePort(), FakePublisher(latency=1), list[bytes]()
-    for number in range(3):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(3), key="k")
 
     async def handler(message: Message) -> None:
         handled.append(message.data)
@@ -541,8 +523,7 @@ async def test_kept_messages_of_an_ended_session(ports: Ports) -> None:
     """After a new session on Shared, a kept message that another consumer got is not handled here as well."""
     port = ports.port()
     topic = port.topic
-    for number in range(6):
-        topic.publish(b"%d" % number, key="k")
+    publish(topic, *digits(6), key="k")
     handled = list[bytes]()
 
     async def handler(message: Message) -> None:
@@ -569,8 +550,7 @@ async def test_kept_messages_of_an_ended_session(ports: Ports) -> None:
 async def test_a_key_waits_for_an_attempt_that_is_ready() -> None:
     """A lease ends while the only worker handles the message: its next attempt comes before later ones of the key."""
     port = FakePort()
-    for number in range(4):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(4), key="k")
     seen = list[tuple[bytes, int]]()
 
     async def handler(message: Message) -> None:
@@ -579,10 +559,8 @@ async def test_a_key_waits_for_an_attempt_that_is_ready() -> None:
             await message.nack(0.3)  # later ones are received meanwhile, and kept
         await asyncio.sleep(3 if seen[-1] == (b"1", 2) else 0)
 
-    async with Consumer(port, config=EXACT, lease=1.0, backoff=[0.5]) as consumer:
-        async with running(consumer, handler, key_ordered=True, concurrency=1):
-            await until(lambda: port.subscription.backlog == 0)
-        assert consumer.statistics().leases_expired == 1
+    consumer = await handle_all(port, handler, {"lease": 1.0, "backoff": [0.5]}, key_ordered=True, concurrency=1)
+    assert consumer.statistics().leases_expired == 1
     assert seen == [(b"0", 1), (b"1", 1), (b"1", 2), (b"1", 3), (b"2", 1), (b"3", 1)]
 
 
@@ -639,18 +617,15 @@ async def test_random_lives() -> None:
 async def test_leases_do_not_run_while_a_message_waits_for_its_key() -> None:
     """A lease begins when the handler does; one that ends lets the key wait for the message's next attempt."""
     port = FakePort()
-    for number in range(5):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(5), key="k")
     seen = list[tuple[bytes, int]]()
 
     async def handler(message: Message) -> None:
         seen.append((message.data, message.attempt))
         await asyncio.sleep(3 if seen[-1] == (b"2", 1) else 0.8)
 
-    async with Consumer(port, config=EXACT, lease=1.0, backoff=[1]) as consumer:
-        async with running(consumer, handler, key_ordered=True):
-            await until(lambda: port.subscription.backlog == 0)
-        assert consumer.statistics().leases_expired == 1
+    consumer = await handle_all(port, handler, {"lease": 1.0, "backoff": [1]}, key_ordered=True)
+    assert consumer.statistics().leases_expired == 1
     assert seen == [(b"0", 1), (b"1", 1), (b"2", 1), (b"2", 2), (b"3", 1), (b"4", 1)]
 
 
@@ -658,8 +633,7 @@ async def test_leases_do_not_run_while_a_message_waits_for_its_key() -> None:
 async def test_the_next_attempt_after_a_lease_comes_before_later_messages() -> None:
     """U16: also if all workers are busy when the message is redelivered."""
     port = FakePort()
-    for number in range(3):
-        port.topic.publish(b"%d" % number, key="k")
+    publish(port.topic, *digits(3), key="k")
     port.topic.publish(b"busy")
     seen = list[tuple[bytes, int]]()
 

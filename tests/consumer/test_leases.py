@@ -15,7 +15,7 @@ from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPo
 from pulsar_nack.errors import ClosedError, LeaseExpiredError, MissingExtraError
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, is_quiet, new_message, new_messages, now, take
+from tests.consumer.consuming import EXACT, digits, is_quiet, new_message, new_messages, now, publish, take
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 from tests.consumer.test_consumer import consuming
@@ -95,8 +95,7 @@ async def test_a_late_nack_counts_no_other_attempt(
 async def test_the_lease_begins_when_the_message_is_received(ports: Ports) -> None:
     """U44: the time that a message waits to be received does not count."""
     async with consuming(ports.port(), lease=2, backoff=0) as (port, consumer):
-        port.topic.publish(b"a")
-        port.topic.publish(b"b")
+        publish(port.topic, b"a", b"b")
         await (await consumer.receive()).ack()
         await asyncio.sleep(10)
         message = await consumer.receive()
@@ -229,8 +228,7 @@ async def test_a_late_cumulative_ack_is_refused_as_an_ack_is(ports: Ports, kind:
     port = machine.port()
     options: dict[str, Any] = {"port": port, "lease": 1, "backoff": 0.5} | ({} if is_durable else {"durable": None})
     async with machine.consuming(**options) as consumer:
-        for payload in (b"0", b"1", b"2"):
-            machine.topic.publish(payload)
+        publish(machine.topic, b"0", b"1", b"2")
         held, *late = await take(consumer, 3)
         await asyncio.sleep(1.25)
         await consumer.acknowledge_cumulative(held)
@@ -309,8 +307,7 @@ async def test_extending_sets_no_timer_and_shortening_does(ports: Ports) -> None
 async def test_in_progress_of_a_settled_message_raises(ports: Ports) -> None:
     """U11: after ack, nack, an ack by id, and a nack by id, in_progress raises; after a seek too."""
     async with consuming(ports.port(), lease=10) as (port, consumer):
-        for number in range(5):
-            port.topic.publish(b"%d" % number)
+        publish(port.topic, *digits(5))
         messages = await take(consumer, 5)
         await messages[0].ack()
         await messages[1].nack(60)
@@ -482,8 +479,7 @@ async def test_ends_are_logged_together(ports: Ports, caplog: pytest.LogCaptureF
     """U44: 100 leases that end at once are one warning, with their number."""
     with caplog.at_level(logging.WARNING, "pulsar_nack.consumer"):
         async with consuming(ports.port(), lease=1) as (port, consumer):
-            for number in range(100):
-                port.topic.publish(b"%d" % number)
+            publish(port.topic, *digits(100))
             await take(consumer, 100)
             await asyncio.sleep(1.1)
             assert consumer.statistics().leases_expired == 100
@@ -500,8 +496,7 @@ async def test_settled_messages_leave_no_deadline(ports: Ports) -> None:
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
     port: Any = ports.port(subscription_type="exclusive")
     async with consuming(port, lease=5, dead_letter=dead) as (_, consumer):
-        for number in range(6):
-            port.topic.publish(b"%d" % number)
+        publish(port.topic, *digits(6))
         messages = await take(consumer, 6)
         assert consumer.statistics().nack.pending == 6
         await messages[2].ack()
@@ -561,8 +556,7 @@ async def test_a_lease_ends_during_a_pause(ports: Ports) -> None:
 async def test_a_seek_ends_leases(ports: Ports, kind: Any) -> None:
     """U32, U44: after a seek the messages are new ones, with leases of their own; the old leases end nothing."""
     async with consuming(ports.port(subscription_type=kind), lease=5, backoff=0) as (port, consumer):
-        for number in range(3):
-            port.topic.publish(b"%d" % number)
+        publish(port.topic, *digits(3))
         messages = await take(consumer, 3)
         await asyncio.sleep(3)
         await consumer.seek(messages[0].id)
@@ -580,8 +574,7 @@ async def test_a_seek_ends_leases(ports: Ports, kind: Any) -> None:
 async def test_redelivering_all_ends_leases(ports: Ports, kind: Any, redelivery: Any) -> None:
     """U44: redeliver_unacknowledged_messages brings all back with new leases; a nack keeps its time."""
     async with consuming(ports.port(subscription_type=kind), lease=5, redelivery=redelivery) as (port, consumer):
-        port.topic.publish(b"x")
-        port.topic.publish(b"y")
+        publish(port.topic, b"x", b"y")
         await take(consumer, 2)
         await asyncio.sleep(3)
         await consumer.redeliver_unacknowledged_messages()
@@ -601,8 +594,7 @@ async def test_close_gives_messages_with_leases_back(ports: Ports) -> None:
     """U31, U44: another consumer gets what was being handled, and what was held, when this one is closed."""
     topic = ports.topic()
     async with consuming(ports.port(topic), lease=1, backoff=60) as (_, consumer):
-        topic.publish(b"held")
-        topic.publish(b"handled")
+        publish(topic, b"held", b"handled")
         _, handled = await take(consumer, 2)
         await handled.in_progress(100)
         await asyncio.sleep(2)
@@ -618,8 +610,7 @@ async def test_no_lease_ends_while_the_consumer_closes(ports: Ports) -> None:
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher(latency=3))
     topic = ports.topic()
     async with consuming(ports.port(topic), lease=1, dead_letter=dead) as (_, consumer):
-        topic.publish(b"dead letter")
-        topic.publish(b"handled")
+        publish(topic, b"dead letter", b"handled")
         messages = await take(consumer, 2)
         giving_up = asyncio.ensure_future(messages[0].dead_letter())
         await asyncio.sleep(0.1)
@@ -744,8 +735,7 @@ async def test_nacked_while_a_long_call_redelivers(ports: Ports) -> None:
         config=EXACT.model_copy(update={"max_batch": 5_000}),
     ) as consumer:
         port: Any = consumer.port
-        for _ in range(3_000):
-            port.topic.publish(b"x")
+        publish(port.topic, *[b"x"] * 3_000)
         messages = [await consumer.receive(timeout=1) for _ in range(3_000)]
         await asyncio.sleep(1)
         while not consumer.statistics().leases_expired:
@@ -905,8 +895,7 @@ async def test_a_handler_of_run_that_gives_up(ports: Ports, caplog: pytest.LogCa
 async def test_a_hung_handler_does_not_let_its_key_overtake(ports: Ports) -> None:
     """U16, U44: key order and a lease that ends: the next message of the key waits for the end of the retry."""
     async with consuming(ports.port(), lease=1, backoff=0.5) as (port, consumer):
-        for number in range(3):
-            port.topic.publish(b"%d" % number, key="k")
+        publish(port.topic, *digits(3), key="k")
         done: list[tuple[bytes, int]] = []
 
         async def handle(message: Message) -> None:
@@ -926,8 +915,7 @@ async def test_a_hung_handler_does_not_let_its_key_overtake(ports: Ports) -> Non
 async def test_messages_of_a_cancelled_batch_have_no_lease(ports: Ports) -> None:
     """U43, U44: a cancelled batch_receive gives its messages back to this consumer, where no lease runs."""
     async with consuming(ports.port(), lease=1) as (port, consumer):
-        for number in range(3):
-            port.topic.publish(b"%d" % number)
+        publish(port.topic, *digits(3))
         batch = asyncio.create_task(consumer.batch_receive(10, timeout=None))
         await asyncio.sleep(0.5)
         batch.cancel()

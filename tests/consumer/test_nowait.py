@@ -11,7 +11,7 @@ import pytest
 from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, MessageId, NackConfig
 from pulsar_nack.consumer import AcksDone, Delivery
 from pulsar_nack.testing import FakePort, virtual_time
-from tests.consumer.consuming import new_message
+from tests.consumer.consuming import digits, new_message, publish
 from tests.consumer.nowait_port import NowaitPort
 
 Done = Callable[[Exception | None], None]
@@ -72,8 +72,7 @@ async def test_no_task_is_made_for_a_message() -> None:
     """Receiving what is here and acknowledging it makes no task, and asks the port without waiting."""
     port = SilentPort()
     async with Consumer(port) as consumer:
-        for _ in range(3):
-            port.topic.publish(b"x")
+        publish(port.topic, *[b"x"] * 3)
         before = asyncio.all_tasks()
         messages = [await consumer.receive() for _ in range(3)]
         assert [message.id.entry for message in messages] == [0, 1, 2]
@@ -94,8 +93,7 @@ async def test_order_is_kept_beside_calls_that_wait() -> None:
     async with Consumer(port) as consumer:
         waiting = [asyncio.create_task(consumer.receive()) for _ in range(2)]
         await turns()
-        for number in range(4):
-            port.topic.publish(b"%d" % number)
+        publish(port.topic, *digits(4))
         later = asyncio.create_task(consumer.receive())
         seen = [(await task).data for task in (*waiting, later)]
         assert seen == [b"0", b"1", b"2"]
@@ -151,8 +149,7 @@ async def test_closing_gives_up_what_is_not_answered() -> None:
     """Closing waits for answers for ``close_timeout``, then the calls raise; an answer that comes later is nothing."""
     port = SilentPort()
     consumer = await Consumer(port, config=NackConfig(close_timeout=2.0)).open()
-    for _ in range(2):
-        port.topic.publish(b"x")
+    publish(port.topic, *[b"x"] * 2)
     messages = [await consumer.receive() for _ in range(2)]
     acknowledging = [asyncio.create_task(message.ack()) for message in messages]
     await turns()
@@ -191,8 +188,7 @@ async def test_acknowledging_without_waiting(kind: type[FakePort]) -> None:
     """``ack_soon`` returns at once, by message and by id, asks the port once for each, and closing waits for it."""
     port = kind()
     async with Consumer(port) as consumer:
-        for _ in range(3):
-            port.topic.publish(b"x")
+        publish(port.topic, *[b"x"] * 3)
         first, second, third = [await consumer.receive() for _ in range(3)]
         first.ack_soon()
         first.ack_soon()
@@ -267,8 +263,7 @@ async def test_a_cancelled_ack_with_a_task_does_not_hear_for_another() -> None:
     """The same on a port that needs tasks; one that still waits does hear, and the message stays with it."""
     port = FailingPort()
     async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
-        for _ in range(2):
-            port.topic.publish(b"x")
+        publish(port.topic, *[b"x"] * 2)
         first, second = await consumer.receive(), await consumer.receive()
         port.is_failing = True
         cancelled, waiting = [asyncio.create_task(message.ack()) for message in (first, second)]

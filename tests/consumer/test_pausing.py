@@ -10,7 +10,7 @@ from pulsar_nack import ClosedError, Consumer
 from pulsar_nack.consumer import SupportsPause
 from pulsar_nack.errors import NotOpenError
 from pulsar_nack.testing import FakePort, virtual_time
-from tests.consumer.consuming import EXACT
+from tests.consumer.consuming import EXACT, publish
 
 from .ports import Ports
 
@@ -19,8 +19,7 @@ from .ports import Ports
 async def test_nothing_is_shown_until_the_resume(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
     """O17, U41: messages can be settled meanwhile and deadlines go on; a port that keeps what it has warns once."""
     port = ports.port()
-    for payload in (b"a", b"b", b"c"):
-        port.topic.publish(payload)
+    publish(port.topic, b"a", b"b", b"c")
     async with Consumer(port, config=EXACT, redelivery="local") as consumer:
         a, b = [await consumer.receive(timeout=1) for _ in range(2)]
         for _ in range(2):

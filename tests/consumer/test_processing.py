@@ -13,7 +13,7 @@ from pulsar_nack.consumer import DeadLetter, Defer, Ignore, OnError, Retry
 from pulsar_nack.errors import NoDeadLetterError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, now
+from tests.consumer.consuming import EXACT, now, publish
 from tests.for_each import for_each
 
 from .ports import Ports
@@ -107,8 +107,7 @@ async def test_a_cancelled_block_leaves_the_message() -> None:
 async def test_a_message_that_was_settled_inside() -> None:
     """The end of the block does nothing more; verbs and mapped exceptions still end there."""
     port = FakePort()
-    for payload in (b"a", b"b", b"c"):
-        port.topic.publish(payload)
+    publish(port.topic, b"a", b"b", b"c")
     async with Consumer(port, config=EXACT) as consumer:
         a, b, c = [await consumer.receive() for _ in range(3)]
         async with a.process():

@@ -10,7 +10,7 @@ import pytest
 from pulsar_nack import ClosedError, Consumer, DeadLetterPolicy, InvalidArgumentError
 from pulsar_nack.errors import LeaseExpiredError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
-from tests.consumer.consuming import EXACT, now
+from tests.consumer.consuming import EXACT, digits, now, publish
 from tests.for_each import for_each
 
 from .ports import Ports
@@ -103,8 +103,7 @@ async def test_bounds_are_checked(field: str) -> None:
 async def test_leases_begin_when_the_batch_is_returned() -> None:
     """The call waits longer than a lease for more messages: none of those that it has is redelivered, or dead."""
     port, dead = FakePort(), FakePublisher()
-    for number in range(2):
-        port.topic.publish(b"%d" % number)
+    publish(port.topic, *digits(2))
     policy = DeadLetterPolicy(1, "dead", publisher=dead)
     async with Consumer(port, lease=1, backoff=[0], dead_letter=policy, config=EXACT) as consumer:
         first, second = await consumer.batch_receive(10, timeout=30)

@@ -14,7 +14,7 @@ from pulsar_nack.consumer._message_table import MessageTable
 from pulsar_nack.consumer._requests import PAUSES_MS, REQUEST_MEMORY_MS, OpenRequests
 from pulsar_nack.testing import FakePort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, new_message, now
+from tests.consumer.consuming import EXACT, new_message, now, publish
 from tests.consumer.ports import Ports
 
 ID = MessageId(1, 2)
@@ -112,8 +112,7 @@ async def test_what_waits_at_the_port_is_not_asked_for_again(ports: Ports) -> No
     topic = ports.topic()
     async with Consumer(port := ports.port(topic), redelivery="broker", config=EXACT) as consumer:
         await nacked(port, consumer)
-        for _ in range(3):
-            topic.publish(b"y")
+        publish(topic, *[b"y"] * 3)
         job = await consumer.receive(timeout=10)
         await asyncio.sleep(2)
         async with Consumer(ports.port(topic), config=EXACT) as other:
@@ -133,8 +132,7 @@ async def test_a_queue_that_is_never_empty_does_not_keep_it_from_being_asked_for
     port.lose_next("redeliver")
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
         asked_at = await nacked(port, consumer)
-        for _ in range(1_000):
-            port.topic.publish(b"y")
+        publish(port.topic, *[b"y"] * 1_000)
         while (message := await consumer.receive()).data != b"x":
             await asyncio.sleep(1)
             await message.ack()
@@ -145,8 +143,7 @@ async def test_a_queue_that_is_never_empty_does_not_keep_it_from_being_asked_for
 async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) -> None:
     """U24: a message that was requested in vain and then acknowledged, or nacked again, is not requested meanwhile."""
     async with Consumer(port := ports.port(), redelivery="broker", config=EXACT) as consumer:
-        port.topic.publish(b"a")
-        port.topic.publish(b"b")
+        publish(port.topic, b"a", b"b")
         port.lose_next("redeliver", 2)
         messages = [await consumer.receive() for _ in range(2)]
         for message in messages:

@@ -25,7 +25,7 @@ from pulsar_nack.consumer import ConsumerDrained, DeadLetter, DrainReport, Handl
 from pulsar_nack.errors import NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, now
+from tests.consumer.consuming import EXACT, digits, now, publish
 
 from .ports import Ports
 
@@ -48,13 +48,24 @@ async def until(reached: Any) -> None:
             await asyncio.sleep(0.001)
 
 
+async def handle_all(
+    port: FakePort, handler: Handler, settings: dict[str, Any] | None = None, **options: Any
+) -> Consumer:
+    """Run a handler until all messages are acknowledged; return its consumer, which is closed."""
+    async with (
+        Consumer(port, **{"config": EXACT, **(settings or {})}) as consumer,
+        running(consumer, handler, **options),
+    ):
+        await until(lambda: port.subscription.backlog == 0)
+    return consumer
+
+
 @pytest.mark.each_kind
 @virtual_time
 async def test_so_many_at_once(ports: Ports) -> None:
     """U36: 100 messages of 50 ms, ten at once: within 0.7 s, each acknowledged once, the others stay at the port."""
     port = ports.port()
-    for number in range(100):
-        port.topic.publish(b"%d" % number)
+    publish(port.topic, *digits(100))
     handled, busy, peak, received = Counter[bytes](), 0, 0, 0
 
     async def handler(message: Message) -> None:
@@ -82,8 +93,7 @@ async def test_what_was_fetched_ahead_goes_to_another_one(ports: Ports) -> None:
     """U18, U36: five handlers finish, and acknowledge while the consumer drains; the other one gets the 195."""
     first, topic = ports.port(receiver_queue_size=200), None
     topic = first.topic
-    for number in range(200):
-        topic.publish(b"%d" % number)
+    publish(topic, *digits(200))
     began, ended = list[bytes](), list[bytes]()
 
     async def handler(message: Message) -> None:
@@ -118,8 +128,7 @@ async def test_what_was_fetched_ahead_goes_to_another_one(ports: Ports) -> None:
 async def test_a_handler_that_outlives_the_drain(ports: Ports) -> None:
     """U38: it is cancelled, its message is nacked by the backoff; the other's is acknowledged; the report tells."""
     port = ports.port()
-    for payload in (b"slow", b"quick"):
-        port.topic.publish(payload)
+    publish(port.topic, b"slow", b"quick")
     cancelled = list[bytes]()
 
     async def handler(message: Message) -> None:
@@ -212,8 +221,7 @@ async def test_what_exceptions_do(ports: Ports) -> None:
 async def test_exceptions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """U40: one that no rule names is logged with its traceback; one that a rule names, by what it did."""
     port = FakePort()
-    for payload in (b"a", b"b"):
-        port.topic.publish(payload)
+    publish(port.topic, b"a", b"b")
 
     async def handler(message: Message) -> None:
         raise KeyError("lost?") if message.data == b"a" else OSError("mapped")
@@ -325,8 +333,7 @@ async def test_cancelling_drains() -> None:
     """U18: a cancelled `run` lets handlers end and closes; cancelled twice, it cancels them and nacks."""
     for times, (acked, nacked) in {1: (2, 0), 2: (0, 2)}.items():
         port = FakePort()
-        for payload in (b"a", b"b"):
-            port.topic.publish(payload)
+        publish(port.topic, b"a", b"b")
 
         async def handler(message: Message) -> None:
             await asyncio.sleep(5)
@@ -368,8 +375,7 @@ async def test_a_closed_consumer_lets_its_handlers_end() -> None:
 async def test_draining_a_loop_of_ones_own() -> None:
     """U18: without `run`, a drain ends the loop, and waits until its messages are settled; others are left."""
     port = FakePort()
-    for payload in (b"a", b"b", b"c"):
-        port.topic.publish(payload)
+    publish(port.topic, b"a", b"b", b"c")
     async with Consumer(port) as consumer:
         first, second = [await consumer.receive() for _ in range(2)]
         waiting = asyncio.create_task(consumer.drain(10))
@@ -436,8 +442,7 @@ async def test_drains_that_are_cancelled_or_not_allowed() -> None:
 async def test_handlers_that_settle_themselves() -> None:
     """What a handler settled is left alone, also if it raises afterwards."""
     port = FakePort()
-    for name in (b"ack", b"nack", b"ack, then raise", b"nack by id"):
-        port.topic.publish(name)
+    publish(port.topic, b"ack", b"nack", b"ack, then raise", b"nack by id")
     attempts = Counter[bytes]()
 
     async def handler(message: Message) -> None:
@@ -521,10 +526,8 @@ async def test_troubles_of_the_port_end_nothing(caplog: pytest.LogCaptureFixture
 
     port.fail_next("receive", 3)
     port.fail_next("acknowledge")
-    async with Consumer(port, config=EXACT, backoff=[1]) as consumer:
-        async with running(consumer, handler, concurrency=2):
-            await until(lambda: port.subscription.backlog == 0)
-        assert handled == 2
+    await handle_all(port, handler, {"backoff": [1]}, concurrency=2)
+    assert handled == 2
     assert sum("nothing can be received" in record.message for record in caplog.records) == 1
     assert sum("could not be acknowledged" in record.message for record in caplog.records) == 1
 
@@ -561,10 +564,8 @@ async def test_a_cancelled_error_of_the_handlers_own(caplog: pytest.LogCaptureFi
         if message.attempt == 1:
             raise asyncio.CancelledError
 
-    async with Consumer(port, config=EXACT, backoff=[1]) as consumer:
-        async with running(consumer, handler, concurrency=1):
-            await until(lambda: port.subscription.backlog == 0)
-        assert (consumer.statistics().nacked, consumer.statistics().handler_errors) == (1, 1)
+    consumer = await handle_all(port, handler, {"backoff": [1]}, concurrency=1)
+    assert (consumer.statistics().nacked, consumer.statistics().handler_errors) == (1, 1)
 
 
 @virtual_time
@@ -605,8 +606,7 @@ async def test_random_cancellations_lose_nothing() -> None:
 async def test_a_handler_that_cancels_its_own_task() -> None:
     """It failed, whatever it was about to do: its message is nacked, and the only worker goes on."""
     port = FakePort()
-    for payload in (b"at once", b"later", b"fine"):
-        port.topic.publish(payload)
+    publish(port.topic, b"at once", b"later", b"fine")
     done = list[bytes]()
 
     async def handler(message: Message) -> None:
@@ -618,11 +618,9 @@ async def test_a_handler_that_cancels_its_own_task() -> None:
                 await asyncio.sleep(1)
         done.append(message.data)
 
-    async with Consumer(port, config=EXACT, backoff=[1]) as consumer:
-        async with running(consumer, handler, concurrency=1):
-            await until(lambda: port.subscription.backlog == 0)
-        assert sorted(done) == [b"at once", b"fine", b"later"]
-        assert consumer.statistics().nacked == 1
+    consumer = await handle_all(port, handler, {"backoff": [1]}, concurrency=1)
+    assert sorted(done) == [b"at once", b"fine", b"later"]
+    assert consumer.statistics().nacked == 1
 
 
 @pytest.mark.parametrize("concurrency", [1, 32])
@@ -630,8 +628,7 @@ async def test_a_handler_that_cancels_its_own_task() -> None:
 async def test_a_handler_that_is_a_plain_function(concurrency: int) -> None:
     """It is refused by name at its first message, which goes back without an attempt; nothing else is handled."""
     port = FakePort()
-    for payload in (b"a", b"b"):
-        port.topic.publish(payload)
+    publish(port.topic, b"a", b"b")
     calls = list[bytes]()
 
     def handler(message: Message) -> None:

@@ -15,7 +15,7 @@ from pulsar_nack.consumer import AcksDone
 from pulsar_nack.errors import AcknowledgeError, WrongLoopError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, new_message, now
+from tests.consumer.consuming import EXACT, digits, new_message, now, publish
 from tests.consumer.durable import Machine
 from tests.consumer.nowait_port import NowaitPort
 from tests.consumer.ports import Ports
@@ -175,8 +175,7 @@ async def test_an_acknowledgement_hides_for_ten_seconds(
 async def test_a_seek_overtakes_acknowledgements(ports: Ports, way: str) -> None:
     """O49: a durable consumer seeks while acks, or dead letters, are on their way: they leave no trace of them."""
     machine, letters = Machine(ports), FakePublisher(latency=0.5 if way == "dead letter" else 0.0)
-    for number in range(3):
-        machine.topic.publish(b"%d" % number)
+    publish(machine.topic, *digits(3))
     port: Any = machine.port()
     dead = DeadLetterPolicy(9, "dead", publisher=letters)
     async with machine.consuming(port=port, dead_letter=dead) as consumer:
@@ -231,8 +230,7 @@ async def test_a_seek_that_the_port_refuses_changes_nothing(ports: Ports, *, is_
     options: dict[str, Any] = {"dead_letter": DeadLetterPolicy(9, "dead", publisher=letters), "config": EXACT}
     options |= {} if is_durable else {"durable": None}
     async with machine.consuming(**options) as consumer:
-        for number in range(4):
-            topic.publish(b"%d" % number)
+        publish(topic, *digits(4))
         nacked, in_work, dead, acked = [await consumer.receive() for _ in range(4)]
         await acked.ack()
         await nacked.nack(5)
@@ -262,8 +260,7 @@ async def test_a_seek_that_the_port_refuses_changes_nothing(ports: Ports, *, is_
 async def test_what_a_cumulative_ack_covers_is_settled(ports: Ports, is_durable: bool) -> None:
     """O50: after a cumulative ack, nack and dead letter of what it covers raise, and an ack does nothing."""
     machine, letters = Machine(ports, subscription_type="exclusive"), FakePublisher()
-    for number in range(5):
-        machine.topic.publish(b"%d" % number)
+    publish(machine.topic, *digits(5))
     port: Any = machine.port()
     settings: dict[str, Any] = {"port": port, "dead_letter": DeadLetterPolicy(2, "dead", publisher=letters)}
     settings |= {} if is_durable else {"durable": None}
@@ -326,8 +323,7 @@ async def test_a_cumulative_ack_that_fails_changes_nothing(ports: Ports) -> None
     """O50: on a Shared subscription it fails; the message is as it was, and can be nacked or acknowledged."""
     port = ports.port()
     async with Consumer(port) as consumer:
-        for payload in (b"0", b"1"):
-            port.topic.publish(payload)
+        publish(port.topic, b"0", b"1")
         new, nacked = [await consumer.receive() for _ in range(2)]
         await nacked.nack(1)
         for message, before in ((new, None), (nacked, "negative_acknowledge")):
@@ -432,8 +428,7 @@ async def test_a_failed_ack_of_a_member_that_was_never_received(ports: Ports, is
 async def test_two_tasks_open_one_consumer(tmp_path: Path, ports: Ports, is_durable: bool) -> None:
     """O54: both return when it is open; a second one that is cancelled leaves it so."""
     port: Any = ports.port()
-    for number in range(2):
-        port.topic.publish(b"%d" % number)
+    publish(port.topic, *digits(2))
     consumer = Consumer(port, durable=tmp_path if is_durable else None)
 
     async def open_and_receive() -> bytes:
