@@ -58,17 +58,6 @@ def test_a_copy_of_what_is_in_work_or_held_is_dropped() -> None:
     assert (table.held, table.delivered) == (1, 0)
 
 
-def test_what_was_asked_for_is_shown_once() -> None:
-    """U23: after a request the first delivery counts and the second is a duplicate (counts 1 and 1, or 1 and 0)."""
-    for second_count in (1, 0):
-        table = MessageTable()
-        table.request(held(table), 10)
-        assert table.requested == 1
-        assert delivered(table, count=1, now_ms=11).redelivery_count == 1
-        assert meaning(table, ID, second_count, 11) == "duplicate"
-        table._check()
-
-
 def test_acked_before_it_arrives() -> None:
     """U24: requested, then acknowledged; when it arrives anyway it is acknowledged again."""
     table = MessageTable()
@@ -88,16 +77,6 @@ def test_an_acked_message_is_hidden_for_a_while(age_ms: int, verdict: str) -> No
     delivered(table)
     acked(table, ID, now_ms=5)
     assert meaning(table, ID, 0, 5 + age_ms) == verdict
-
-
-@pytest.mark.parametrize(("after_ms", "state"), [(REQUEST_MEMORY_MS - 1, State.REQUESTED), (REQUEST_MEMORY_MS, None)])
-def test_a_request_ends(after_ms: int, state: State | None) -> None:
-    """U23: what was asked for and never came is forgotten after 30 s; its count is not."""
-    table = MessageTable()
-    table.request(held(table), 0)
-    delivered(table, MessageId(9, 9), now_ms=after_ms)
-    assert state_of(table) is state
-    assert delivered(table, now_ms=after_ms).redelivery_count == 1
 
 
 def test_a_newer_request_lives_on() -> None:
@@ -150,17 +129,6 @@ def test_settled_messages_refuse_a_nack() -> None:
     acked(table, ID)
     with pytest.raises(AlreadySettledError):
         table.hold(ID)
-
-
-def test_a_failed_ack_restores_the_hold() -> None:
-    """U20: when the acknowledgement of a held message fails it is held again, and due if its time came meanwhile."""
-    table = MessageTable()
-    record = held(table)
-    table.mark_acking_unknown(ID)
-    record.is_due = True
-    assert table.ack_failed(record)
-    assert state_of(table) is State.HELD
-    table._check()
 
 
 def test_a_failed_request_is_held_again() -> None:
