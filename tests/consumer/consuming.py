@@ -42,6 +42,16 @@ async def is_quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
     return False
 
 
+async def all_that_comes(consumer: Consumer, seconds: float) -> AsyncIterator[Message]:
+    """Receive until nothing comes for a while."""
+    while True:
+        try:
+            message = await consumer.receive(timeout=seconds)
+        except TimeoutError:
+            return
+        yield message
+
+
 def now() -> float:
     """The virtual time, in seconds."""
     return round(asyncio.get_running_loop().time(), 6)

@@ -25,7 +25,17 @@ from pulsar_nack import (
 )
 from pulsar_nack.errors import NotOpenError, WrongLoopError
 from pulsar_nack.testing import FakePort, virtual_time
-from tests.consumer.consuming import EXACT, is_quiet, new_message, new_messages, now, numbered, publish, take
+from tests.consumer.consuming import (
+    EXACT,
+    all_that_comes,
+    is_quiet,
+    new_message,
+    new_messages,
+    now,
+    numbered,
+    publish,
+    take,
+)
 from tests.consumer.ports import Ports
 from tests.tiers import examples
 
@@ -181,20 +191,10 @@ def test_cancelled_receives_lose_nothing(ports: Ports, moments: list[int]) -> No
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            while not await is_quiet_into(consumer, seen):
-                pass
+            seen += [message.data async for message in all_that_comes(consumer, 1)]
             assert sorted(seen) == [bytes([number]) for number in range(20)]
 
     run()
-
-
-async def is_quiet_into(consumer: Consumer, seen: list[bytes]) -> bool:
-    """Receive one more message, if there is one."""
-    try:
-        seen.append((await consumer.receive(timeout=1)).data)
-    except TimeoutError:
-        return True
-    return False
 
 
 @virtual_time
@@ -875,7 +875,7 @@ def test_whatever_happens_nothing_is_lost_or_doubled(ports: Ports, data: st.Data
                 inject(port, fault)
             shown: collections.Counter[int] = collections.Counter()
             step = 0
-            while (message := await receive_or_none(consumer)) is not None:
+            async for message in all_that_comes(consumer, 300):
                 which = message.data[0]
                 shown[which] += 1
                 assert message.attempt == shown[which]
@@ -901,14 +901,6 @@ def inject(port: FakePort, fault: str) -> None:
         port.fail_next("acknowledge", carried_out=True)
     else:
         port.fail_next(fault)  # type: ignore[arg-type]
-
-
-async def receive_or_none(consumer: Consumer) -> Message | None:
-    """Receive, None when nothing comes for long."""
-    try:
-        return await consumer.receive(timeout=300)
-    except TimeoutError:
-        return None
 
 
 async def ack_until_done(message: Message) -> None:

@@ -19,7 +19,7 @@ from pulsar_nack import (
 from pulsar_nack.errors import AcknowledgeError, AlreadySettledError, NotOpenError
 from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, FaultyPort, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, digits, publish, take
+from tests.consumer.consuming import EXACT, all_that_comes, digits, publish, take
 
 from .ports import Ports
 
@@ -27,13 +27,10 @@ from .ports import Ports
 async def rest(consumer: Consumer, seconds: float = 1.0) -> list[tuple[bytes, int]]:
     """Return the payloads and attempts of what comes, and acknowledge it, until nothing comes for a while."""
     found = []
-    try:
-        while True:
-            message = await consumer.receive(timeout=seconds)
-            found.append((message.data, message.attempt))
-            await message.ack()
-    except TimeoutError:
-        return found
+    async for message in all_that_comes(consumer, seconds):
+        found.append((message.data, message.attempt))
+        await message.ack()
+    return found
 
 
 # --- acknowledging several -------------------------------------------------------------------------------------------

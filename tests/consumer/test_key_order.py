@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -16,7 +15,7 @@ from pulsar_nack.consumer import DeadLetter, Defer, Retry
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
 from pulsar_nack.testing._fake_delivery import FakeMessage
-from tests.consumer.consuming import EXACT, digits, now, publish
+from tests.consumer.consuming import EXACT, all_that_comes, digits, now, publish
 from tests.hanging import Storage
 from tests.tiers import size
 from tests.wire.fake_broker import FakeBroker
@@ -535,11 +534,9 @@ async def test_kept_messages_of_an_ended_session(ports: Ports) -> None:
         async with Consumer(ports.port(topic), config=EXACT) as other:
             port.subscription.restart()
             got = list[bytes]()
-            with suppress(TimeoutError):
-                while True:
-                    message = await other.receive(timeout=1)
-                    got.append(message.data)
-                    await message.ack()
+            async for message in all_that_comes(other, 1):
+                got.append(message.data)
+                await message.ack()
         await until(lambda: port.subscription.backlog == 0)
     assert len(got) > 0
     assert not set(got) & set(handled) - {b"0"}  # the first one was being handled

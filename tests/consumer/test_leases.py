@@ -15,7 +15,17 @@ from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPo
 from pulsar_nack.errors import ClosedError, LeaseExpiredError, MissingExtraError
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, digits, is_quiet, new_message, new_messages, now, publish, take
+from tests.consumer.consuming import (
+    EXACT,
+    all_that_comes,
+    digits,
+    is_quiet,
+    new_message,
+    new_messages,
+    now,
+    publish,
+    take,
+)
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 from tests.consumer.test_consumer import consuming
@@ -763,11 +773,7 @@ class Life:
     async def run(self) -> None:
         """Handle each message in a task of its own, until nothing comes for a long time."""
         async with asyncio.TaskGroup() as tasks:
-            while True:
-                try:
-                    message = await self._consumer.receive(timeout=20)
-                except TimeoutError:
-                    return
+            async for message in all_that_comes(self._consumer, 20):
                 due_at = self.due_at.pop(message.data, now())
                 assert due_at is not None, f"{message!r} is settled"
                 if message.attempt > 1:

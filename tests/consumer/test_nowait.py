@@ -44,6 +44,10 @@ class SlowPort(FakePort):
         await self.confirmed.wait()
 
 
+class SlowNowaitPort(SlowPort, NowaitPort):
+    """The same without waiting."""
+
+
 class FailingPort(FakePort):
     """Takes a second to fail to acknowledge."""
 
@@ -242,26 +246,11 @@ async def test_a_port_that_refuses_at_once_is_heard() -> None:
         assert (await consumer.receive(timeout=1)).attempt == 2
 
 
+@pytest.mark.parametrize("kind", [FailingPort, FailingNowaitPort])
 @virtual_time
-async def test_a_cancelled_ack_does_not_hear_for_another() -> None:
-    """``ack_soon`` beside an ``ack`` that was cancelled: nobody hears of the failure, so the message comes again."""
-    port = SilentPort()
-    async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
-        message = await new_message(port, consumer)
-        acknowledging = asyncio.create_task(message.ack())
-        await turns()
-        message.ack_soon()
-        acknowledging.cancel()
-        await turns()
-        ((_, done),) = port.asked
-        done(BrokerError("no"))
-        assert (await consumer.receive(timeout=10)).attempt == 2
-
-
-@virtual_time
-async def test_a_cancelled_ack_with_a_task_does_not_hear_for_another() -> None:
-    """The same on a port that needs tasks; one that still waits does hear, and the message stays with it."""
-    port = FailingPort()
+async def test_a_cancelled_ack_does_not_hear_for_another(kind: type[FailingPort]) -> None:
+    """Nobody hears of the failure of ``ack_soon`` beside it, so the message comes again; an ack that waits hears."""
+    port = kind()
     async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
         publish(port.topic, *[b"x"] * 2)
         first, second = await consumer.receive(), await consumer.receive()
@@ -352,10 +341,14 @@ async def test_a_port_that_is_closed_while_calls_wait_ends_them() -> None:
             await second
 
 
+@pytest.mark.parametrize("kind", [SlowPort, SlowNowaitPort])
+@pytest.mark.parametrize("is_nacked", [False, True])
 @virtual_time
-async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it() -> None:
-    """An acknowledgement that is confirmed after a seek ends its call; the redelivered message stays nacked."""
-    port = SilentPort()
+async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it(
+    kind: type[SlowPort], is_nacked: bool
+) -> None:
+    """An acknowledgement that is confirmed after a seek ends its call; the message stays delivered, or nacked."""
+    port = kind()
     async with Consumer(port) as consumer:
         message = await new_message(port, consumer)
         acknowledging = asyncio.create_task(message.ack())
@@ -363,28 +356,13 @@ async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it() -> N
         await consumer.seek(MessageId(-1, -1))
         again = await consumer.receive(timeout=1)
         assert again.id == message.id
-        await again.nack(delay=2)
-        port.asked[0][1](None)
-        await acknowledging
-        assert consumer.statistics().held == 1
-        assert (await consumer.receive(timeout=3)).id == message.id
-
-
-@virtual_time
-async def test_a_slow_confirmation_from_before_a_seek_touches_nothing_after_it() -> None:
-    """On a port with a call for each acknowledgement the same is true, for delivered and nacked messages."""
-    port = SlowPort()
-    async with Consumer(port) as consumer:
-        message = await new_message(port, consumer)
-        acknowledging = asyncio.create_task(message.ack())
-        await turns()
-        await consumer.seek(MessageId(-1, -1))
-        again = await consumer.receive(timeout=1)
-        assert again.id == message.id
+        if is_nacked:
+            await again.nack(delay=2)
         port.confirmed.set()
         await acknowledging
-        assert consumer.statistics().in_work == 1
-        await again.nack(delay=2)
+        if not is_nacked:
+            assert consumer.statistics().in_work == 1
+            await again.nack(delay=2)
         assert consumer.statistics().held == 1
         assert (await consumer.receive(timeout=3)).id == message.id
 

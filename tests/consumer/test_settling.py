@@ -15,7 +15,7 @@ from pulsar_nack.consumer import AcksDone
 from pulsar_nack.errors import AcknowledgeError, WrongLoopError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from pulsar_nack.testing._call_faults import Fault
-from tests.consumer.consuming import EXACT, digits, new_message, now, publish
+from tests.consumer.consuming import EXACT, all_that_comes, digits, new_message, now, publish
 from tests.consumer.durable import Machine
 from tests.consumer.nowait_port import NowaitPort
 from tests.consumer.ports import Ports
@@ -26,12 +26,7 @@ T = TypeVar("T")
 
 async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
     """Receive until nothing comes for a while; nothing is acknowledged."""
-    data: list[bytes] = []
-    while True:
-        try:
-            data.append((await consumer.receive(timeout=seconds)).data)
-        except TimeoutError:
-            return data
+    return [message.data async for message in all_that_comes(consumer, seconds)]
 
 
 @pytest.mark.parametrize("call", ["ack", "nack"])
