@@ -38,7 +38,7 @@ SLACK = patience(0.15)
 
 
 async def nacks_keep_coming(url: str, topic: str) -> None:
-    """N32."""
+    """N32: each comes back at its own time while nacking goes on; with the official client alone most do not."""
     ours, (official, longest_gap) = await asyncio.gather(
         _ours_while_nacking(url, topic), _official_while_nacking(url, topic + "-off")
     )
@@ -106,7 +106,7 @@ async def _official_while_nacking(url: str, topic: str) -> tuple[int, float]:
 
 
 async def each_at_its_own_time(url: str, topic: str) -> None:
-    """N33."""
+    """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, numbered(3))
         messages = sorted(await take(consumer, 3), key=lambda message: message.data)
@@ -121,7 +121,7 @@ async def each_at_its_own_time(url: str, topic: str) -> None:
 
 
 async def ten_messages_from_outside(url: str, topic: str) -> None:
-    """U50."""
+    """U50: ten received, three nacked, two of them dead-lettered, eight acknowledged: all that is exported says so."""
     events, metrics = list[Any](), ConsumerMetrics()
     async with subscribed(url, topic, dead_letter=DeadLetterPolicy(5), hooks=[events.append]) as (client, consumer):
         metrics.add(consumer)
@@ -148,7 +148,7 @@ async def ten_messages_from_outside(url: str, topic: str) -> None:
 
 
 async def counts_grow(url: str, topic: str) -> None:
-    """N34."""
+    """N34: nacked four times, a message is seen with the counts 0, 1, 2, 3."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, [b"x"])
         counts = []
@@ -161,7 +161,7 @@ async def counts_grow(url: str, topic: str) -> None:
 
 
 async def only_the_nacked_ones(url: str, topic: str) -> None:
-    """N35."""
+    """N35: of five messages exactly the three that were nacked come again."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, numbered(5))
         for message in await take(consumer, 5):
@@ -173,8 +173,8 @@ async def only_the_nacked_ones(url: str, topic: str) -> None:
         assert await nothing_comes(consumer)
 
 
-async def half_by_message_half_by_id(url: str, topic: str, *, batched: bool) -> None:
-    """N37."""
+async def half_by_message_half_by_id(url: str, topic: str, *, batched: bool = False) -> None:
+    """N37: all 20 come again, once; after acknowledging, nothing more."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, numbered(20), batched=batched)
         for message in await take(consumer, 20):
@@ -194,7 +194,7 @@ def all_given_back(consumer: Consumer) -> bool:
 
 
 async def receive_loses_nothing_by_timeout(url: str, topic: str) -> None:
-    """U1."""
+    """U1: what is sent after a receive timed out arrives, once, the first message too."""
     async with subscribed(url, topic) as (client, consumer):
         for _ in range(3):
             assert await nothing_comes(consumer, 0.2)
@@ -204,7 +204,7 @@ async def receive_loses_nothing_by_timeout(url: str, topic: str) -> None:
 
 
 async def an_extended_lease(url: str, topic: str, **settings: Any) -> None:
-    """One handler extends its lease of 2 s all the time; another hangs, and loses its message."""
+    """U44: one handler extends its lease of 2 s all the time; another hangs, and loses its message."""
     lease = 2.0
     async with subscribed(url, topic, lease=lease, backoff=0.2, **settings) as (client, consumer):
         await send(client, topic, [b"extended", b"hung"])
@@ -232,7 +232,7 @@ async def an_extended_lease(url: str, topic: str, **settings: Any) -> None:
 
 
 async def a_late_nack(url: str, topic: str, **settings: Any) -> None:
-    """A lease of 1 s, a handler of 1.2 s that then nacks: one redelivery; an ack after that settles the message."""
+    """U11: a lease of 1 s, a handler of 1.2 s that then nacks: one redelivery; an ack after that settles."""
     async with subscribed(url, topic, lease=1, backoff=1.5, **settings) as (client, consumer):
         await send(client, topic, [b"nacked", b"acked"])
         messages = {message.data: message for message in await take(consumer, 2)}

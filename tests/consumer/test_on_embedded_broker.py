@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -17,17 +19,22 @@ pytestmark = [
     pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here"),
     pytest.mark.usefixtures("transport"),
 ]
+QUICK: list[Any] = [scenarios.each_at_its_own_time, scenarios.receive_loses_nothing_by_timeout]
+SLOW: list[Any] = [
+    scenarios.nacks_keep_coming,
+    scenarios.an_extended_lease,
+    scenarios.a_late_nack,
+    scenarios.ten_messages_from_outside,
+    scenarios.counts_grow,
+    scenarios.only_the_nacked_ones,
+    scenarios.half_by_message_half_by_id,
+]
 
 
-@pytest.mark.slow
-async def test_nacks_keep_coming(url: str, topic: str) -> None:
-    """N32: each comes back at its own time while nacking goes on; with the official client alone most do not."""
-    await scenarios.nacks_keep_coming(url, topic)
-
-
-async def test_each_at_its_own_time(url: str, topic: str) -> None:
-    """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
-    await scenarios.each_at_its_own_time(url, topic)
+@pytest.mark.parametrize("scenario", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
+async def test_scenarios(url: str, topic: str, scenario: Callable[[str, str], Awaitable[None]]) -> None:
+    """N32, N33, N34, N35, N37, U1, U11, U44, U50: they hold on this broker as on Apache Pulsar."""
+    await scenario(url, topic)
 
 
 @pytest.mark.slow
@@ -84,36 +91,6 @@ async def test_no_retry_topic_where_nothing_can_be_delayed(url: str, topic: str,
 
 
 @pytest.mark.slow
-async def test_an_extended_lease_does_not_end_and_another_does(url: str, topic: str) -> None:
-    """U44: with a lease of 2 s, a handler that extends it keeps its message, and one that hangs loses it."""
-    await scenarios.an_extended_lease(url, topic)
-
-
-@pytest.mark.slow
-async def test_a_late_nack_counts_no_other_attempt(url: str, topic: str) -> None:
-    """U11: a nack after the lease brings the message back once; an ack cancels the redelivery."""
-    await scenarios.a_late_nack(url, topic)
-
-
-@pytest.mark.slow
-async def test_ten_messages_from_outside(url: str, topic: str) -> None:
-    """U50: ten received, three nacked, two of them dead-lettered, eight acknowledged: all that is exported says so."""
-    await scenarios.ten_messages_from_outside(url, topic)
-
-
-@pytest.mark.slow
-async def test_counts_grow(url: str, topic: str) -> None:
-    """N34: nacked four times, a message is seen with the counts 0, 1, 2, 3."""
-    await scenarios.counts_grow(url, topic)
-
-
-@pytest.mark.slow
-async def test_only_the_nacked_ones(url: str, topic: str) -> None:
-    """N35: of five messages exactly the three that were nacked come again."""
-    await scenarios.only_the_nacked_ones(url, topic)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_a_list_of_topics_and_rebuilt_ids(url: str, topic: str, redelivery: str) -> None:
     """N36: on a list of topics, ids as delivered and ids rebuilt from bytes and topic bring their messages back."""
@@ -132,14 +109,3 @@ async def test_a_list_of_topics_and_rebuilt_ids(url: str, topic: str, redelivery
             await consumer.acknowledge(rebuilt if number % 2 else message.id)
         assert await nothing_comes(consumer, 1.0)
         assert scenarios.all_given_back(consumer)
-
-
-@pytest.mark.slow
-async def test_half_by_message_half_by_id(url: str, topic: str) -> None:
-    """N37: all 20 come again, once; after acknowledging, nothing more."""
-    await scenarios.half_by_message_half_by_id(url, topic, batched=False)
-
-
-async def test_a_timeout_loses_nothing(url: str, topic: str) -> None:
-    """U1: what is sent after a receive timed out arrives, once, the first message too."""
-    await scenarios.receive_loses_nothing_by_timeout(url, topic)
