@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from ..errors import ClosedError
@@ -17,6 +17,9 @@ from ..ids import MessageId
 from ._consumer_state import ConsumerState
 from ._message_state import ACKING, DELIVERED, HELD, SENT_AWAY, MessageState, State
 from ._port import AcksDone, SupportsNowait
+
+if TYPE_CHECKING:
+    from .durable import DurableNacks
 
 _log = logging.getLogger("pulsar_nack.consumer")
 Waiter = asyncio.Future[None]
@@ -36,23 +39,21 @@ class Acks:
         they are reported
     """
 
-    def __init__(self, state: ConsumerState, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, state: ConsumerState) -> None:
         self.acked = 0
         """Without those of messages that were sent to another topic."""
         self.acked_again = 0
         self._state = state
         self._queue = queue = state.queue
-        self._port = port = queue.port
+        self._port = queue.port
         self._table = queue.table
         self._trace = queue.trace
         self._clock = queue.clock
         self._recent = state.recent
-        self._tasks = tasks
-        self._durable = durable = state.durable
-        self._loop = asyncio.get_running_loop()
+        self._tasks: asyncio.TaskGroup
+        self._durable: DurableNacks | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._soon: Callable[[MessageId, MessageState, AcksDone[MessageState]], None] = self._begin_task
-        if durable is None and isinstance(port, SupportsNowait):
-            self._soon = port.acknowledge_soon
         self._running: set[asyncio.Task[None]] = set()
         """The tasks of acknowledgements that have to wait."""
         self._calls: dict[MessageState, _Calls] = {}
@@ -65,6 +66,12 @@ class Acks:
         self._duplicates: deque[MessageId] = deque()
         self._has_duplicates = asyncio.Event()
         self._tries: dict[MessageId, int] = {}
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to accept acknowledgements: the consumer, with its durable state, is open."""
+        self._tasks, self._durable, self._loop = tasks, self._state.durable, asyncio.get_running_loop()
+        if self._durable is None and isinstance(self._port, SupportsNowait):
+            self._soon = self._port.acknowledge_soon
 
     def acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         """Begin to acknowledge a message, unless that is done, and return an awaitable of the outcome.

@@ -96,7 +96,7 @@ async def acknowledge(settler: Settler, message_id: MessageId) -> None:
     try:
         await acked
     except asyncio.CancelledError as error:
-        settler.on_ack_raised(message_id, acked, error)
+        settler.acks.on_raised(message_id, acked, error)
         raise
 
 
@@ -113,7 +113,7 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
             raise InvalidArgumentError(
                 "message", each, "a Message, a MessageId (from bytes: MessageId.from_bytes), or a list"
             )
-    acks = settler.open_acks()
+    settler.state.check_open()
     begun: dict[Message, str | None] = {}
     calls: dict[MessageId, asyncio.Future[None]] = {}
     failed: dict[MessageId, BaseException] = {}
@@ -129,7 +129,7 @@ async def acknowledge_all(settler: Settler, messages: Iterable[Message | Message
     except asyncio.CancelledError as error:
         for each, call in calls.items():
             lost[each] = ClosedError("the call")
-            acks.on_raised(each, call, error)
+            settler.acks.on_raised(each, call, error)
         raise
     finally:
         for message, before in begun.items():
@@ -179,11 +179,11 @@ async def acknowledge_cumulative(engine: ConsumerEngine, message: Message | Mess
 
 
 async def _acknowledge_through(engine: ConsumerEngine, message_id: MessageId) -> None:
-    port, acks = engine.supporting("acknowledge cumulatively"), engine.settler.open_acks()
+    port = engine.supporting("acknowledge cumulatively")
     record = engine.table.get(message_id)
     message_id = message_id if record is None else record.id
     await port.acknowledge_cumulative(message_id)
-    acks.acked_through(message_id, engine.clock.now_ms())
+    engine.settler.acks.acked_through(message_id, engine.clock.now_ms())
     if engine.state.durable is not None:
         await engine.state.durable.acked_up_to(message_id)
 

@@ -16,7 +16,6 @@ from .._delays import delay_ms
 from .._lifetime import NO_THREAD, loop_thread_of
 from ..clock import LoopClock, WallClock
 from ..errors import ClosedError
-from ._acks import Acks
 from ._consumer_state import ConsumerState, watch_held_back
 from ._events import MessageTrace, names_of
 from ._inbox import DurableGateQueue
@@ -90,11 +89,12 @@ class ConsumerEngine:
             async with AsyncExitStack() as stack:
                 await self._open_durable(stack)
                 async with self.queue.tracker, asyncio.TaskGroup() as tasks:
-                    acks = self.settler.acks = Acks(self.state, tasks)
+                    acks = self.settler.acks
+                    acks.start(tasks)
                     self.state.is_opened = True
                     self.state.thread = loop_thread_of(self.state.loop)
                     self.receiver.inbox.loop = self.state.loop
-                    background = self._start(tasks, acks)
+                    background = self._start(tasks)
                     opened.set_result(None)
                     self.trace.connected(names_of(self.port)[0], -1)
                     await self._stopping.wait()
@@ -106,15 +106,15 @@ class ConsumerEngine:
                     for task in background:
                         task.cancel()
         finally:
-            if self.settler.acks is not None:
+            if self.state.is_opened:
                 self.settler.acks.give_up()
                 self.trace.disconnected(names_of(self.port)[0], -1, "closed")
             if self.letters is not None:
                 await self.letters.aclose()
             await self.port.close()
 
-    def _start(self, tasks: asyncio.TaskGroup, acks: Acks) -> list[asyncio.Task[None]]:
-        receiver = self.receiver
+    def _start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        receiver, acks = self.receiver, self.settler.acks
         runs = [receiver.pump(), acks.run(), self.queue.watch()]
         if self.letters is not None:
             self.letters.start(tasks, acks.acknowledge)

@@ -189,7 +189,7 @@ class Message(ReceivedMessage):
             await acked
         except BaseException as error:
             self._settled_as = before
-            self._settler.on_ack_raised(self._delivery.id, acked, error)
+            self._settler.acks.on_raised(self._delivery.id, acked, error)
             raise
         self._settled_as = ACKED
 

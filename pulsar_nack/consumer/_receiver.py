@@ -15,7 +15,6 @@ from typing import Final
 from .._delays import Delay, delay_ms
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
-from ._acks import Acks
 from ._id_relations import Place, place_of
 from ._inbox import DurableGateQueue, Inbox
 from ._key_order import KeyOrder
@@ -277,7 +276,7 @@ class Receiver:
         known = self._table.get(message_id)
         if self.state.durable is not None and known is None:
             if self.state.durable.was_acked(message_id):
-                self._acks.ack_duplicate(message_id)
+                self._settler.acks.ack_duplicate(message_id)
                 return None
             if self.state.durable.holds_back(delivery, now_ms):
                 if self.key_order is not None:
@@ -293,16 +292,11 @@ class Receiver:
         record = self._table.deliver(message_id, delivery.redelivery_count, now_ms)
         if record is None:
             if self._table.get(message_id) is None:
-                self._acks.ack_duplicate(message_id)
+                self._settler.acks.ack_duplicate(message_id)
             return None
         if self._payloads.bytes:
             self._payloads.pop(message_id)
         return self._message(delivery, record, due_at_ms)
-
-    @property
-    def _acks(self) -> Acks:
-        assert self._settler.acks is not None  # nothing is received before
-        return self._settler.acks
 
     def _redeliver(self, delivery: Delivery, record: MessageState) -> None:
         """Deliver a message from memory again."""

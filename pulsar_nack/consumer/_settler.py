@@ -32,8 +32,7 @@ class Settler:
     def __init__(self, state: ConsumerState, lease: Delay | None) -> None:
         self.state = state
         self.queue = queue = state.queue
-        self.acks: Acks | None = None
-        """None until the consumer is open."""
+        self.acks = Acks(state)
         self.dropped = self.handler_errors = 0
         self.leases = None if lease is None else Leases(state, lease)
         """None: the consumer has no leases."""
@@ -43,12 +42,6 @@ class Settler:
             state.letters.hold_again, state.letters.on_left = self._hold_again, self._changed
         self._table = queue.table
         self._trace = queue.trace
-
-    def open_acks(self) -> Acks:
-        """Return the acknowledgements of an open consumer; raises as :meth:`ConsumerState.check_open`."""
-        self.state.check_open()
-        assert self.acks is not None
-        return self.acks
 
     # --- acknowledging -----------------------------------------------------------------------------------------------
 
@@ -60,17 +53,11 @@ class Settler:
 
     def acknowledge_soon(self, message_id: MessageId, waiter: asyncio.Future[None] | None = None) -> None:
         """Begin to acknowledge a message; ``waiter`` gets the outcome, None: nobody waits."""
-        acks = self.acks
-        if acks is None or get_ident() != self.state.thread._thread_id:
-            acks = self.open_acks()
+        if get_ident() != self.state.thread._thread_id:
+            self.state.check_open()
         if self._letters is not None:
             self.state.check_not_sent_away(message_id)
-        acks.acknowledge_soon(message_id, waiter)
-
-    def on_ack_raised(self, message_id: MessageId, acked: asyncio.Future[None], error: BaseException) -> None:
-        """Note that a call which waits for an acknowledgement raises this."""
-        if self.acks is not None:
-            self.acks.on_raised(message_id, acked, error)
+        self.acks.acknowledge_soon(message_id, waiter)
 
     def redeliver(self, record: MessageState) -> None:
         """Redeliver a message that is being processed, as if it had been nacked without a delay; waits for no room."""

@@ -111,7 +111,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
     """Return a snapshot of a consumer's counters."""
     table, queue, state, receiver, settler = engine.table, engine.queue, engine.state, engine.receiver, engine.settler
     table.expire(engine.clock.now_ms())
-    acks, durable, letters = settler.acks, state.durable, engine.letters
+    durable, letters = state.durable, engine.letters
     gate_queue, key_order = receiver.gate_queue, receiver.key_order
     dead, retry = (None, None) if letters is None else (letters.dead, letters.retry)
     return ConsumerStatistics(
@@ -120,8 +120,8 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         copies_dropped=table.duplicates,
         replayed=table.acked.replayed,
         dropped=settler.dropped,
-        acked=0 if acks is None else acks.acked,
-        acked_again=0 if acks is None else acks.acked_again,
+        acked=settler.acks.acked,
+        acked_again=settler.acks.acked_again,
         nacked=state.nacked,
         deferred=engine.trace.total_deferred,
         handler_errors=settler.handler_errors,

@@ -30,7 +30,7 @@ async def test_one_that_fails_keeps_no_other_from_it() -> None:
         publish(port.topic, *[b"x"] * 20)
         ids = [(await consumer.receive()).id for _ in range(20)]
         await asyncio.gather(*map(consumer.acknowledge, ids))
-        acks = consumer._settler.open_acks()
+        acks = consumer._settler.acks
         port.refused = 7
         for message_id in ids:
             acks.ack_duplicate(message_id)
