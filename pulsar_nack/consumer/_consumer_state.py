@@ -174,9 +174,7 @@ class ConsumerState:
         limit, table = self.limit, self.queue.table
         if limit is not None and table.delivered + table.held >= limit:
             return True
-        if self.queue.wants_all:
-            return not self.has_room(payload, delay_ms, is_local)
-        return self.config.max_held is not None and table.held >= self.config.max_held
+        return not self.has_room(payload, delay_ms, is_local)
 
     def has_room(self, payload: Delivery | None, delay_ms: int, is_local: bool | None) -> bool:
         """Return whether a nack may be held; the limit on unacknowledged messages is not looked at."""
