@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pulsar_nack.consumer")
 Waiter = asyncio.Future[None]
-_Calls = Waiter | list[Waiter] | None
-"""The call that waits for an acknowledgement, or several; None: nobody waits."""
 
 _BATCH: Final = 1_000
 _MAX_TRIES: Final = 10
@@ -56,8 +54,8 @@ class Acks:
         self._soon: Callable[[MessageId, MessageState, AcksDone[MessageState]], None] = self._begin_task
         self._running: set[asyncio.Task[None]] = set()
         """The tasks of acknowledgements that have to wait."""
-        self._calls: dict[MessageState, _Calls] = {}
-        """What waits for each acknowledgement under way."""
+        self._calls: dict[MessageState, list[Waiter]] = {}
+        """The calls that wait for each acknowledgement under way."""
         self._learning: WeakKeyDictionary[Waiter, list[int]] = WeakKeyDictionary()
         """Of a failed acknowledgement with several calls: how many of them may learn of it, one object for all."""
         self._done = self._end  # one object, by which the port knows those that it may end together
@@ -92,7 +90,7 @@ class Acks:
             record = self._to_acknowledge(message_id, record, waiter)
             if record is None:
                 return
-        self._calls[record] = waiter
+        self._calls[record] = [] if waiter is None else [waiter]
         try:
             self._soon(record.id, record, self._done)
         except Exception as error:
@@ -113,8 +111,7 @@ class Acks:
             raise ClosedError("the consumer")
         if record is not None and record in self._calls:
             if waiter is not None:
-                calls = self._calls[record] = _as_list(self._calls[record])
-                calls.append(waiter)
+                self._calls[record].append(waiter)
             return None
         return table.mark_acking_unknown(message_id)
 
@@ -149,13 +146,10 @@ class Acks:
             try:
                 self._note_settled(settled)
             finally:  # also if a consumer's own trace raises
-                for call in calls:
-                    if isinstance(call, list):
-                        for waiter in call:
-                            if not waiter.done():
-                                waiter.set_result(None)
-                    elif call is not None and not call.done():
-                        call.set_result(None)
+                for waiters in calls:
+                    for waiter in waiters:
+                        if not waiter.done():
+                            waiter.set_result(None)
         else:
             self._end_failed(records, calls, error)
         if self._all_answered is not None and not self._calls and not self._all_answered.done():
@@ -179,13 +173,13 @@ class Acks:
         if self._state.on_idle is not None:  # check_idle, without its call for each message
             self._state.on_idle()
 
-    def _end_failed(self, records: Sequence[MessageState], calls: Sequence[_Calls], error: Exception) -> None:
+    def _end_failed(self, records: Sequence[MessageState], calls: Sequence[list[Waiter]], error: Exception) -> None:
         try:
             for record in records:
                 self._failed(record, error)
         finally:  # also if a consumer's own trace raises
-            for record, call in zip(records, calls, strict=True):
-                waiting = [waiter for waiter in _as_list(call) if not waiter.done()]
+            for record, waiters in zip(records, calls, strict=True):
+                waiting = [waiter for waiter in waiters if not waiter.done()]
                 if len(waiting) > 1:
                     learning = [len(waiting)]
                     self._learning.update((waiter, learning) for waiter in waiting)
@@ -317,7 +311,3 @@ class Acks:
             self._tries.pop(some[0], None)
         if self._duplicates:
             self._has_duplicates.set()
-
-
-def _as_list(call: _Calls) -> list[Waiter]:
-    return call if isinstance(call, list) else [] if call is None else [call]

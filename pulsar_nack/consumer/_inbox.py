@@ -178,7 +178,8 @@ class DurableGateQueue:
 
     def admits(self, message: Message) -> bool:
         """Return whether a ready message may be delivered; if not it is kept until it may."""
-        self._forget_released(message)
+        if message is self._released:
+            self._released = None
         is_behind = any(first.id < message.id for first in (*self.waiting[:1], self._released) if first is not None)
         is_admitted = self._is_admitted(message, is_behind=is_behind)
         if not is_admitted:
@@ -191,7 +192,8 @@ class DurableGateQueue:
 
     def gone(self, message: Message) -> None:
         """Note that a ready message is not delivered any more: it was settled by its id."""
-        self._forget_released(message)
+        if message is self._released:
+            self._released = None
         self._release_when_open()
 
     def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
@@ -211,10 +213,6 @@ class DurableGateQueue:
         self.waiting.clear()
         self._released = None
         self.has_room.set()
-
-    def _forget_released(self, message: Message) -> None:
-        if message is self._released:
-            self._released = None
 
     def _release_when_open(self) -> None:
         """Release the first message, at once or when the gate opens."""
