@@ -274,7 +274,9 @@ class Acks:
                 duplicate = self._duplicates.popleft()
                 (some if self._is_acked_again(duplicate) else outdated).append(duplicate)
             if outdated:
-                self._queue.ask_for({each: -1 for each in outdated if self._was_wrongly_hidden(each)})
+                known, acked = self._table.get, self._table.acked
+                lost = [each for each in outdated if known(each) is None and acked.was_wrongly_hidden(each)]
+                self._queue.ask_for(dict.fromkeys(lost, -1))
             if not self._duplicates:
                 self._has_duplicates.clear()
             try:
@@ -296,9 +298,6 @@ class Acks:
         """Return whether a duplicate is still hidden by its acknowledgement, which has not failed and counts."""
         was_acked = self._durable is not None and self._durable.was_acked(message_id)
         return was_acked or (self._table.get(message_id) is None and self._table.acked.is_acked(message_id))
-
-    def _was_wrongly_hidden(self, message_id: MessageId) -> bool:
-        return self._table.get(message_id) is None and self._table.acked.was_wrongly_hidden(message_id)
 
     def _put_back(self, some: list[MessageId]) -> None:
         """Try duplicates again; one that fails alone goes to the end, a few times, and then is left to the broker."""

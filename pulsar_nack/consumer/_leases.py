@@ -136,7 +136,10 @@ class Leases:
             else:
                 ended.append(record)
         if ended and not self._state.is_closed:
-            self._end_all(ended, now_ms)
+            _log.warning("leases that ended: %d, each counts as a nack; the first is of %r", len(ended), ended[0].id)
+            for record in ended:
+                self._end(record, now_ms)
+            self._state.check_idle()
         return self._without_early(held, now_ms)
 
     def _without_early(self, held: list[MessageState], now_ms: int) -> list[MessageId]:
@@ -148,12 +151,6 @@ class Leases:
         for record in held:  # all that is pending comes at once, also if only a lease is due
             self._queue.arm(record.id, record.due_at_ms - now_ms)
         return []
-
-    def _end_all(self, records: Sequence[MessageState], now_ms: int) -> None:
-        _log.warning("leases that ended: %d, each counts as a nack; the first is of %r", len(records), records[0].id)
-        for record in records:
-            self._end(record, now_ms)
-        self._state.check_idle()
 
     def _end(self, record: MessageState, now_ms: int) -> None:
         state, count = self._state, record.redelivery_count
