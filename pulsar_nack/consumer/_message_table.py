@@ -33,14 +33,13 @@ settled ones (``_ack_memory``) and the counts of forgotten requests (``_requests
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._ack_memory import AckMemory
-from ._id_relations import EntryKey, Place, entry_key, is_through, place_of
+from ._id_relations import EntryKey, Place, is_through, place_of
 from ._message_state import ACKING, DELIVERED, HELD, REQUESTED, RETRYING, SENT_AWAY, MessageState, State
 from ._requests import OpenRequests
 
@@ -67,7 +66,7 @@ class MessageTable:
         self.delivered = 0
         """Messages in any other state than HELD and REQUESTED."""
         self.on_left: Callable[[MessageState], None] | None = None  # called with those not known any more
-        self.requested_members: Counter[EntryKey] = Counter()
+        self.requested_members: dict[EntryKey, int] = {}
         """How many members of each batch are REQUESTED."""
         self._records: dict[MessageId, MessageState] = {}
         self.get: Callable[[MessageId], MessageState | None] = self._records.get
@@ -375,10 +374,10 @@ class MessageTable:
         else:
             self.requested += change
             if record.id[3] >= 0:
-                entry = entry_key(record.id)
-                self.requested_members[entry] += change
-                if not self.requested_members[entry]:
-                    del self.requested_members[entry]
+                entry = record.id[:3]
+                left = self.requested_members.pop(entry, 0) + change
+                if left:
+                    self.requested_members[entry] = left
 
     def _forget_oldest(self) -> None:
         """Forget the oldest 1/16 of delivered messages, so that this costs O(1) for each new one; never the newest."""

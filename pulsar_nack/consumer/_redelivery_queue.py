@@ -297,7 +297,8 @@ class RedeliveryQueue:
             return False
         if not record.is_local:
             table, entry = self.table, entry_key(record.id)
-            if not table.acked.has_busy_members(record.id, due_members[entry] + table.requested_members[entry]):
+            others = due_members[entry] + table.requested_members.get(entry, 0)
+            if not table.acked.has_busy_members(record.id, others):
                 return False
             self.trace.hold(record.id, record.redelivery_count, "busy batch mates")
         early_ms = record.due_at_ms - self.clock.now_ms()

@@ -182,7 +182,7 @@ def test_busy_members() -> None:
     table = MessageTable()
 
     def is_busy(due: int, member: MessageId = BATCH[0]) -> bool:
-        return table.acked.has_busy_members(member, due + table.requested_members[member[:3]])
+        return table.acked.has_busy_members(member, due + table.requested_members.get(member[:3], 0))
 
     record = held(table, BATCH[0])
     assert is_busy(1)
