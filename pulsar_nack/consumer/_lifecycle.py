@@ -40,7 +40,8 @@ class Lifecycle:
         self._pausable = engine.port if isinstance(engine.port, SupportsPause) else None
         self._has_warned = False
         self._server: asyncio.Task[None] | None = None
-        self._opened: asyncio.Future[None] | None = None
+        self._opened: asyncio.Future[None]
+        """Done once the consumer is open; made with the task that serves it."""
         self._drain: asyncio.Task[DrainReport] | None = None
         self._hurried = asyncio.Event()
         """Set when the timeout of the drain is to be over."""
@@ -64,8 +65,8 @@ class Lifecycle:
         state = self._state
         if state.is_closed:
             raise ClosedError("the consumer")
-        is_first = self._server is None or self._opened is None
-        if self._server is None or self._opened is None:
+        is_first = self._server is None
+        if self._server is None:
             state.loop = asyncio.get_running_loop()
             self._opened = state.loop.create_future()
             self._server = asyncio.create_task(self._serve(consumer, self._opened), name="pulsar_nack.Consumer")
@@ -303,7 +304,7 @@ class Lifecycle:
         self._receiver.unreadable = None
         self._engine.end_calls(ClosedError("the consumer"))
         self._engine.stop()
-        if self._server is not None and self._opened is not None and not self._opened.done():
+        if self._server is not None and not self._opened.done():
             self._server.cancel()
 
     # --- unsubscribing -----------------------------------------------------------------------------------------------
