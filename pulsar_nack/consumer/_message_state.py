@@ -44,63 +44,47 @@ SENT_AWAY: Final = (State.DEAD_LETTERING, State.RETRYING)
 """On the way to another topic, and acknowledged once there."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class MessageState:
     """One unacknowledged message: ``id`` as it was delivered, ``redelivery_count`` of its latest delivery to the user.
 
     A held message has no other objects than its state and id for the garbage collector, since there may be many.
     """
 
-    __slots__ = (
-        "before_ack",
-        "deferred_count",
-        "due_at_ms",
-        "expires_at_ms",
-        "has_duplicate",
-        "hidden_count",
-        "id",
-        "is_doubtful",
-        "is_due",
-        "is_early",
-        "is_guessed",
-        "is_held",
-        "is_local",
-        "late",
-        "lease",
-        "nacked_attempt",
-        "received_before",
-        "redelivery_count",
-        "request",
-        "state",
-    )
-
-    def __init__(self, id: MessageId, state: State, redelivery_count: int = 0) -> None:
-        self.id = id
-        self.state = state
-        self.redelivery_count = redelivery_count
-        self.before_ack: State | None = None
-        self.lease: Lease | None = None
-        """The lease that runs, None: there is none, or it ended."""
-        self.late: Lease | None = None
-        """The lease that ended, until another attempt begins."""
-        self.received_before: int | None = None
-        """How many deliveries had been received when the newest request timed out."""
-        self.hidden_count = self.deferred_count = self.due_at_ms = self.expires_at_ms = self.request = 0
-        self.nacked_attempt = 0
-        self.is_held = self.is_local = self.is_early = self.is_guessed = False
-        self.is_doubtful = self.has_duplicate = self.is_due = False
-        # hidden_count: redeliveries that the broker counts beyond redelivery_count, for duplicates that were dropped
-        # deferred_count: redelivery_count of the last attempt that was deferred; the next attempt has the same
-        # nacked_attempt: the last attempt that was nacked, also by its id, of which its Message does not know
-        # due_at_ms, is_local, is_early: of the present hold, if is_held
-        # is_local: redelivered from memory, whatever happens to the rest of its batch
-        # is_early: its timer fires the port's latency before due_at_ms
-        # is_guessed: the message was not known when it was acknowledged, so redelivery_count may be too low to
-        #   distinguish attempts
-        # is_doubtful: delivered in an ended session and not in the present one, so another consumer may have it, or
-        #   may have settled it
-        # has_duplicate: a delivery was dropped while an acknowledgement was pending
-        # is_due: its timer fired, or it was dropped before a call received it, while an acknowledgement was pending
-        # request: the number of its newest request, which expires at expires_at_ms
+    id: MessageId
+    state: State
+    redelivery_count: int = 0
+    hidden_count: int = 0
+    """Redeliveries that the broker counts beyond ``redelivery_count``, for duplicates that were dropped."""
+    deferred_count: int = 0
+    """``redelivery_count`` of the last attempt that was deferred; the next attempt has the same."""
+    nacked_attempt: int = 0
+    """The last attempt that was nacked, also by its id, of which its Message does not know."""
+    is_held: bool = False
+    due_at_ms: int = 0
+    """The deadline of the present hold, if it is held; the next two are of that hold too."""
+    is_local: bool = False
+    """It is redelivered from memory, whatever happens to the rest of its batch."""
+    is_early: bool = False
+    """Its timer fires the port's latency before ``due_at_ms``."""
+    is_doubtful: bool = False
+    """Delivered in an ended session and not in the present one: another consumer may have it, or has settled it."""
+    request: int = 0
+    """The number of its newest request, which expires at ``expires_at_ms``."""
+    expires_at_ms: int = 0
+    received_before: int | None = None
+    """How many deliveries had been received when the newest request timed out."""
+    before_ack: State | None = None
+    is_guessed: bool = False
+    """It was not known when it was acknowledged, so ``redelivery_count`` may be too low to distinguish attempts."""
+    has_duplicate: bool = False
+    """A delivery was dropped while an acknowledgement was pending."""
+    is_due: bool = False
+    """Its timer fired, or it was dropped before a call received it, while an acknowledgement was pending."""
+    lease: Lease | None = None
+    """The lease that runs, None: there is none, or it ended."""
+    late: Lease | None = None
+    """The lease that ended, until another attempt begins."""
 
     def learn(self, message_id: MessageId) -> None:
         """Add the chunks that an equal id names to the id kept here."""
