@@ -57,20 +57,19 @@ class RedeliveryQueue:
     ) -> None:
         traits, redelivery = port.traits, settings.redelivery
         self._custom: RedeliveryCallback | None = redelivery if callable(redelivery) else None
-        self._is_auto = redelivery == "auto"
+        self.is_auto = redelivery == "auto"
         self._floor_ms = round(traits.min_redelivery_delay * 1000)
         self.only_rewinds = redelivery == "broker" and not traits.honours_ids
         """Whether the broker brings back everything for each request."""
         self.wants_all = not traits.honours_ids
         """Whether nacked messages are to come back to this consumer, for which ``nack`` waits for room in memory."""
-        self.may_use_memory = self._is_auto or redelivery == "local"
-        self._always_memory = redelivery == "local" or (self._is_auto and self.wants_all)
-        self.may_keep_all = self._always_memory or (self._is_auto and self._floor_ms > 0)
+        self._always_memory = redelivery == "local" or (self.is_auto and self.wants_all)
+        self.may_keep_all = self._always_memory or (self.is_auto and self._floor_ms > 0)
         """Whether the payload of any message may be wanted, whatever the delay of its nack."""
         is_short = 0 < traits.redelivery_latency < 0.001 and not self._floor_ms  # the tracker is ahead by it
         self._latency_ms = 0 if is_short or self._custom is not None else round(traits.redelivery_latency * 1000)
         """How long before its deadline a message is requested."""
-        is_requested = traits.honours_ids and (self._is_auto or redelivery == "broker")
+        is_requested = traits.honours_ids and (self.is_auto or redelivery == "broker")
         self.config = settings.config or NackConfig()
         self.redeliver: Callable[[Delivery, MessageState], None]
         """Called with each message that is redelivered from memory, and its state; set by the receiver."""
@@ -107,15 +106,15 @@ class RedeliveryQueue:
     def want_all(self) -> None:
         """Let nacked messages come back to this consumer: from memory, for which ``nack`` waits for room."""
         self.wants_all = True
-        self._always_memory = self.may_use_memory
+        self._always_memory = self._always_memory or self.is_auto
 
     def is_local(self, delay_ms: int) -> bool:
         """Return whether a nacked message is redelivered from memory, as the broker could not do it as requested."""
-        return self._always_memory or (self._is_auto and delay_ms < self._floor_ms)
+        return self._always_memory or (self.is_auto and delay_ms < self._floor_ms)
 
     def may_keep(self, message_id: MessageId) -> bool:
         """Return whether the payload of a message may be wanted, whatever the delay of its nack."""
-        return self.may_keep_all or (self._is_auto and is_member(message_id))
+        return self.may_keep_all or (self.is_auto and is_member(message_id))
 
     # --- holding ---------------------------------------------------------------------------------------------------
 
@@ -132,7 +131,8 @@ class RedeliveryQueue:
 
         :param payload: kept if that is wanted and there is room; None if it is not known
         :param now_ms: the time from which the delay counts, None: now
-        :param is_local: whether to redeliver it from memory, None: as :meth:`is_local` says
+        :param is_local: whether to redeliver it from memory; None: as :meth:`is_local` says, and where the broker does
+            it, it is asked early by the port's latency
         """
         if record.state is REQUESTED:
             return
@@ -142,19 +142,20 @@ class RedeliveryQueue:
         now_ms = self.clock.now_ms() if now_ms is None else now_ms
         if self._mark_delete is not None:
             self._mark_delete.note(record, delay_ms, now_ms)
+        may_be_early = is_local is None
         if is_local is None:
             is_local = self.is_local(delay_ms)
         due_at_ms = now_ms + delay_ms
         is_sooner = not record.is_held or due_at_ms < record.due_at_ms
         record.is_held = True
-        is_wanted = is_local or (self._is_auto and record.id[3] >= 0 and is_member(record.id))
+        is_wanted = is_local or (self.is_auto and record.id[3] >= 0 and is_member(record.id))
         if is_wanted and payload is not None and not record.is_doubtful:
             self._keep(payload, must_keep=is_local and self.wants_all)
         if not is_sooner:
             return
         record.due_at_ms = due_at_ms
         record.is_local = is_local and record.id in self.payloads.kept
-        record.is_early = not record.is_local and self._latency_ms > 0 and delay_ms > 0
+        record.is_early = may_be_early and not record.is_local and self._latency_ms > 0 and delay_ms > 0
         if record.is_early:
             delay_ms = max(delay_ms - self._latency_ms, 0)
         if delay_ms == self._armed_ms:  # as arm: the hot path
@@ -181,7 +182,7 @@ class RedeliveryQueue:
         if not record.is_held:
             return
         is_local = self.is_local(record.due_at_ms - self.clock.now_ms())
-        if (is_local or (self._is_auto and is_member(record.id))) and self._keep(delivery):
+        if (is_local or (self.is_auto and is_member(record.id))) and self._keep(delivery):
             record.is_local = is_local
 
     def has_room(self, payload: Delivery) -> bool:

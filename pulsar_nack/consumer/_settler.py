@@ -125,7 +125,7 @@ class Settler:
         ):
             return await sent
         queue, left_ms = self.queue, milliseconds
-        is_local = queue.may_use_memory if is_deferred else None
+        is_local = True if is_deferred and queue.is_auto else None
         is_new = record is None or record.state is DELIVERED
         if is_new and self.state.must_wait(payload, milliseconds, is_local):
             left_ms = await self._wait_for_room(message_id, attempt, payload, milliseconds, is_local)
@@ -265,7 +265,7 @@ class Settler:
     def _hold_again(self, payload: Delivery, record: MessageState, wait: Wait) -> None:
         """Hold a message whose nack could not wait in the retry topic."""
         queue, left_ms = self.queue, max(wait.until_ms - self.state.wall_clock.now_ms(), 0)
-        is_local = queue.may_use_memory if wait.is_deferred else None
+        is_local = True if wait.is_deferred and queue.is_auto else None
         queue.hold(self._table.hold(record.id), left_ms, payload, is_local=is_local)
         if wait.is_deferred:
             record.defer()
