@@ -18,9 +18,8 @@ import typer
 from .. import NackConfig, __version__
 from ..errors import MissingExtraError, PulsarNackError
 from ..testing import EmbeddedBroker
-from ._demo_figures import Figures, Journal, figures_of
-from ._demo_local import LOCAL_BROKER, Restart, open_local
-from ._demo_play import OFFICIAL, OFFICIAL_DELAY, OURS, Load, Watch, open_stage, play
+from ._demo_figures import Figures, delays, figures_of
+from ._demo_play import OFFICIAL, OFFICIAL_DELAY, OURS, Restart, Stage, Watch, open_local, open_stage, play
 from ._terminal import print_json, require
 
 _URL: Final = "PULSAR_SERVICE_URL"
@@ -66,13 +65,22 @@ def demo(
         _say(f"No embedded broker: {reason}.")
         _say("This runs on the fake port, in memory, and without the official client, which needs a broker.")
     _say(f"{messages} messages in {seconds:g} s, each fails once; {seconds + (8 if local else 5):.0f} s in total.")
-    load = Load(messages, seconds, seed)
     config = NackConfig(negative_ack_precision_bit_cnt=precision_bits)
-    broker, journals, restart = _run(load, url or None, config, is_local=local)
-    figures = [figures_of(journal) for journal in journals]
-    _print(figures, broker, restart, load, picture, as_json=as_json)
+    stage, restart = _run(url or None, config, delays(messages, seed), seconds, is_local=local)
+    figures = [figures_of(journal) for journal in stage.journals]
+    if as_json:
+        _print_json(figures, stage.broker, restart, picture, messages=messages, seconds=seconds, seed=seed)
+    else:
+        from ._demo_report import show
+
+        client = None if local else _version("pulsar-client")
+        typer.echo(
+            f"{messages} messages in {seconds:g} s on {stage.broker}; Python {platform.python_version()}"
+            + (f", pulsar-client {client}" if client is not None else "")
+        )
+        show(figures, restart)
     if picture is not None:
-        _draw(journals, broker, picture)
+        _draw(stage, picture)
     bad = [each for each in figures if each.name != OFFICIAL and not each.is_good]
     for each in bad:
         whose = "" if each.name == OURS else f" with {each.name}"
@@ -82,21 +90,22 @@ def demo(
 
 
 def _run(
-    load: Load, url: str | None, config: NackConfig, *, is_local: bool
-) -> tuple[str, list[Journal], Restart | None]:
-    """Return where the demo ran, the journals of its consumers, and the restart of a local topic."""
+    url: str | None, config: NackConfig, asked: Sequence[float], seconds: float, *, is_local: bool
+) -> tuple[Stage, Restart | None]:
+    """Return where the demo ran, with the journals of its consumers, and the restart of a local topic."""
     from ._demo_report import progress
 
-    async def run(watch: Watch) -> tuple[str, list[Journal], Restart | None]:
+    async def run(watch: Watch) -> tuple[Stage, Restart | None]:
         _cancel_on_sigterm()
         if is_local:
-            async with open_local(config, load, watch) as local:
-                await local.run()
-                return LOCAL_BROKER, local.journals, local.restart
-        async with open_stage(url, config) as stage:
-            return stage.broker, await play(stage, load, watch), None
+            async with open_local(config, asked, seconds) as local:
+                await play(local.stage, len(asked), seconds, watch)
+                return local.stage, local.restart
+        async with open_stage(url, config, asked) as stage:
+            await play(stage, len(asked), seconds, watch)
+            return stage, None
 
-    with progress(load.messages) as watch:
+    with progress(len(asked)) as watch:
         try:
             return asyncio.run(run(watch))
         except BaseExceptionGroup as group:
@@ -122,28 +131,16 @@ def _cause(group: BaseExceptionGroup[Any]) -> BaseException:
     return error
 
 
-def _print(
-    figures: Sequence[Figures], broker: str, restart: Restart | None, load: Load, picture: Path | None, *, as_json: bool
+def _print_json(
+    figures: Sequence[Figures], broker: str, restart: Restart | None, picture: Path | None, **load: float
 ) -> None:
-    client = _version("pulsar-client")
-    if not as_json:
-        from ._demo_report import show
-
-        typer.echo(
-            f"{load.messages} messages in {load.seconds:g} s on {broker}; Python {platform.python_version()}"
-            + (f", pulsar-client {client}" if client is not None and restart is None else "")
-        )
-        show(figures, restart)
-        return
     document = {
         "pulsar_nack": __version__,
-        "pulsar_client": client,
+        "pulsar_client": _version("pulsar-client"),
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
         "broker": broker,
-        "messages": load.messages,
-        "seconds": load.seconds,
-        "seed": load.seed,
+        **load,
         "official_delay_ms": round(OFFICIAL_DELAY * 1000),
         "plot": None if picture is None else str(picture),
         "ok": all(each.is_good for each in figures if each.name != OFFICIAL),
@@ -153,11 +150,11 @@ def _print(
     print_json(document)
 
 
-def _draw(journals: Sequence[Journal], broker: str, picture: Path) -> None:
+def _draw(stage: Stage, picture: Path) -> None:
     from ._demo_report import save
 
     try:
-        save(journals, broker, picture)
+        save(stage.journals, stage.broker, picture)
     except OSError as error:
         raise PulsarNackError(f"cannot write {picture}: {error}") from error
     _say(f"Picture: {picture}")

@@ -119,12 +119,13 @@ class Row:
 class Figures:
     """The figures of one consumer.
 
+    :param rows: by the lower end of the range of delays; without ranges that have no messages
     :param missing: messages that never came back, or never arrived at all
     :param duplicates: messages that were redelivered more often than they were nacked
     """
 
     name: str
-    rows: tuple[Row, ...]
+    rows: dict[float, Row]
     total: Row
     missing: int
     duplicates: int
@@ -136,7 +137,7 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for a JSON document."""
-        return asdict(self) | {"ok": self.is_good}
+        return asdict(self) | {"rows": [asdict(row) for row in self.rows.values()], "ok": self.is_good}
 
 
 def figures_of(journal: Journal) -> Figures:
@@ -145,7 +146,7 @@ def figures_of(journal: Journal) -> Figures:
     last_nack_at = max((failure.nacked_at for failure in failures), default=0.0)
     return Figures(
         name=journal.name,
-        rows=tuple(_row(group, last_nack_at) for group in _grouped(failures)),
+        rows={low: _row(group, last_nack_at) for low, group in _by_class(failures).items()},
         total=_row(failures, last_nack_at),
         missing=journal.expected - journal.back,
         duplicates=sum(failure.deliveries > 2 for failure in failures),
@@ -159,12 +160,11 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
-def _grouped(failures: Sequence[Failure]) -> list[list[Failure]]:
-    groups: list[list[Failure]] = [[] for _ in CLASSES]
+def _by_class(failures: Sequence[Failure]) -> dict[float, list[Failure]]:
+    groups: dict[float, list[Failure]] = {low: [] for low, _ in CLASSES}
     for failure in failures:
-        index = sum(failure.asked >= start for start, _ in CLASSES[1:])
-        groups[index].append(failure)
-    return [group for group in groups if group]
+        groups[max((low for low in groups if low <= failure.asked), default=SHORTEST)].append(failure)
+    return {low: group for low, group in groups.items() if group}
 
 
 def _row(failures: Sequence[Failure], last_nack_at: float) -> Row:

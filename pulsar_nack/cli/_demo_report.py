@@ -13,8 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from ._demo_figures import CLASSES, LONGEST, MARGIN, SHORTEST, Figures, Journal, Row
-from ._demo_local import Restart
-from ._demo_play import OFFICIAL, Watch
+from ._demo_play import OFFICIAL, Restart, Watch
 from ._terminal import open_console
 
 _WIDTH: Final = 100  # if stdout is not a terminal
@@ -90,7 +89,7 @@ def _rows_by_delay(figures: Sequence[Figures]) -> Table:
     for each in figures:
         table.add_section()
         table.add_row(f"[bold]{each.name}[/bold]")
-        for row in each.rows:
+        for row in each.rows.values():
             table.add_row(*_cells(row, span(row.asked_from_ms, row.asked_to_ms)))
         if len(each.rows) > 1:
             table.add_row(*_cells(each.total, "all"), style="bold")
@@ -136,19 +135,9 @@ def _add_errors(table: Table, name: str, figures: Sequence[Figures], figure: Cal
     table.add_section()
     table.add_row(name, *(milliseconds(figure(each.total)) for each in figures), style="bold")
     for low, high in CLASSES:
-        cells = [_of_class(each, low, figure) for each in figures]
-        if any(cells):
-            table.add_row(f"  {low:g} to {high:g} s", *(cell or "-" for cell in cells))
-
-
-def _of_class(figures: Figures, low: float, figure: Callable[[Row], float | None]) -> str | None:
-    rows = [row for row in figures.rows if class_of(row.asked_from_ms / 1000) == low]
-    return milliseconds(figure(rows[0])) if rows else None
-
-
-def class_of(delay: float) -> float:
-    """Return the lower end of the range that a delay in seconds falls into."""
-    return max((low for low, _ in CLASSES if low <= delay), default=CLASSES[0][0])
+        if any(low in each.rows for each in figures):
+            cells = (milliseconds(figure(each.rows[low])) if low in each.rows else "-" for each in figures)
+            table.add_row(f"  {low:g} to {high:g} s", *cells)
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
