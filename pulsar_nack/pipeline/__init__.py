@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ._accuracy import Accuracy, accuracy
     from ._build_folder import BuiltIndex
     from ._build_index import build_index
-    from ._checks import require_columns
     from ._hole_readers import ReadHoles, read_cursors, read_internal_stats
     from ._holes import holes
+    from ._jobs import require_columns
     from ._plan import PLAN, plan
     from ._read import Read, check_traces, read_traces, split_source
     from ._report import report, write_report
@@ -57,9 +57,9 @@ _NAMES: Final = {
     "_accuracy": ("Accuracy", "accuracy"),
     "_build_folder": ("BuiltIndex",),
     "_build_index": ("build_index",),
-    "_checks": ("require_columns",),
     "_hole_readers": ("ReadHoles", "read_cursors", "read_internal_stats"),
     "_holes": ("holes",),
+    "_jobs": ("require_columns",),
     "_plan": ("PLAN", "plan"),
     "_read": ("Read", "check_traces", "read_traces", "split_source"),
     "_report": ("report", "write_report"),

@@ -22,8 +22,7 @@ from pyspark.sql.window import Window
 
 from ..errors import InvalidArgumentError
 from ._accuracy_counts import MOMENT, counts, histogram, nacks_and_ends, slices
-from ._checks import milliseconds, require_columns
-from ._messages import GROUP, Code, lateness, parsed_once, source_hash, with_sound_times
+from ._jobs import GROUP, Code, lateness, milliseconds, parsed_once, require_columns, source_hash, with_sound_times
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 
 DELAY_CLASSES: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0)

@@ -13,7 +13,6 @@ few rows are left for Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
@@ -23,13 +22,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from ._messages import GROUP, MESSAGE, Code, lateness, message_hash, source_hash
+from ._jobs import GROUP, MESSAGE, Code, lateness, message_hash, source_hash
 
 WHAT: Final = "what"
-"""A column: attempt, :class:`Code`, :class:`Kind`, delay class and a part of a hash; see :func:`nacks_and_ends`."""
+"""A column: attempt, :class:`Code`, delay class, and more; see :func:`nacks_and_ends`."""
 
 CODES: Final = 16
-KINDS: Final = 4
 UNKNOWN: Final = -(2**63)
 MOMENT: Final = 16
 """A moment is a time in ms times this, plus 1 and the Code of the event at that time, or plus 0: the trace ended."""
@@ -54,14 +52,6 @@ _MANY: Final = 500_000
 """The number of facts above which equal ones are counted."""
 
 
-class Kind(IntEnum):
-    """The role of an event for a nack: the nack itself, its redelivery, or another end."""
-
-    END = 0
-    NACK = 1
-    REDELIVERY = 2
-
-
 def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> DataFrame:
     """Return nacks, redeliveries and all other events that end a nack, sorted by message, as numbers only.
 
@@ -69,9 +59,10 @@ def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> 
 
     The columns are :data:`MESSAGE`, a hash of the message, ``time_ms``, ``mono_ns``, ``source`` (:func:`source_hash`),
     ``ms``, the deadline of a nack or the lateness of a redelivery, and :data:`WHAT`. The lower :func:`what_bits` of
-    that are ``(((attempt + 1) * CODES + code) * KINDS + kind) * classes + class``, the upper ones part of a second hash
-    of the message. Unknown values are :data:`UNKNOWN`, and -1 for attempts. The class of a nack with a delay is 1 plus
-    the number of bounds below the delay, that of all other events 0; there are ``len(bounds_ms) + 2`` classes.
+    that are ``(((attempt + 1) * CODES + code) * 2 + redelivery) * classes + class``, where ``redelivery`` is 1 for a
+    redelivery; the upper ones are part of a second hash of the message. Unknown values are :data:`UNKNOWN`, and -1 for
+    attempts. The class of a nack with a delay is 1 plus the number of bounds below the delay, that of all other events
+    0; there are ``len(bounds_ms) + 2`` classes.
 
     :param answer: the event that answers a nack, ``arrive`` or ``redeliver``
     :param bounds_ms: the bounds of the delay classes, in order
@@ -81,13 +72,13 @@ def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> 
     is_answer = event == answer
     if answer == "arrive":
         is_answer = is_answer & (sf.col("deadline_ms").isNotNull() | (sf.col("attempt") > 0))
-    kind = sf.when(is_nack, int(Kind.NACK)).when(is_answer, int(Kind.REDELIVERY)).otherwise(int(Kind.END))
     number = sf.when(is_nack, int(Code.NACK)).when(event == "arrive", int(Code.ARRIVE))
     number = number.when(event == "ack", int(Code.ACK)).when(event == "redeliver", int(Code.REDELIVER))
     number = number.otherwise(int(Code.CANCEL))
     classes = len(bounds_ms) + 2
     attempts = sf.greatest(sf.coalesce("attempt", sf.lit(-1)), sf.lit(-1)).cast("long") + 1
-    what = ((attempts * CODES + number) * KINDS + kind) * classes + _delay_class(is_nack, bounds_ms)
+    redelivery = sf.when(is_answer, 1).otherwise(0)
+    what = ((attempts * CODES + number) * 2 + redelivery) * classes + _delay_class(is_nack, bounds_ms)
     entry_hash = sf.xxhash64(*(sf.coalesce(name, sf.lit(-1)) for name in ("ledger", "entry")))
     unknown = sf.lit(UNKNOWN)
     events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
@@ -103,7 +94,7 @@ def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> 
 
 def what_bits(classes: int) -> int:
     """Return how many bits of :data:`WHAT` describe the event, with attempts below 2**31."""
-    return (2**31 * CODES * KINDS * classes).bit_length()
+    return (2**31 * CODES * 2 * classes).bit_length()
 
 
 def _delay_class(is_nack: Column, bounds_ms: Sequence[int]) -> Column:
@@ -235,14 +226,14 @@ class _Counter:
         first = np.maximum.accumulate(np.where(is_first, places, 0))
         what, time, ms, source = (events[name] for name in (WHAT, "time_ms", "ms", "source"))
         what, delay_class = np.divmod(what, self._classes)
-        kind = what & (KINDS - 1)  # KINDS is a power of two: far faster than a division
-        is_nack = kind == Kind.NACK
+        code = what >> 1 & (CODES - 1)  # CODES is a power of two: far faster than a division
+        is_nack = code == Code.NACK
         nack = np.maximum.accumulate(np.where(is_nack & (delay_class > 0), places, -1))
         nack = np.concatenate(([-1], nack[:-1]))  # the last one before
-        came = np.flatnonzero(kind == Kind.REDELIVERY)
+        came = np.flatnonzero(what & 1)
         asked = nack[came]
         delay_class = np.where(asked >= first[came], delay_class[asked] - 1, -1)
-        attempt = what[came] // (KINDS * CODES) - 1
+        attempt = what[came] // (2 * CODES) - 1
         one = np.ones(len(came), np.int64)
         self._note(n=one, source=source[came], delay_class=delay_class, attempt=attempt, ms=ms[came])
         at = time[came]
@@ -258,7 +249,7 @@ class _Counter:
             is_open = {"is_open": one} if some is left else {}
             self._note(source=source[some], **due, **is_open)
         at = time[ended + 1]
-        moment = at * MOMENT + what[ended + 1] // KINDS % CODES + 1
+        moment = at * MOMENT + code[ended + 1] + 1
         done = {"done": np.ones(len(ended), np.int64), "slice": at // self._slice_ms}
         self._note(source=source[ended], last_ended=moment, **done)
 

@@ -43,8 +43,8 @@ from ._build_buckets import (
     split_evenly,
 )
 from ._build_folder import BuiltIndex, WrittenSnapshot, building, check_target, finish_build, write_snapshots
-from ._checks import require_columns, schema_of
-from .schemas import METADATA
+from ._jobs import require_columns
+from .schemas import METADATA, _schema_of
 
 _MAX_PARTS: Final = 256
 """More parts would make an expression too large to be compiled; a part may have several units."""
@@ -52,7 +52,7 @@ _ENTRY_BITS: Final = 32
 _PERMANENT: Final = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 }
-_WRITTEN: Final = schema_of(
+_WRITTEN: Final = _schema_of(
     "snapshot_id long, key string, start long, end long, rows long, segments long, first_at long, last_at long, "
     "bytes long, problem string"
 )

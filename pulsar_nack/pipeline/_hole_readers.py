@@ -35,9 +35,8 @@ from ..ids import Position
 from ..inspection import CursorReport, StoreReport
 from ..inspection.folders import inspect_cursors, stores_in
 from ..ledger.format import LOG
-from ._checks import Paths, path_names
 from ._holes import ACKED, BATCH, CURSOR, LEDGER, STATE
-from ._read import read_each
+from ._read import Paths, path_names, read_each
 from .schemas import HOLES
 
 _NUMBER: Final = r"(-?\d{1,19})"
@@ -179,10 +178,6 @@ def read_stats_file(path: str) -> list[HoleRow]:
         return [HoleRow(path=path, reason=f"cannot be read: {error.strerror or error}")]
 
 
-class _InvalidError(Exception):
-    """An object is not internal statistics; the message has the reason."""
-
-
 def read_stats(path: str, text: str, written_ms: int) -> Iterator[HoleRow]:
     """Yield the rows of a file's objects; an invalid object is refused as a whole.
 
@@ -195,14 +190,14 @@ def read_stats(path: str, text: str, written_ms: int) -> Iterator[HoleRow]:
     for place, value in _values(text):
         try:
             yield from list(_rows_of(_parsed(value), topic, at_ms))
-        except _InvalidError as error:
+        except ValueError as error:
             yield HoleRow(path=path, reason=f"{place}{error}")
 
 
 def _values(text: str) -> list[tuple[str, str]]:
     """Return the JSON text of each value of a file with its place: of one value, or one per line."""
     head, _, others = text.strip().partition("\n")
-    with suppress(_InvalidError):
+    with suppress(ValueError):
         if others and isinstance(_parsed(head), dict):
             return [(f"line {number}: ", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     return [("", text)]
@@ -212,7 +207,7 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _InvalidError(f"not JSON: {error}") from error
+        raise ValueError(f"not JSON: {error}") from error
 
 
 def _rows_of(found: Any, topic: str, at_ms: int) -> Iterator[HoleRow]:
@@ -230,7 +225,7 @@ def _rows_of(found: Any, topic: str, at_ms: int) -> Iterator[HoleRow]:
 
 def _topic_rows(stats: Mapping[str, Any], topic: str, at_ms: int) -> Iterator[HoleRow]:
     if "cursors" not in stats or "ledgers" not in stats:
-        raise _InvalidError(f"expected cursors and ledgers, got {', '.join(sorted(stats)) or 'nothing'}")
+        raise ValueError(f"expected cursors and ledgers, got {', '.join(sorted(stats)) or 'nothing'}")
     ledgers = dict(_ledgers(stats))
     for subscription, cursor in _dict(stats["cursors"], "cursors").items():
         where = f"cursors.{subscription}"
@@ -262,16 +257,16 @@ def _ranges(text: str, where: str) -> Iterator[tuple[Position, Position]]:
     """Yield the ranges of ``[(3:0..3:5],(3:7..3:9]]``: the lower end is excluded, the upper included."""
     inner = text.strip()
     if not (inner.startswith("[") and inner.endswith("]")):
-        raise _InvalidError(f"{where}: expected ranges in brackets, got {text[:40]!r}")
+        raise ValueError(f"{where}: expected ranges in brackets, got {text[:40]!r}")
     inner, at, has_more = inner[1:-1], 0, bool(inner[1:-1].strip())
     while has_more:
         found = _RANGE.match(inner, at)
         if found is None:
-            raise _InvalidError(f"{where}: expected a range, got {inner[at : at + 40]!r}")
+            raise ValueError(f"{where}: expected a range, got {inner[at : at + 40]!r}")
         lower = Position(int(found[2]), int(found[3]) - (found[1] == "["))
         upper = Position(int(found[4]), int(found[5]) - (found[6] == ")"))
         if not (Position(-1, -2) <= lower <= upper and upper.ledger >= 0 and max(*lower, *upper) <= _MOST):
-            raise _InvalidError(f"{where}: expected a range, got {found[0].strip(' ,')}")
+            raise ValueError(f"{where}: expected a range, got {found[0].strip(' ,')}")
         yield lower, upper
         at, has_more = found.end(), bool(found[7])
 
@@ -292,13 +287,13 @@ def _in_ledgers(
 def _position(value: Any, where: str) -> Position:
     found = _POSITION.fullmatch(_typed(value, str, where))
     if found is None or max(int(found[1]), int(found[2])) > _MOST or min(int(found[1]), int(found[2])) < -1:
-        raise _InvalidError(f"{where}: expected LEDGER:ENTRY, got {value!r:.60}")
+        raise ValueError(f"{where}: expected LEDGER:ENTRY, got {value!r:.60}")
     return Position(int(found[1]), int(found[2]))
 
 
 def _number(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-        raise _InvalidError(f"{where}: expected a whole number from 0 on, got {value!r:.60}")
+        raise ValueError(f"{where}: expected a whole number from 0 on, got {value!r:.60}")
     return value
 
 
@@ -309,7 +304,7 @@ def _dict(value: Any, where: str) -> dict[str, Any]:
 
 def _typed(value: Any, kind: type, where: str) -> Any:
     if not isinstance(value, kind):
-        raise _InvalidError(f"{where}: expected a {kind.__name__}, got {value!r:.60}")
+        raise ValueError(f"{where}: expected a {kind.__name__}, got {value!r:.60}")  # noqa: TRY004 - of a file
     return value
 
 

@@ -22,7 +22,7 @@ from ..config import CursorConfig
 from ..cursor.format import MAX_RANGES, LedgerAcks, ledger_size, marker_size
 from ..ids import Position
 from ..index import EntryRanges, varint_bytes
-from ._checks import require_columns
+from ._jobs import require_columns
 from .schemas import HOLES, MAX_TIME_MS
 
 DEFAULT_LIMIT: Final = CursorConfig().max_per_cursor_metadata_size_in_bytes

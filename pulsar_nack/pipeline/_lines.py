@@ -18,7 +18,7 @@ from functools import lru_cache
 from io import BufferedIOBase
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
-from ._checks import require_fields
+from ._jobs import require_fields
 from .schemas import (
     BROKEN,
     EVENTS,
@@ -225,12 +225,8 @@ def refused_batch(files: Sequence[str | None], lines: Sequence[str | None], why:
 # --- for Spark ------------------------------------------------------------------------------------------------------
 
 
-class InputSplit(NamedTuple):
-    """The lines of a file that begin in a range of bytes; a gzip or Parquet file is always one split."""
-
-    path: str
-    start: int
-    stop: int
+InputSplit = tuple[str, int, int]
+"""A file, and from which byte to before which a line of it begins; a gzip or Parquet file is always one split."""
 
 
 def read_splits(splits: Iterable[InputSplit]) -> Iterator[pa.RecordBatch]:

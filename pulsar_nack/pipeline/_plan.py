@@ -28,9 +28,8 @@ from ..ids import MessageId
 from ..index import TimeBuckets
 from ..nack import NackSchedule
 from ..planning import Kind, PlanRow, Workload, make_plan, recommend
-from ._checks import require_columns, schema_of
-from ._messages import parsed_once
-from .schemas import MAX_TIME_MS, METADATA, TRACE
+from ._jobs import parsed_once, require_columns
+from .schemas import MAX_TIME_MS, METADATA, TRACE, _schema_of
 
 _MAX_BITS: Final = 30
 _MAX_ENTRIES: Final = 2**40
@@ -41,11 +40,11 @@ _ORDER: Final = ("time_ms", "ledger", "entry", "batch_index", "message_partition
 """The order in which messages are added to an index: its size may depend on it."""
 _NACKS: Final = ("event", "topic", "subscription", "time_ms", "partition", "ledger", "entry", "batch_index", "delay_ms")
 _DELAYED: Final = ("topic", "partition", "ledger_id", "entry_id", "publish_time", "deliver_at")
-_MEASURED: Final = schema_of(
+_MEASURED: Final = _schema_of(
     "topic string, partition int, subscription string, at_ms long, bits long, pending long, buckets long, bytes long, "
     "early_ms double, delay_ms double, last_ms long, entries long, ledgers long, members long"
 )
-PLAN: Final = schema_of(
+PLAN: Final = _schema_of(
     "topic string, partition int, subscription string, kind string, at_ms long, pending long, delay_ms double, "
     "bits int, width_ms long, buckets long, wake_ups_per_second double, early_ms double, bytes long, "
     "bytes_per_message double, predicted_bytes double, proposal_bytes double, is_recommended boolean, reason string"

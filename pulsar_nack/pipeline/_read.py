@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -26,7 +27,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from ..errors import InvalidArgumentError
-from ._checks import Paths, path_names, require_columns, require_fields
+from ._jobs import require_columns, require_fields
 from ._lines import (
     LINES,
     PACKED,
@@ -60,6 +61,9 @@ _BATCH_LIMIT: Final = "64m"
 _COLUMNS: Final = TRACE.fieldNames()
 _SPECIAL: Final = "\\{}[]*?^"
 """Characters that Spark takes as a pattern in a path."""
+
+Paths = str | PathLike[str] | Iterable[str | PathLike[str]]
+"""One path, or several."""
 
 
 class Read(NamedTuple):
@@ -162,6 +166,14 @@ def read_each(
     return spark.range(0, len(items), 1, tasks).mapInArrow(read_numbered, schema)
 
 
+def path_names(paths: Paths) -> list[str]:
+    """Return paths as text; at least one is required."""
+    names = [paths] if isinstance(paths, str | PathLike) else list(paths)
+    if not names:
+        raise InvalidArgumentError("paths", names, "at least one file or folder")
+    return [fspath(name) for name in names]
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -243,12 +255,12 @@ def assign_splits(files: Sequence[TraceFile], max_bytes: int = SPLIT_BYTES) -> l
     for file in files:
         step = max_bytes if file.suffix in {LINES, OPEN} else max(file.size, 1)
         for start in range(0, file.size, step):
-            split = InputSplit(file.path, start, min(start + step, file.size))
-            if split.stop - split.start > room and tasks[-1]:
+            stop = min(start + step, file.size)
+            if stop - start > room and tasks[-1]:
                 tasks.append([])
                 room = max_bytes
-            tasks[-1].append(split)
-            room -= split.stop - split.start
+            tasks[-1].append((file.path, start, stop))
+            room -= stop - start
     return [tuple(splits) for splits in tasks if splits]
 
 

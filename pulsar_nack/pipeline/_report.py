@@ -14,9 +14,8 @@ from pyspark.sql import functions as sf
 
 from ..errors import InvalidArgumentError
 from ._accuracy import accuracy
-from ._checks import require_columns
 from ._holes import DEFAULT_LIMIT
-from ._messages import DEAD_LETTER
+from ._jobs import DEAD_LETTER, require_columns
 from ._report_page import Section, bars, figure, lines, moment, number, render, size, span, table
 from ._retries import retries
 from .schemas import HOLES_SHOWN, IDENTITY, TRACE

@@ -8,8 +8,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
-from ._checks import at_least, milliseconds, require_columns
-from ._messages import DEAD_LETTER, GROUP, MESSAGE, Code, message_hash, parsed_once, with_sound_times
+from ._jobs import (
+    DEAD_LETTER,
+    GROUP,
+    MESSAGE,
+    Code,
+    at_least,
+    message_hash,
+    milliseconds,
+    parsed_once,
+    require_columns,
+    with_sound_times,
+)
 from .schemas import IDENTITY, TRACE
 
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "consumer", "deadline_ms", "actual_ms"}]

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -120,43 +120,29 @@ class TraceSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a table; a schema other than that of traces is refused."""
-        return _Reader(self._options(schema))
+        return _Reader(*self._checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a stream."""
-        options = self._options(schema)
-        if options.include_open:
+        path, partition_bytes, include_open = self._checked(schema)
+        if include_open:
             raise InvalidArgumentError("includeOpen", "true", "false for a stream: what is read must not change")
-        return _StreamReader(options)
+        return _StreamReader(path, partition_bytes)
 
-    def _options(self, schema: StructType) -> _Options:
+    def _checked(self, schema: StructType) -> tuple[str, int, bool]:
+        """Return the options: path, bytes of a task, and whether open files are included."""
         if schema.fieldNames() != READ.fieldNames():
             raise InvalidArgumentError("schema", schema.simpleString(), f"none, or {READ.simpleString()}")
-        return read_options(self.options)
-
-
-class _Options(NamedTuple):
-    path: str
-    partition_bytes: int
-    include_open: bool
-
-    def files(self) -> list[TraceFile]:
-        """Return the files to read."""
-        return trace_files([self.path], include_open=self.include_open)
-
-
-def read_options(options: MutableMapping[str, str]) -> _Options:
-    """Return the options of the source after a check."""
-    path = options.get("path", "").removeprefix("file://")
-    if not Path(path).exists() or not path:
-        raise InvalidArgumentError("path", path, "a file or folder that exists")
-    given = options.get("partitionBytes", str(SPLIT_BYTES))
-    if not given.isdecimal() or int(given) < 1:
-        raise InvalidArgumentError("partitionBytes", given, "a positive number of bytes")
-    with_open = options.get("includeOpen", "false").lower()
-    if with_open not in {"true", "false"}:
-        raise InvalidArgumentError("includeOpen", with_open, "true or false")
-    return _Options(path, int(given), with_open == "true")
+        path = self.options.get("path", "").removeprefix("file://")
+        if not Path(path).exists() or not path:
+            raise InvalidArgumentError("path", path, "a file or folder that exists")
+        given = self.options.get("partitionBytes", str(SPLIT_BYTES))
+        if not given.isdecimal() or int(given) < 1:
+            raise InvalidArgumentError("partitionBytes", given, "a positive number of bytes")
+        with_open = self.options.get("includeOpen", "false").lower()
+        if with_open not in {"true", "false"}:
+            raise InvalidArgumentError("includeOpen", with_open, "true or false")
+        return path, int(given), with_open == "true"
 
 
 def _partitions(files: Sequence[TraceFile], max_bytes: int) -> list[InputPartition]:
@@ -164,12 +150,14 @@ def _partitions(files: Sequence[TraceFile], max_bytes: int) -> list[InputPartiti
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, options: _Options) -> None:
-        self._options = options
+    def __init__(self, path: str, partition_bytes: int, include_open: bool) -> None:
+        self._path = path
+        self._partition_bytes = partition_bytes
+        self._include_open = include_open
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the input of each task."""
-        return _partitions(self._options.files(), self._options.partition_bytes)
+        return _partitions(trace_files([self._path], include_open=self._include_open), self._partition_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the files of a partition."""
@@ -212,13 +200,14 @@ def _texts(found: dict[str, EntryRanges]) -> Offset:
 
 
 class _StreamReader(DataSourceStreamReader, _AvailableNow):
-    def __init__(self, options: _Options) -> None:
-        self._options = options
+    def __init__(self, path: str, partition_bytes: int) -> None:
+        self._path = path
+        self._partition_bytes = partition_bytes
         self._until: Offset | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Note the files that exist now; the next query reads later ones."""
-        self._until = _offset_of(self._options.files())
+        self._until = _offset_of(trace_files([self._path]))
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Return the offset before all files."""
@@ -226,7 +215,7 @@ class _StreamReader(DataSourceStreamReader, _AvailableNow):
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> Offset:  # noqa: ARG002, N802 - Spark's
         """Return the numbers of all files seen so far; deleted ones are included."""
-        there = _offset_of(self._options.files()) if self._until is None else self._until
+        there = _offset_of(trace_files([self._path])) if self._until is None else self._until
         return _union(start or {}, there)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -234,10 +223,10 @@ class _StreamReader(DataSourceStreamReader, _AvailableNow):
         before, until = _numbers(start), _numbers(end)
         new = [
             file
-            for file in self._options.files()
+            for file in trace_files([self._path])
             if file.number in until.get(file.writer, ()) and file.number not in before.get(file.writer, ())
         ]
-        return _partitions(new, self._options.partition_bytes)
+        return _partitions(new, self._partition_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the files of a partition."""

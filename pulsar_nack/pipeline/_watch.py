@@ -15,7 +15,7 @@ back when its redelivery is requested, or when it arrives. An event after ``due`
 whether the time or that event is seen first. So each nack raises at most one alert, however events are cut into
 batches, as long as no event comes later than the allowed lateness.
 
-An alert is *late* if it is known when the message came back, else *missing*.
+An alert is a nack, and the time at which its message came back: it is *late* if that is known, else *missing*.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ from pyspark.sql.types import StructType
 
 from .._check import check_integer, check_one_of
 from ..errors import InvalidArgumentError
-from ._checks import require_columns, schema_of
+from ._jobs import require_columns
 from ._source import ROCKS_DB, STATE_STORE
-from .schemas import IDENTITY, MAX_TIME_MS, TRACE
+from .schemas import IDENTITY, MAX_TIME_MS, TRACE, _schema_of
 
-LATE: Final = "late"
-MISSING: Final = "missing"
 _SETTLES: Final = {"ack", "cancel"}
 _EXPLAINS: Final = {"hold", "error"}
 _RANK: Final = {"redeliver": 0, "arrive": 1, "hold": 2, "error": 2, "cancel": 3, "ack": 3, "nack": 4}
@@ -76,12 +74,8 @@ class Event(NamedTuple):
     reason: str | None = None
 
 
-class Alert(NamedTuple):
-    """A message that was not back in time; ``actual_ms``: when it came back, None if that was not seen."""
-
-    kind: str
-    pending: Pending
-    actual_ms: int | None
+Alert = tuple[Pending, int | None]
+"""A message that was not back in time, and when it came back; None if that was not seen."""
 
 
 class OverdueRules(NamedTuple):
@@ -107,7 +101,7 @@ class OverdueRules(NamedTuple):
 
     def expire(self, pending: Pending | None, now_ms: int) -> Alert | None:
         """Return the alert to raise if the message is overdue at ``now_ms`` and no earlier event will come."""
-        return Alert(MISSING, pending, None) if pending is not None and self.due_ms(pending) <= now_ms else None
+        return (pending, None) if pending is not None and self.due_ms(pending) <= now_ms else None
 
     def _next(self, pending: Pending | None, event: Event, alerts: list[Alert]) -> Pending | None:
         if event.event == "nack":
@@ -116,12 +110,11 @@ class OverdueRules(NamedTuple):
             return pending
         if event.event in _SETTLES:
             if event.time_ms > self.due_ms(pending):
-                alerts.append(Alert(MISSING, pending, None))
+                alerts.append((pending, None))
             return None
         if event.event in {"arrive", self.until}:
             if event.time_ms > self.due_ms(pending):
-                actual_ms = event.time_ms if event.actual_ms is None else event.actual_ms
-                alerts.append(Alert(LATE, pending, actual_ms))
+                alerts.append((pending, event.time_ms if event.actual_ms is None else event.actual_ms))
             return None
         return pending._replace(reason=event.reason) if event.event in _EXPLAINS and event.reason else pending
 
@@ -133,7 +126,7 @@ class OverdueRules(NamedTuple):
         if pending is None:
             return new
         if event.time_ms > self.due_ms(pending):
-            alerts.append(Alert(MISSING, pending, None))
+            alerts.append((pending, None))
             return new
         if (event.attempt or 0) > (pending.attempt or 0):
             return new
@@ -146,7 +139,7 @@ def _order(event: Event) -> tuple[int, int, int]:
 
 # --- the job --------------------------------------------------------------------------------------------------------
 
-ALERTS: Final = schema_of(
+ALERTS: Final = _schema_of(
     "topic string, partition int, subscription string, ledger long, entry long, batch_index int, kind string, "
     "consumer string, attempt int, nacked_ms long, delay_ms long, deadline_ms long, due_ms long, actual_ms long, "
     "reason string"
@@ -314,7 +307,8 @@ class _OverdueProcessor(StatefulProcessor):
             self._state.update(tuple(after))
 
     def _row(self, key: Any, alert: Alert) -> Row:
-        kind, pending, actual_ms = alert
+        pending, actual_ms = alert
+        kind = "missing" if actual_ms is None else "late"
         values = {**pending._asdict(), "kind": kind, "actual_ms": actual_ms, "due_ms": self._rules.due_ms(pending)}
         values.update(zip(IDENTITY, key, strict=True))
         return Row(**{name: values[name] for name in ALERTS.fieldNames()})

@@ -14,11 +14,18 @@ from typing import Final
 from ..errors import MissingExtraError
 
 try:
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import (
+        BooleanType,
+        DataType,
+        DoubleType,
+        IntegerType,
+        LongType,
+        StringType,
+        StructField,
+        StructType,
+    )
 except ModuleNotFoundError as error:
     raise MissingExtraError("the pipeline", str(error.name), "spark") from error
-
-from ._checks import schema_of
 
 __all__ = [
     "ASKED_AGAIN",
@@ -47,8 +54,22 @@ MAX_TIME_MS: Final = 253_402_300_799_999
 IDENTITY: Final = ("topic", "partition", "subscription", "ledger", "entry", "batch_index")
 """The columns that identify a message of a subscription."""
 
+_TYPES: Final[dict[str, DataType]] = {
+    "boolean": BooleanType(),
+    "double": DoubleType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "string": StringType(),
+}
 
-TRACE: Final = schema_of(
+
+def _schema_of(columns: str) -> StructType:
+    """Return the schema of columns in the words of Spark's DDL: ``ledger long, topic string not null``."""
+    fields = [column.split(maxsplit=2) for column in columns.split(", ")]
+    return StructType([StructField(name, _TYPES[kind], not is_needed) for name, kind, *is_needed in fields])
+
+
+TRACE: Final = _schema_of(
     "v int not null, event string not null, time_ms long not null, mono_ns long not null, topic string not null, "
     "partition int not null, subscription string not null, consumer string not null, ledger long, entry long, "
     "batch_index int not null, attempt int, delay_ms long, deadline_ms long, actual_ms long, reason string"
@@ -72,12 +93,12 @@ NOT_UNICODE: Final = "not Unicode text"
 TOO_LONG: Final = f"longer than {MAX_LINE_BYTES} bytes"
 """The reason for a line that is not parsed."""
 
-METADATA: Final = schema_of(
+METADATA: Final = _schema_of(
     "topic string, partition int, ledger_id long not null, entry_id long not null, batch_index int, publish_time long, "
     "deliver_at long not null, key_hash int"
 )
 
-HOLES: Final = schema_of(
+HOLES: Final = _schema_of(
     "topic string, subscription string, at_ms long, kind string, ledger long, first long, last long, bytes long"
 )
 """Acknowledgement state of subscriptions at some time. The meaning of a row depends on its ``kind``:
@@ -98,13 +119,13 @@ HOLES_SHOWN: Final = (
 )
 """The columns of the job ``holes`` that tables for people have."""
 
-QUARANTINE: Final = schema_of("file string, line string, reason string not null")
+QUARANTINE: Final = _schema_of("file string, line string, reason string not null")
 """Lines that could not be read: the file, the line, and why it was refused."""
 
 READ: Final = StructType(
     [
         *(StructField(field.name, field.dataType) for field in TRACE.fields),
-        *schema_of("file string, line string, fault string").fields,
+        *_schema_of("file string, line string, fault string").fields,
     ]
 )
 """Rows of readers: for an accepted event the last three columns are null, for a refused line all others."""

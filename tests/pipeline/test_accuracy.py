@@ -141,14 +141,14 @@ def test_order_and_batches_do_not_matter(size: int) -> None:
     import numpy as np
     import pyarrow as pa
 
-    from pulsar_nack.pipeline._accuracy_counts import CODES, KINDS, UNKNOWN, WHAT, Kind, counter, what_bits
-    from pulsar_nack.pipeline._messages import MESSAGE, Code
+    from pulsar_nack.pipeline._accuracy_counts import CODES, UNKNOWN, WHAT, counter, what_bits
+    from pulsar_nack.pipeline._jobs import MESSAGE, Code
 
     classes, rng = 7, np.random.default_rng(1)
     message = np.sort(rng.integers(0, 300, 1_500))
     nacks = rng.random(1_500) < 0.5
-    what = ((rng.integers(0, 4, 1_500) * CODES + np.where(nacks, Code.NACK, Code.ARRIVE)) * KINDS) * classes
-    what += np.where(nacks, Kind.NACK, rng.choice([Kind.END, Kind.REDELIVERY], 1_500)) * classes
+    what = ((rng.integers(0, 4, 1_500) * CODES + np.where(nacks, Code.NACK, Code.ARRIVE)) * 2) * classes
+    what += np.where(nacks, 0, rng.choice([0, 1], 1_500)) * classes
     what += np.where(nacks, rng.integers(0, classes, 1_500), 0)
     time = rng.integers(0, 20, 1_500)
     columns = {"time_ms": time, "mono_ns": rng.integers(UNKNOWN, -UNKNOWN, 1_500), "ms": rng.integers(0, 20, 1_500)}

@@ -268,7 +268,6 @@ def test_what_only_spark_reaches(spark: SparkSession, tmp_path: Path, monkeypatc
 def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line beyond the limit is refused, whatever its length, and those after it are read, in each split of a file."""
     from pulsar_nack.pipeline import _lines
-    from pulsar_nack.pipeline._lines import InputSplit
     from pulsar_nack.pipeline.schemas import TOO_LONG
 
     monkeypatch.setattr(_lines, "MAX_LINE_BYTES", 400)
@@ -276,7 +275,7 @@ def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
     path = write(tmp_path / "a.jsonl", *lines)
     size = path.stat().st_size
     for cuts in ((0, size), (0, 1, 300, 1_000, 1_500, size)):
-        splits = [InputSplit(str(path), start, stop) for start, stop in itertools.pairwise(cuts)]
+        splits = [(str(path), start, stop) for start, stop in itertools.pairwise(cuts)]
         found = [row for batch in _lines.read_splits(splits) for row in batch.to_pylist()]
         assert sorted(row["entry"] for row in found if row["fault"] is None) == [0, 2]
         assert [(row["line"][:20], row["fault"]) for row in found if row["fault"]] == 2 * [(lines[0][:20], TOO_LONG)]
@@ -304,7 +303,6 @@ def test_damaged_parquet_is_a_row(tmp_path: Path, percent: int) -> None:
     import pyarrow.parquet as pq
 
     from pulsar_nack.pipeline import _lines, _read
-    from pulsar_nack.pipeline._lines import InputSplit
 
     path = tmp_path / "q.parquet"
     pq.write_table(
@@ -315,11 +313,11 @@ def test_damaged_parquet_is_a_row(tmp_path: Path, percent: int) -> None:
     data[begin : begin + 20] = b"\xff" * 20
     path.write_bytes(data)
     _read._check_parquet(str(path))
-    (refused,) = [row for batch in _lines.read_splits([InputSplit(str(path), 0, 1)]) for row in batch.to_pylist()]
+    (refused,) = [row for batch in _lines.read_splits([(str(path), 0, 1)]) for row in batch.to_pylist()]
     assert refused["fault"].startswith("the file is broken: ")
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        list(_lines.read_splits([InputSplit(str(path), 0, 1)]))
+        list(_lines.read_splits([(str(path), 0, 1)]))
 
 
 def test_parquet_of_something_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_files_are_split_for_tasks(tmp_path: Path) -> None:
     large = write(tmp_path, "bb", 0, range(100))
     files = trace_files([str(tmp_path)])
     tasks = assign_splits(files, 2_000)
-    sizes = [sum(split.stop - split.start for split in task) for task in tasks]
+    sizes = [sum(stop - start for _, start, stop in task) for task in tasks]
     assert sum(sizes) == sum(file.size for file in files)
     assert max(sizes) <= 2_000
     assert len(tasks) < len(files) + large.stat().st_size // 2_000
@@ -92,7 +92,7 @@ def test_late_files_are_read_once(tmp_path: Path) -> None:
 
     def read(start: dict[str, str]) -> tuple[dict[str, str], list[str]]:
         end = stream.latestOffset(start)
-        return end, [Path(split.path).name for task in stream.partitions(start, end) for split in task.value]
+        return end, [Path(path).name for task in stream.partitions(start, end) for path, *_ in task.value]
 
     assert stream.initialOffset() == {}
     second = write(tmp_path, "ab", 1, range(1))
