@@ -394,3 +394,5 @@ class MessageTable:
         assert all(self._records.get(record.id) is record for record in open_requests)
         assert set(self.select({REQUESTED})) <= set(open_requests)
         assert all(known == record.id for known, record in self._records.items())
+        members = [record.id[:3] for record in self.select({REQUESTED}) if record.id[3] >= 0]
+        assert self.requested_members == {entry: members.count(entry) for entry in members}
