@@ -1,4 +1,4 @@
-"""A certificate authority of one's own for tests, made by the openssl command."""
+"""A certificate authority for tests, made by the openssl command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Certificate(NamedTuple):
 
 
 def missing_tool() -> str | None:
-    """Return what is missing to make certificates, in words; None: nothing."""
+    """Return the name of the tool that is missing, or None."""
     return None if shutil.which("openssl") else "the openssl command is not there to make certificates with"
 
 
@@ -56,7 +56,7 @@ def make_authority(folder: Path, name: str = "authority") -> Certificate:
 def make_certificate(
     folder: Path, authority: Certificate, name: str, alternatives: str, *, is_rsa: bool = False
 ) -> Certificate:
-    """Make a certificate, for hosts such as ``"DNS:localhost, IP:127.0.0.1"``; brokers read keys of RSA only."""
+    """Make a certificate for hosts such as ``"DNS:localhost, IP:127.0.0.1"``; brokers read only RSA keys."""
     files = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
     request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
     extensions.write_text(_LEAF.format(names=alternatives))

@@ -28,7 +28,7 @@ class Files(NamedTuple):
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Make two authorities; one of them vouches for a server at localhost and a client, the other for a stranger."""
+    """Make two authorities: one certifies a server at localhost and a client, the other a stranger."""
     reason = missing_tool()
     if reason is not None:
         pytest.skip(reason)
@@ -45,7 +45,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a test with a served broker on each kind of loop; nothing may be left of it."""
+    """Run a test with a served broker on each kind of loop; nothing of it may be left."""
     factory = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
     def run_on_it(test: Callable[[Served], Coroutine[Any, Any, None]], **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""A topic's consumer on a scripted broker, and what has arrived from it."""
+"""A topic's wire consumer on a scripted broker, and the messages that it delivers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def context_of(url: str, dial: Any = None, **settings: Any) -> ClientContext:
 
 @asynccontextmanager
 async def nothing_remains(broker: FakeBroker, context: ClientContext, users: Sequence[Any]) -> AsyncIterator[None]:
-    """Close consumers or producers in the end, and their client; then no task and no connection is left."""
+    """At the end close consumers or producers and their client; then no task and no connection is left."""
     before = asyncio.all_tasks()
     try:
         yield
@@ -42,14 +42,14 @@ async def nothing_remains(broker: FakeBroker, context: ClientContext, users: Seq
 
 
 class Ended(list[tuple[Any, Exception | None]]):
-    """What acknowledgements ended with: their tokens and errors, in order; to be given as ``done``."""
+    """The outcomes of acknowledgements: their tokens and errors, in order; passed as ``done``."""
 
     def __call__(self, tokens: Sequence[Any], error: Exception | None) -> None:
         self.extend((token, error) for token in tokens)
 
 
 class Arrived(WireInbox):
-    """What consumers have delivered, without a port."""
+    """Messages that consumers have delivered, without a port."""
 
     def __init__(self) -> None:
         super().__init__(lambda: None)
@@ -60,7 +60,7 @@ class Arrived(WireInbox):
             return [await self.get() for _ in range(count)]
 
     def take_nowait(self, most: int = 1_000_000) -> list[Delivery]:
-        """Take what is here."""
+        """Take the messages that have arrived."""
         return list(islice(iter(self.get_nowait, None), most))
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class Consuming:
         told: Callable[[SessionEvent, str, int], None] = lambda *_: None,
         **options: Any,
     ) -> TopicConsumer:
-        """Return a consumer that is not open; from the earliest message on by default."""
+        """Return a consumer that is not subscribed; from the earliest message on by default."""
         settings = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
         put = (self.arrived if arrived is None else arrived).put
         consumer = TopicConsumer(self.context, TOPIC, settings, put, on_event=told)
@@ -108,7 +108,7 @@ class Consuming:
     async def holding(
         self, count: int, *, published: int | None = None, **options: Any
     ) -> tuple[TopicConsumer, list[Delivery]]:
-        """Publish numbers; return a consumer of them that is subscribed, and the first messages, which it has taken.
+        """Publish numbers; return a subscribed consumer and the first messages, which it has taken.
 
         :param published: how many are published; None: as many as are taken
         """
@@ -124,7 +124,7 @@ class Consuming:
 
 @asynccontextmanager
 async def consuming(**settings: Any) -> AsyncIterator[Consuming]:
-    """Yield a broker and a client; afterwards all is closed, and no task and no connection is left."""
+    """Yield a broker and a client; at the end all is closed, and no task and no connection is left."""
     made = Consuming(FakeBroker(), **settings)
     async with nothing_remains(made.broker, made.context, made.consumers):
         yield made

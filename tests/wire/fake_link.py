@@ -141,7 +141,7 @@ class FakeLink(asyncio.Transport):
             self._to_client.put(data[at : at + size])
 
     def hang_up(self) -> None:
-        """Close the connection after the client has got all bytes; those that it sends are not read any more."""
+        """Close the connection after the client has got all bytes; bytes that it sends from now on are not read."""
         self._to_client.put(None)
         self._end_there()
 
@@ -159,7 +159,7 @@ class FakeLink(asyncio.Transport):
         self.reads = False
 
     def go_on(self) -> None:
-        """Read again, what has piled up first."""
+        """Read again, beginning with the bytes that have piled up."""
         self.reads = True
         self._flush()
 

@@ -61,7 +61,7 @@ def read_message(rest: bytes) -> tuple[pb.MessageMetadata, bytes]:
 
 
 def decode_entry(data: bytes | memoryview, *, max_message_bytes: int = 128 << 20) -> Entry:
-    """Read an entry as consumers do, the payload too, except of chunks: these come as they are."""
+    """Read an entry as consumers do, with its payload; chunks are returned as they are."""
     entry = split_entry(data, DEFAULT_MAX_METADATA_BYTES, DEFAULT_MAX_BATCH_MESSAGES)
     if entry.is_chunk:
         return entry
@@ -91,27 +91,27 @@ class SingleMessage(NamedTuple):
 
     @property
     def key(self) -> str | None:
-        """Return the key as it was sent: base64 where the producer's key was bytes."""
+        """Return the key as it was sent: base64 if the producer's key was bytes."""
         return key_of(self.metadata) if self.metadata.HasField("partition_key") else None
 
     @property
     def ordering_key(self) -> str | None:
-        """Return the ordering key; bytes that are no UTF-8 as surrogates."""
+        """Return the ordering key; bytes that are not UTF-8 become surrogates."""
         return ordering_key_of(self.metadata) if self.metadata.HasField("ordering_key") else None
 
     @property
     def event_time_ms(self) -> int:
-        """Return the time that the producer gave, epoch ms, 0 if it gave none."""
+        """Return the producer's event time, epoch ms; 0 without one."""
         return self.metadata.event_time
 
     @property
     def is_compacted_out(self) -> bool:
-        """Return whether compaction left only the place of this message."""
+        """Return whether compaction removed this message's content."""
         return isinstance(self.metadata, pb.SingleMessageMetadata) and self.metadata.compacted_out
 
 
 def messages_of(entry: Entry) -> Iterator[SingleMessage]:
-    """Yield the message of an entry, or those of the batch, all their metadata parsed."""
+    """Yield an entry's message, or those of its batch, with all their metadata parsed."""
     if not entry.is_batch:
         yield SingleMessage(-1, entry.metadata, entry.payload)
         return

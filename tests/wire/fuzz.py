@@ -1,8 +1,7 @@
 """Mutated frames of a recorded session against a client with a consumer and a producer, on a scripted broker.
 
-``FRAMES=1000000 SEED=3 python -m tests.wire.fuzz`` prints what became of them, the longest block of the loop and the
-growth of memory. A connection that an error has ended is made again, on virtual time; so is one that waits for the rest
-of a frame.
+``FRAMES=1000000 SEED=3 python -m tests.wire.fuzz`` prints the outcomes, the longest block of the loop and the growth of
+memory. A connection that an error has ended is replaced, on virtual time; so is one that waits for the rest of a frame.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from tests.wire.mutations import MUTATORS, mended
 from tests.wire.recorded import Recorded, recorded
 
 MAX_RECEIVED: Final = 200
-"""Messages that are received of one frame."""
+"""How many messages of one frame are received at most."""
 QUIET: Final = ("AUTH_RESPONSE", "CLOSE_CONSUMER", "FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES")
-"""Commands that are not answered."""
+"""Commands that get no answer."""
 IDS: Final = ("consumer_id", "producer_id", "resource_id")
 
 
 @dataclass
 class Found:
-    """What became of the frames.
+    """The outcomes of the frames.
 
     :param longest_ms: of all callbacks of the loop, by the processor time of the thread
     :param by_kind: errors that ended a connection, by class
-    :param unnamed: those of them that name neither a frame nor what the broker said
-    :param faults: what reached the loop's exception handler
+    :param unnamed: those of them that name neither a frame nor the broker's text
+    :param faults: errors that reached the loop's exception handler
     """
 
     frames: int = 0
@@ -145,7 +144,7 @@ class Fuzz:
             self.found.more_mb = peak_mb() - before
 
     async def _settle(self, port: Any, member: Any, producer: Producer) -> None:
-        """Receive what has come, and connect again where the connection is gone or waits for the rest of a frame."""
+        """Receive what has arrived, and reconnect if the connection is gone or waits for the rest of a frame."""
         await asyncio.sleep(0.001)
         for _ in range(MAX_RECEIVED):
             delivery = port.receive_nowait()
@@ -202,12 +201,12 @@ def _confirm(call: Call) -> None:
 
 
 def peak_mb() -> float:
-    """Return the most memory that this process has had, in MB."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def fuzz(frames: int, seed: int) -> Found:
-    """Run it on virtual time, or until it is interrupted; the collector does not look at what was there before."""
+    """Run it on virtual time, or until it is interrupted; the collector skips objects that existed before."""
     made = Fuzz(frames, seed)
     gc.collect()
     gc.freeze()

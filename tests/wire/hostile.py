@@ -33,7 +33,7 @@ MADE: Final = 1_000_000
 
 
 def about(**fields: Any) -> pb.MessageMetadata:
-    """Return the metadata of a message."""
+    """Return a message's metadata."""
     return pb.MessageMetadata(**{"producer_name": "evil", "sequence_id": 1, "publish_time": 1, **fields})
 
 
@@ -61,7 +61,7 @@ def swollen(size: int) -> bytes:
 
 
 def shattered(blocks: int) -> bytes:
-    """Return a message of one byte, behind empty blocks of three bytes each in a frame of zstd."""
+    """Return a message of one byte after many empty blocks of three bytes each in a zstd frame."""
     payload = b"\x28\xb5\x2f\xfd\x00\x58" + bytes(3 * blocks) + b"\x09\x00\x00x"
     return message_rest(about(compression=pb.ZSTD, uncompressed_size=1), payload)
 
@@ -83,7 +83,7 @@ def batch_with_properties(count: int, each: int) -> bytes:
 
 
 def chunk(uuid: str, index: int = 0, count: int = 2, payload: bytes = b"xx") -> bytes:
-    """Return the first part of a message that is never completed."""
+    """Return the first chunk of a message that is never completed."""
     of_chunk = about(uuid=uuid, chunk_id=index, num_chunks_from_msg=count, total_chunk_msg_size=4)
     return message_rest(of_chunk, payload)
 
@@ -95,7 +95,7 @@ def with_metadata(metadata: bytes, payload: bytes = b"x") -> bytes:
 
 
 def sends(*frames: Callable[[int], bytes]) -> Answer:
-    """Answer the first permits of each consumer with these, made for its id, and later ones not at all.
+    """Answer the first permits of each consumer with these frames, made for its id, and later ones not at all.
 
     A consumer of a topic named ``warm`` gets nothing.
     """
@@ -142,13 +142,13 @@ class Blocked:
     longest_ms = 0.0
 
     def check(self) -> None:
-        """No callback took much more than 20 ms, which the benchmark holds it to."""
+        """Check that no callback took much more than 20 ms, the benchmark's limit."""
         assert self.longest_ms < 50 * processor_slowness()
 
 
 @contextmanager
 def blocked() -> Iterator[Blocked]:
-    """Measure; without the collector, which also walks what pytest holds."""
+    """Measure, without the collector, which would also walk pytest's objects."""
     found, ran = Blocked(), asyncio.Handle._run
 
     def measured(handle: asyncio.Handle) -> None:
@@ -166,12 +166,12 @@ def blocked() -> Iterator[Blocked]:
 
 
 def client_of(broker: FakeBroker, **options: Any) -> Client:
-    """Return a client; of a broker with TLS one that has a token."""
+    """Return a client; for a broker with TLS one that has a token."""
     return Client(broker.url, ClientOptions(request_timeout=3, **options), dial=broker.dial)
 
 
 def assert_fit(text: str) -> None:
-    """It may be shown on a terminal, and in a log."""
+    """Assert that a text may be shown on a terminal and in a log."""
     assert text.isprintable()
     assert len(text) < 700
 
@@ -196,7 +196,7 @@ async def serve(name: str) -> None:
 
 
 def script(broker: FakeBroker, name: str) -> None:
-    """Have a broker follow a script."""
+    """Make a broker follow a script."""
     broker.max_message_bytes = 5 << 20
     for kind, answer in SCRIPTS[name]():
         broker.always(kind, answer)

@@ -1,4 +1,4 @@
-"""Issuers of tokens on loopback, whose every byte a test decides on."""
+"""Token issuers on loopback; each test decides on their every byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Serve = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[
 
 
 def answer(body: object, status: str = "200 OK", *headers: str) -> bytes:
-    """Return an answer with a body in JSON, or as it is."""
+    """Return an answer with a body, as JSON or as it is."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = [f"HTTP/1.1 {status}", f"Content-Length: {len(content)}", *headers, "", ""]
     return "\r\n".join(head).encode("latin-1") + content
@@ -69,7 +69,7 @@ def authentication(url: str, **settings: Any) -> OAuth2Authentication:
 
 
 def saying(*pieces: bytes, each_s: float | None = None) -> Serve:
-    """Return an issuer that says the same to each request; with ``each_s`` the last piece again and again."""
+    """Return an issuer that always gives the same answer; with ``each_s`` it repeats the last piece for ever."""
 
     async def serve(_form: bytes, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
@@ -83,7 +83,7 @@ def saying(*pieces: bytes, each_s: float | None = None) -> Serve:
 
 
 class Tokens:
-    """Answers with tokens ``token-1``, ``token-2``, ..., or with what is set."""
+    """Answers with tokens ``token-1``, ``token-2``, ..., or with a given answer."""
 
     def __init__(self, expires_in: int | None = 100) -> None:
         self.forms: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""What a native client has left behind: tasks, timers, entries of tables, consumers and producers at the broker."""
+"""What a native client may leave behind: tasks, timers, entries of tables, consumers and producers at the broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def timers() -> list[asyncio.TimerHandle]:
 
 
 def check_idle(client: Client, broker: FakeBroker, *, connections: int = 1) -> None:
-    """Assert that a client with all its consumers and producers closed holds nothing but connections."""
+    """Assert that a client holds only connections when all its consumers and producers are closed."""
     assert client._context is not None
     pool = client._context.pool
     assert not pool._opening
@@ -40,7 +40,7 @@ def check_idle(client: Client, broker: FakeBroker, *, connections: int = 1) -> N
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Assert that tasks and timers are those of before, and that the loop had nothing to report."""
+    """Assert that tasks and timers are the same as before, and that the loop reported nothing."""
     loop = asyncio.get_running_loop()
     reported: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: reported.append(context))

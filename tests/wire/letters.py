@@ -1,4 +1,4 @@
-"""A consumer on a scripted broker with a dead-letter topic and a retry topic, and what is in them."""
+"""A consumer on a scripted broker with a dead-letter topic and a retry topic, and the contents of these topics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEAD = f"{TOPIC}-billing-DLQ"
 
 @asynccontextmanager
 async def consuming(broker: FakeBroker, topic: Any = "orders", **settings: Any) -> AsyncIterator[Consumer]:
-    """A consumer with a retry topic, on the clock of the loop."""
+    """A consumer with a retry topic, on the loop's clock."""
     broker.topic(RETRY).ledger = 8  # a broker gives each ledger to one topic
     about = {"retry_topic": RetryTopicPolicy(), "wall_clock": LoopClock(), **settings}
     async with subscribed(broker, topic, "billing", client_options=ClientOptions(keep_alive=600), **about) as consumer:
@@ -30,7 +30,7 @@ async def consuming(broker: FakeBroker, topic: Any = "orders", **settings: Any) 
 
 
 def stored(broker: FakeBroker, topic: str = RETRY) -> list[tuple[pb.MessageMetadata, bytes]]:
-    """Return what is in a topic."""
+    """Return the messages in a topic."""
     return [read_message(entry.rest) for entry in broker.topic(topic).entries]
 
 

@@ -1,7 +1,4 @@
-"""Mutations of recorded frames, and what reading them may do. As a program it reads many with little memory.
-
-``python -m tests.wire.mutations COUNT MEGABYTES`` reads COUNT mutations; memory may grow by at most MEGABYTES.
-"""
+"""Mutations of recorded frames, and the allowed outcomes of reading them."""
 
 from __future__ import annotations
 
@@ -35,12 +32,12 @@ def flip(data: bytearray, chance: random.Random) -> None:
 
 
 def overwrite(data: bytearray, chance: random.Random) -> None:
-    """Write a byte that is likely to mean much."""
+    """Write a byte that is likely to be significant."""
     data[chance.randrange(len(data))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
 
 
 def resize(data: bytearray, chance: random.Random) -> None:
-    """Write a size that is too large, too small or nearly right, anywhere."""
+    """Write a size that is too large, too small or nearly right, at any place."""
     at = chance.randrange(max(len(data) - 3, 1))
     (size,) = struct.unpack_from(">I", data.ljust(at + 4, b"\0"), at)
     wanted = chance.choice((*EXTREMES, size + 1, size - 1))
@@ -48,13 +45,13 @@ def resize(data: bytearray, chance: random.Random) -> None:
 
 
 def cut(data: bytearray, chance: random.Random) -> None:
-    """Take bytes out, often the end."""
+    """Remove bytes, often at the end."""
     start = chance.randrange(len(data))
     del data[start : chance.choice((len(data), start + chance.randrange(9)))]
 
 
 def insert(data: bytearray, chance: random.Random) -> None:
-    """Put bytes in: some, or many of the same, which read as long numbers or deep nesting."""
+    """Insert bytes: a few, or many equal ones, which read as long numbers or deep nesting."""
     at = chance.randrange(len(data) + 1)
     data[at:at] = chance.choice(
         (chance.randbytes(chance.randrange(1, 9)), b"\xff" * 12, b"\x3a\x80" * 200, b"\x0b" * 300)
@@ -73,7 +70,7 @@ MUTATORS: tuple[Mutator, ...] = (flip, flip, overwrite, overwrite, resize, resiz
 
 
 def mutations(seed: int) -> Iterator[bytes]:
-    """Yield changed frames without end; in half of those with a message the checksum and the sizes are right again."""
+    """Yield mutated frames without end; half of those with a message have valid checksums and sizes."""
     chance = random.Random(seed)
     frames = recorded()
     while True:
@@ -92,7 +89,7 @@ def mutations(seed: int) -> Iterator[bytes]:
 
 
 def mended(rest: bytes) -> bytes:
-    """Return what follows a command with a checksum that is right."""
+    """Return the headers and payload after a command, with a valid checksum."""
     at = 0
     if rest[:2] == b"\x0e\x02" and len(rest) >= 6:
         at = min(6 + struct.unpack_from(">I", rest, 2)[0], len(rest))
@@ -103,9 +100,9 @@ def mended(rest: bytes) -> bytes:
 
 
 def read(data: bytes, limit: int = LIMIT) -> str:
-    """Read all of it as a connection and a consumer do, and return what became of it.
+    """Read everything as a connection and a consumer do, and return the outcome.
 
-    Anything but the two errors goes on to the caller; they have to name what is wrong.
+    Any exception except the two errors is raised; those two have to name what is wrong.
     """
     decoder = FrameDecoder(limit)
     try:
@@ -121,7 +118,7 @@ def read(data: bytes, limit: int = LIMIT) -> str:
 
 
 def read_entry(rest: bytes, limit: int = LIMIT) -> str:
-    """Read an entry, and all that a user may ask for."""
+    """Read an entry, and every field that a user may read."""
     entry, payloads = None, []
     try:
         entry = decode_entry(rest, max_message_bytes=limit)
@@ -142,7 +139,7 @@ def read_entry(rest: bytes, limit: int = LIMIT) -> str:
 
 
 def check_members(entry: Entry | None, payloads: list[tuple[int, bytes]], problem: str) -> None:
-    """Compare with the fast way to read a batch: the same payloads, the same error."""
+    """Compare with the fast way to read a batch: equal payloads, equal errors."""
     if entry is None or not entry.is_batch:
         return
     found, said = [], ""
@@ -156,13 +153,13 @@ def check_members(entry: Entry | None, payloads: list[tuple[int, bytes]], proble
 
 
 def told(error: Exception, beginnings: tuple[str, ...], result: str) -> str:
-    """Return the result, if the error says what it is about."""
+    """Return the outcome, after a check that the error says what it is about."""
     assert str(error).startswith(beginnings), error
     return result
 
 
 def main(count: int, megabytes: int) -> None:
-    """Read many, after what all of it needs has been loaded."""
+    """Read many mutations, after loading all modules that this needs."""
     import resource
 
     for one in recorded():

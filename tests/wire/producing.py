@@ -37,7 +37,7 @@ class Made:
         return producer
 
     def stored(self, topic: str = TOPIC) -> list[bytes]:
-        """Return the payloads that the broker has, those of batches one by one."""
+        """Return the payloads that the broker stores, those of batches one by one."""
         return [message.payload for rest in self.rests(topic) for message in messages_of(decode_entry(rest))]
 
     def metadata(self, topic: str = TOPIC) -> list[pb.MessageMetadata]:
@@ -45,12 +45,12 @@ class Made:
         return [decode_entry(rest).metadata for rest in self.rests(topic)]
 
     def rests(self, topic: str = TOPIC) -> list[bytes]:
-        """Return the broker's entries."""
+        """Return the headers and payloads of the broker's entries."""
         return [entry.rest for entry in self.broker.topic(topic).entries]
 
 
 async def drained(connection: Connection) -> None:
-    """Wait until the connection takes more; raise what ended it."""
+    """Wait until the connection takes more; raise the error that ended it."""
     while connection.writable is not None:
         await asyncio.shield(connection.writable)
     connection.send(b"")
@@ -58,7 +58,7 @@ async def drained(connection: Connection) -> None:
 
 @asynccontextmanager
 async def producing(**settings: Any) -> AsyncIterator[Made]:
-    """Yield a broker and a client; afterwards all is closed, and no task and no connection is left."""
+    """Yield a broker and a client; at the end all is closed, and no task and no connection is left."""
     made = Made(FakeBroker(), **settings)
     async with nothing_remains(made.broker, made.context, made.producers):
         yield made

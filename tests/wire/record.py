@@ -1,8 +1,8 @@
-"""Record what official clients and a real broker say to one another, into ``data/frames.jsonl``.
+"""Record the frames of official clients and a real broker into ``data/frames.jsonl``.
 
-``python -m tests.wire.record CLASSPATH``, with the jars of Java's client on CLASSPATH. Each line is a frame: who sent
-it, whose connection it was, and its bytes in base64. Nothing of it is secret or of one machine alone: keys are made
-anew for each run, the broker listens on the loopback.
+``python -m tests.wire.record CLASSPATH``, with the jars of Java's client on CLASSPATH. Each line is a frame: its
+sender, the client of the connection, and its bytes in base64. No frame contains a secret or a property of one machine:
+keys are new in each run, and the broker listens on the loopback.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPRESSIONS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
 
 
 class Recorder:
-    """Between clients and one broker; sends lookups to itself. Use it in a ``with`` block."""
+    """A proxy between clients and one broker; it directs lookups to itself. Use it in a ``with`` block."""
 
     def __init__(self, url: str, name: str, lines: list[str]) -> None:
         self._port = int(url.rpartition(":")[2])
@@ -86,7 +86,7 @@ class Recorder:
 
 
 def python_side(url: str) -> None:
-    """Let the Python client do all that it can, a few messages each."""
+    """Let the Python client do all that it can, with a few messages each."""
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     for name in COMPRESSIONS:
         kind = getattr(pulsar.CompressionType, name)
@@ -97,7 +97,7 @@ def python_side(url: str) -> None:
 
 
 def exchange(client: Any, topic: str, **settings: Any) -> None:
-    """Send three messages, get them, one of them twice, and acknowledge them."""
+    """Send three messages, receive them, one of them twice, and acknowledge them."""
     consumer = client.subscribe(topic, "all", pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=100)
     producer = client.create_producer(topic, batching_max_publish_delay_ms=50, **settings)
     sent: list[Any] = []
@@ -124,7 +124,7 @@ def exchange(client: Any, topic: str, **settings: Any) -> None:
 
 
 def java_side(url: str, classpath: str, folder: Path) -> None:
-    """Let Java's client do what Python's cannot, and the same again: chunks, encryption, transparent keys."""
+    """Let Java's client do the rest, and the same again: chunks, encryption, transparent keys."""
     key = folder / "key.pem"
     subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
     public = subprocess.run(["openssl", "rsa", "-in", str(key), "-pubout"], check=True, capture_output=True).stdout
@@ -134,7 +134,7 @@ def java_side(url: str, classpath: str, folder: Path) -> None:
 
 
 def main(classpath: str) -> None:
-    """Record, on a broker that puts its own metadata before entries and on one that does not."""
+    """Record on a broker that adds its own metadata to entries and on one that does not."""
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for settings in ({}, WITH_BROKER_METADATA):
@@ -148,7 +148,7 @@ def main(classpath: str) -> None:
 
 
 def one_of_each(lines: list[str]) -> list[str]:
-    """Return the first of all frames that have the same sender and the same fields."""
+    """Return the first of all frames with the same sender and the same fields."""
     found: dict[tuple[object, ...], str] = {}
     for line in lines:
         told = json.loads(line)
@@ -170,7 +170,7 @@ def metadata_fields(rest: bytes) -> tuple[str, ...]:
 
 
 def fields(message: Message) -> tuple[str, ...]:
-    """Return the names of all fields that are there, with those of the parts."""
+    """Return the names of all present fields, nested ones too."""
     names: list[str] = []
     for field, value in message.ListFields():
         names.append(field.name)

@@ -16,7 +16,7 @@ DATA = Path(__file__).parent / "data" / "frames.jsonl"
 
 
 class Recorded(NamedTuple):
-    """A frame, and who sent it; ``client`` is the one that the connection belongs to."""
+    """A frame and its sender; ``client`` is the client of the connection."""
 
     sender: str
     client: str

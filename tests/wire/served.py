@@ -26,7 +26,7 @@ class Flow:
         self._is_over = False
 
     def stop(self) -> None:
-        """Read nothing more from the connections that are there; new ones are read."""
+        """Read nothing more from existing connections; new ones are read."""
         for gate in self._gates:
             gate.clear()
 
@@ -41,14 +41,14 @@ class Flow:
         self.go_on()
 
     def gate(self) -> asyncio.Event:
-        """Return the check whether a new connection is read."""
+        """Return a function that says whether to read from a new connection."""
         gate = asyncio.Event()
         gate.set()
         self._gates.append(gate)
         return gate
 
     async def read(self, reader: asyncio.StreamReader, gate: asyncio.Event) -> bytes:
-        """Read from a connection when it is time; nothing at the end."""
+        """Read from a connection when allowed; return nothing at the end."""
         if self.pause:
             await asyncio.sleep(self.pause)
         is_stopped = not gate.is_set()
@@ -57,7 +57,7 @@ class Flow:
 
 
 class Served(NamedTuple):
-    """Where it listens, what it is, the names in the certificates that clients have shown, and how it reads."""
+    """Its address, the broker, the names in the certificates that clients have sent, and how it reads."""
 
     port: int
     broker: FakeBroker
@@ -67,7 +67,7 @@ class Served(NamedTuple):
 
 @asynccontextmanager
 async def served(*, tls: ssl.SSLContext | None = None, buffer_bytes: int | None = None) -> AsyncIterator[Served]:
-    """Serve a fake broker, with TLS if there is a context; its topics are where it listens.
+    """Serve a fake broker, with TLS if there is a context; its topics have its address.
 
     :param buffer_bytes: of the system's buffers of each connection
     """
@@ -110,9 +110,9 @@ def _listening(buffer_bytes: int | None) -> socket.socket:
 
 
 def set_buffers(one: socket.socket, buffer_bytes: int | None) -> None:
-    """Set the system's buffers of a socket; those that a listening one accepts have the same.
+    """Set the system's buffers of a socket; sockets that a listening one accepts inherit them.
 
-    Segments are as small as on a network: of those that loopback takes none fits in.
+    Segments are as small as on a network: loopback's own would not fit in.
     """
     if buffer_bytes is not None:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1_400)
@@ -121,7 +121,7 @@ def set_buffers(one: socket.socket, buffer_bytes: int | None) -> None:
 
 
 class _Answers(asyncio.Protocol):
-    """What the fake broker sends goes to a real socket."""
+    """Sends the fake broker's bytes to a real socket."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.transport: asyncio.Transport | None = None

@@ -8,17 +8,16 @@ from functools import partial
 from typing import Any, Final, Literal
 
 When = Literal["waiting", "answered", "insisting"]
-"""Cancelled when it begins to wait; just when what it waits for is there; or a number of ticks after it began, and
-again at each of the awaits where it cleans up after that, before anything runs that it began there."""
+"""Where a call is cancelled: when it begins to wait, just when the awaited result is there, or some ticks later."""
 
 TICK_S: Final = 0.0005
 _MAX_TIMES: Final = 10
 
 
 class Stepped:
-    """To be awaited in a task of its own, which is cancelled once at the await or tick number ``at``, from 1.
+    """Runs a coroutine in a separate task, which is cancelled once at the await or tick number ``at``, from 1.
 
-    ``was_reached`` tells whether it was.
+    ``was_reached`` says whether the coroutine had so many.
     """
 
     def __init__(self, inner: Coroutine[Any, Any, object], at: int, when: When = "waiting") -> None:
@@ -55,7 +54,7 @@ class Stepped:
     def _cancel_at(self, waited_for: asyncio.Future[Any] | None, task: asyncio.Task[Any]) -> None:
         if waited_for is None or self._when == "waiting":
             asyncio.get_running_loop().call_soon(self._cancel, task)
-        else:  # before the task itself hears of it
+        else:  # before the task itself notices
             waited_for.add_done_callback(lambda _: self._cancel(task))
 
     def _cancel(self, task: asyncio.Task[Any]) -> None:
@@ -65,7 +64,7 @@ class Stepped:
 async def cancelled_at(inner: Coroutine[Any, Any, object], at: int, when: When = "waiting") -> bool:
     """Run ``inner`` and cancel it at its await or tick number ``at``; return whether it had so many.
 
-    What it raises beside the cancellation is raised here.
+    Other exceptions than the cancellation are raised here.
     """
     stepped = Stepped(inner, at, when)
 

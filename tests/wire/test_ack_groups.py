@@ -1,4 +1,4 @@
-"""Acknowledgements on their way and requests for redelivery: what goes together, and when; on virtual time."""
+"""Acknowledgements and redelivery requests: which of them share a command, and when it is sent; on virtual time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 
 
 class Sender:
-    """A session that keeps what it is to send; ``receipts`` are to be set by the test, None: it gives none."""
+    """A session that keeps what it would send; the test sets ``receipts``, None: it gives none."""
 
     def __init__(self, *, gives_receipts: bool = True) -> None:
         self.sent: list[dict[tuple[int, int], int]] = []
@@ -41,14 +41,14 @@ class Sender:
 
 
 class Outcomes:
-    """The outcomes that calls got, by number."""
+    """The outcomes of calls, by number."""
 
     def __init__(self) -> None:
         self.of: dict[int, Exception | None] = {}
         self.ended = self.end  # one object
 
     def call(self, number: int) -> Done:
-        """Return what is to be called for a number; once."""
+        """Return the callback of a number; it may be called once."""
 
         def done(error: Exception | None) -> None:
             assert number not in self.of
@@ -63,13 +63,13 @@ class Outcomes:
 
 
 def groups() -> AckGroupingTracker:
-    """Return an empty one."""
+    """Return an empty tracker."""
     return AckGroupingTracker(asyncio.get_running_loop(), 2)
 
 
 @virtual_time
 async def test_one_entry_of_several_members() -> None:
-    """Members of one entry that go together leave what none of them acknowledges."""
+    """Members of one entry that share a command leave the indexes that none of them acknowledges."""
     sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
     acks.add((1, 0), 0b1110, 0, outcomes.ended)
@@ -80,7 +80,7 @@ async def test_one_entry_of_several_members() -> None:
 
 @virtual_time
 async def test_all_is_sent_again_in_order() -> None:
-    """What is unanswered when the connection is lost goes first over the next connection."""
+    """Unconfirmed acknowledgements go first over the next connection."""
     sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
     acks.add((1, 0), 0, 0, outcomes.ended)
@@ -106,7 +106,7 @@ async def test_all_is_sent_again_in_order() -> None:
 
 @virtual_time
 async def test_a_connection_that_breaks_while_sending() -> None:
-    """A connection that refuses a group, or whose receipt is the loss, is as one that is lost: it is sent again."""
+    """A connection that refuses a group, or loses its receipt, counts as lost: the group is sent again."""
     sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
     acks.add((1, 0), 0, 0, outcomes.ended)
@@ -126,7 +126,7 @@ async def test_a_connection_that_breaks_while_sending() -> None:
 
 @virtual_time
 async def test_errors_are_of_their_group() -> None:
-    """An error goes to those calls whose acknowledgements were in the command, also where a call has several."""
+    """An error goes to the calls whose acknowledgements were in the command, also if a call has several."""
     sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
     acks.add_all([(1, number) for number in range(1_500)], outcomes.call(0))
@@ -144,7 +144,7 @@ async def test_errors_are_of_their_group() -> None:
 
 @virtual_time
 async def test_an_outcome_that_cannot_be_taken() -> None:
-    """If a callback raises, all others that wait for the same command get their outcome, and so do other commands."""
+    """If a callback raises, all other callers of the same command get their outcome, and so do other commands."""
     sender, outcomes = Sender(), Outcomes()
     acks = AckGroupingTracker(asyncio.get_running_loop(), 0)
     acks.connected(sender.send_acks)
@@ -192,7 +192,7 @@ async def test_an_outcome_of_members_that_cannot_be_taken() -> None:
 
 @virtual_time
 async def test_giving_up() -> None:
-    """All that is not confirmed hears of the end, sent or not; nothing is left."""
+    """When the tracker closes, each unconfirmed acknowledgement fails, sent or not; nothing is left."""
     sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
     acks.add((1, 0), 0, 0, outcomes.ended)
@@ -204,7 +204,7 @@ async def test_giving_up() -> None:
     assert [type(error) for error in outcomes.of.values()] == [ClosedError, ClosedError]
     await settled
     assert len(acks) == 0
-    sender.confirm(0)  # too late: each hears of one outcome
+    sender.confirm(0)  # too late: each has its outcome already
 
 
 @virtual_time
@@ -219,7 +219,7 @@ async def test_cumulative_ones_go_at_once_and_in_order() -> None:
 
 @virtual_time
 async def test_redeliveries_wait_a_moment_for_one_another() -> None:
-    """The first goes at once, those that follow within the moment go at its end, together."""
+    """The first request goes at once; requests that follow within the delay go together at its end."""
     loop = asyncio.get_running_loop()
     sent: list[tuple[float, int]] = []
     asked = RedeliveryRequests(loop, lambda some: sent.append((loop.time(), len(some))))

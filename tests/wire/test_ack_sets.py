@@ -14,7 +14,7 @@ from pulsar_nack.wire._protocol._batches import all_of, remaining_of, words_of
 
 @given(st.integers(min_value=0, max_value=2**300))
 def test_words_and_back(remaining: int) -> None:
-    """A set is the same after it was written as signed words of 64 bits, without words of zeros at its end."""
+    """A set is equal after it was written as signed words of 64 bits, without zero words at its end."""
     words = words_of(remaining)
     assert remaining_of(words) == remaining
     assert all(-(2**63) <= word < 2**63 for word in words)
@@ -30,7 +30,7 @@ def test_words_are_as_the_protocol_has_them() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=40))
 def test_an_entry_is_done_when_each_of_its_messages_is(acks: list[tuple[int, int]]) -> None:
-    """What remains are the messages of the batch that were not acknowledged; done entries are forgotten."""
+    """A batch's unacknowledged messages remain; completed entries are forgotten."""
     sets, acked = AckSets(), {entry: set[int]() for entry in range(3)}
     for entry, index in acks:
         acked[entry].add(index)
@@ -43,7 +43,7 @@ def test_an_entry_is_done_when_each_of_its_messages_is(acks: list[tuple[int, int
 
 @pytest.mark.parametrize("message_id", [MessageId(1, 1), MessageId(1, 1, 0, 0, batch_size=1)])
 def test_a_message_that_is_alone_in_its_entry(message_id: MessageId) -> None:
-    """Nothing remains of an entry that holds one message, batched or not."""
+    """Nothing remains of an entry with one message, batched or not."""
     assert AckSets().acked(message_id) == 0
 
 
@@ -57,7 +57,7 @@ def test_a_whole_entry_by_its_id() -> None:
 
 @pytest.mark.parametrize("size", [0, 3])
 def test_sizes_that_cannot_be_are_refused(size: int) -> None:
-    """A member whose batch is said to be smaller than its index, or unknown, changes nothing."""
+    """A member whose batch size is unknown or not above its index changes nothing."""
     sets = AckSets()
     message_id = MessageId(1, 1, 0, 3, batch_size=size)
     with pytest.raises(BrokerError, match="batch_size"):
@@ -68,7 +68,7 @@ def test_sizes_that_cannot_be_are_refused(size: int) -> None:
 
 
 def test_what_failed_is_not_acknowledged() -> None:
-    """A member whose acknowledgement failed keeps its entry from being done, and that alone does."""
+    """A member whose acknowledgement failed keeps its entry incomplete, and only that entry."""
     sets = AckSets()
     ids = [MessageId(1, 1, 0, index, batch_size=3) for index in range(3)]
     sets.acked(ids[0])
@@ -83,7 +83,7 @@ def test_what_failed_is_not_acknowledged() -> None:
 
 
 def test_what_failed_after_its_entry_was_forgotten() -> None:
-    """Nothing follows from a failure then: the entry is as one of which nothing is acknowledged."""
+    """A failure has no effect then: the entry counts as one with nothing acknowledged."""
     sets = AckSets(max_entries=1)
     first, other = MessageId(1, 1, 0, 0, batch_size=3), MessageId(1, 2, 0, 0, batch_size=3)
     before = sets.generation
@@ -98,7 +98,7 @@ def test_what_failed_after_its_entry_was_forgotten() -> None:
 
 
 def test_cumulative() -> None:
-    """Everything before an entry is forgotten, of the entry what is behind the message remains less what is known."""
+    """Entries before the position are forgotten; of its batch the later members remain, except acknowledged ones."""
     sets = AckSets()
     sets.acked(MessageId(1, 1, 0, 0, batch_size=5))
     sets.acked(MessageId(1, 2, 0, 4, batch_size=5))
@@ -111,7 +111,7 @@ def test_cumulative() -> None:
 
 
 def test_what_the_broker_tells_counts() -> None:
-    """An entry is done with the last member that the broker sent, if it sent only a part; forgetting is complete."""
+    """An entry is complete with the last member that the broker sent, if only a part; forgetting is complete."""
     sets = AckSets()
     sets.intersect((1, 1), 0b011)
     assert sets.acked(MessageId(1, 1, 0, 0, batch_size=3)) == 0b010
@@ -122,7 +122,7 @@ def test_what_the_broker_tells_counts() -> None:
 
 
 def test_the_oldest_are_forgotten_first() -> None:
-    """Memory is bounded: what is forgotten is not done too early."""
+    """Memory is bounded, and a forgotten entry does not complete too early."""
     sets = AckSets(max_entries=2)
     for entry in range(3):
         sets.acked(MessageId(1, entry, 0, 0, batch_size=2))

@@ -29,13 +29,13 @@ from tests.for_each import for_each
     ],
 )
 def test_service_urls(url: str, expected: list[Address]) -> None:
-    """One or several addresses are read in their order, with usual ports where none is given."""
+    """One or several addresses are read in order, with the default port where none is given."""
     assert list(parse_service_url(url)) == expected
 
 
 @pytest.mark.parametrize("address", [Address("h", 1), Address("::1", 6651, is_secure=True), Address("a.b-c", 6650)])
 def test_addresses_go_round(address: Address) -> None:
-    """An address is the same after it was written as a URL and read."""
+    """An address is equal after it was written as a URL and read."""
     assert Address.parse(address.url) == address
 
 
@@ -62,7 +62,7 @@ def test_addresses_go_round(address: Address) -> None:
     ],
 )
 def test_wrong_service_urls(url: str, problem: str) -> None:
-    """What is not a service URL is refused with the part that is wrong."""
+    """Other text than a service URL is refused with the wrong part."""
     with pytest.raises(InvalidArgumentError) as caught:
         parse_service_url(url)
     assert caught.value.field == "url"
@@ -88,7 +88,7 @@ def test_one_address_is_one() -> None:
     ],
 )
 def test_topics_are_made_whole(name: str, whole: str) -> None:
-    """Short names are in public/default; whole names stay as they are."""
+    """Short names are in public/default; full names stay as they are."""
     assert normalize(name) == whole
     assert normalize(whole) == whole
 
@@ -98,7 +98,7 @@ def test_topics_are_made_whole(name: str, whole: str) -> None:
     ["", "a/b", "a/b/c/d", "a//c", "kafka://a/b/c", "persistent://a/b", "persistent://a/b/c/d/e", "a\nb", None, 3],
 )
 def test_wrong_topics(name: str) -> None:
-    """What is no name of a topic is refused."""
+    """Invalid topic names are refused."""
     with pytest.raises(InvalidArgumentError, match="topic"):
         normalize(name)
 

@@ -1,4 +1,4 @@
-"""Who we are to the broker: tokens, passwords, and brokers that ask again."""
+"""Authentication: tokens, passwords, and brokers that challenge a client again."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def is_closed(connection: Connection) -> bool:
 
 
 def challenge(call: Call, data: bytes = b"PulsarAuthRefresh", method: str = "token") -> None:
-    """Ask the client who it is."""
+    """Send the client a challenge."""
     call.reply("AUTH_CHALLENGE", challenge=pb.AuthData(auth_method_name=method, auth_data=data))
 
 
 @virtual_time
 async def test_a_token() -> None:
-    """A token is sent with its method; nothing shows it."""
+    """A token is sent with its method, and no repr or log contains it."""
     broker = FakeBroker()
     connection = await connect(broker, TokenAuthentication(SECRET))
     sent = broker.commands("CONNECT")[0]
@@ -63,7 +63,7 @@ async def test_a_token() -> None:
 
 @pytest.mark.parametrize("as_url", [False, True])
 def test_a_token_in_a_file(tmp_path: Path, as_url: bool) -> None:
-    """A file is read for each connection, without the line's end; a URL of it is good too."""
+    """A file is read for each connection, without its line end; a file URL works too."""
     file = tmp_path / "token"
     file.write_text("one\n")
 
@@ -95,7 +95,7 @@ async def later_token() -> str:
     ],
 )
 def test_other_sources_of_tokens(source: str | Callable[[], str | Awaitable[str]], token: bytes) -> None:
-    """Functions, coroutine functions and the other clients' form of a token are taken."""
+    """Functions, coroutine functions and the other clients' form of a token are accepted."""
 
     @virtual_time
     async def run() -> None:
@@ -106,7 +106,7 @@ def test_other_sources_of_tokens(source: str | Callable[[], str | Awaitable[str]
 
 @virtual_time
 async def test_tokens_that_are_none(tmp_path: Path) -> None:
-    """A file that is none, a pipe or empty, and a function that gives something else are named, and nothing hangs."""
+    """A missing or empty file, a pipe, and a function that returns something else are named, and nothing hangs."""
     broker = FakeBroker()
     os.mkfifo(tmp_path / "pipe")
     for source in (Path("/nowhere/token"), tmp_path / "pipe", tmp_path, lambda: "", lambda: 3, lambda: "\ud800"):
@@ -130,7 +130,7 @@ async def test_a_password() -> None:
 
 @virtual_time
 async def test_challenges_get_what_is_valid_now() -> None:
-    """A broker that asks again gets the token of now, as often as it asks, and the connection stays."""
+    """A broker that challenges again gets the current token each time, and the connection stays."""
     broker = FakeBroker()
     tokens = iter(["one", "two", "three"])
     connection = await connect(broker, TokenAuthentication(lambda: next(tokens)))
@@ -147,7 +147,7 @@ async def test_challenges_get_what_is_valid_now() -> None:
 
 @virtual_time
 async def test_a_challenge_before_one_is_let_in() -> None:
-    """A broker may ask once more before it lets us in."""
+    """A broker may challenge a second time before the connection opens."""
     broker = FakeBroker()
     broker.next("CONNECT", challenge)
     broker.always("AUTH_RESPONSE", lambda call: call.reply("CONNECTED", server_version="fake"))
@@ -158,7 +158,7 @@ async def test_a_challenge_before_one_is_let_in() -> None:
 
 @virtual_time
 async def test_a_challenge_that_cannot_be_answered() -> None:
-    """When no new token can be had the connection ends, and says why."""
+    """When no new token can be had the connection ends with the reason."""
     broker = FakeBroker()
     tokens = iter(["one"])
 
@@ -179,7 +179,7 @@ async def test_a_challenge_that_cannot_be_answered() -> None:
 
 @virtual_time
 async def test_closing_while_a_challenge_is_answered() -> None:
-    """A connection that is closed while a new token is on its way leaves no task behind."""
+    """A connection that is closed while a new token is fetched leaves no task behind."""
     broker = FakeBroker()
     calls = 0
 
@@ -201,7 +201,7 @@ async def test_closing_while_a_challenge_is_answered() -> None:
 
 @virtual_time
 async def test_a_refusal_after_a_challenge() -> None:
-    """A broker that does not like the new token ends the connection, with its words."""
+    """A broker that refuses the new token ends the connection, with its text."""
     broker = FakeBroker()
     broker.next("CONNECT", challenge)
     broker.always("AUTH_RESPONSE", refuse("AuthenticationError", "expired"))
@@ -215,7 +215,7 @@ async def test_a_refusal_after_a_challenge() -> None:
 
 @virtual_time
 async def test_an_authentication_of_ones_own() -> None:
-    """Anything with a method and data will do; the challenge is handed to it."""
+    """Any object with a method and data works; it gets the challenge."""
 
     class Mine:
         method = "mine"
@@ -233,14 +233,14 @@ async def test_an_authentication_of_ones_own() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    """What cannot be an authentication is refused where it is made."""
+    """Invalid authentications are refused when they are created."""
     for wrong in ("", 3, None, "\ud800"):
         with pytest.raises(InvalidArgumentError, match="token"):
             TokenAuthentication(wrong)  # type: ignore[arg-type]
     for wrong in ("a:b", "", None, "\ud800"):
         with pytest.raises(InvalidArgumentError, match="user"):
             BasicAuthentication(wrong, "c")  # type: ignore[arg-type]
-    for no_password in (3, None, b"", "\ud800"):  # None: a variable of the environment that is not set
+    for no_password in (3, None, b"", "\ud800"):  # None: an environment variable that is not set
         with pytest.raises(InvalidArgumentError, match="password"):
             BasicAuthentication("a", no_password)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="certificate_file"):
@@ -271,7 +271,7 @@ def test_options_are_checked(settings: dict[str, float]) -> None:
 
 
 def test_backoff_grows_with_jitter() -> None:
-    """Attempts to connect again begin at the minimum, double, and end at the maximum, each with jitter."""
+    """Pauses between connection attempts begin at the minimum, double, and end at the maximum, each with jitter."""
     backoff = ClientOptions(backoff_minimum=0.1, backoff_maximum=30).backoff()
     assert 0.05 <= backoff(0) <= 0.1
     assert 0.4 <= backoff(3) <= 0.8
@@ -280,7 +280,7 @@ def test_backoff_grows_with_jitter() -> None:
 
 
 class Located:
-    """A path of another library."""
+    """A path type of another library."""
 
     def __init__(self, path: Path | bytes) -> None:
         self._path = str(path) if isinstance(path, Path) else path
@@ -290,7 +290,7 @@ class Located:
 
 
 async def test_paths_of_other_libraries(tmp_path: Path) -> None:
-    """What is a path to the system is one here: tokens, keys, certificates and traces; one of bytes is refused."""
+    """Any path-like object works for tokens, keys, certificates and traces; one of bytes is refused."""
     file = tmp_path / "file"
     file.write_text("secret")
     key = tmp_path / "key.json"
@@ -308,5 +308,5 @@ async def test_paths_of_other_libraries(tmp_path: Path) -> None:
         lambda path: TlsOptions(trust_certs_file=path),
         lambda path: TraceConfig(folder=path),
     ):
-        with pytest.raises(ValueError, match="expected"):  # of settings it is a ValidationError
+        with pytest.raises(ValueError, match="expected"):  # in settings it is a ValidationError
             made(Located(b"file"))

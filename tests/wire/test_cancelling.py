@@ -1,4 +1,4 @@
-"""Whatever a native client does may be cancelled at each of its awaits: nothing is lost, nothing is left."""
+"""Every operation of a native client may be cancelled at each await: nothing is lost, nothing is left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.wire.stepping import When, cancelled_at
 
 BASE: Final = "persistent://public/default/"
 LONG_S: Final = 200.0
-"""After so long all that goes on by itself has come to its end."""
+"""Seconds after which everything that runs in the background has ended."""
 MAX_AWAITS: Final = 100
 
 whens = pytest.mark.parametrize("when", get_args(When))
@@ -37,7 +37,7 @@ def filled(topic: str, messages: int) -> FakeBroker:
 
 
 def slowly(seconds: float) -> Answer:
-    """Answer only after a while, as brokers do: not at all if that is closed meanwhile."""
+    """Answer after a while, as brokers do; not at all if the caller closes meanwhile."""
 
     def answer_unless_closed(call: Call) -> None:
         name = "consumer_id" if call.kind == "SUBSCRIBE" else "producer_id"
@@ -49,26 +49,26 @@ def slowly(seconds: float) -> Answer:
 
 
 def at_each_await(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> int:
-    """Run a scenario once for each of its awaits, by their numbers, until it has no such await; return the last one.
+    """Run a scenario once for each of its awaits, by number, until it has no such await; return the last one.
 
     The fast tier tries every fourth await only.
     """
     for at in range(1, MAX_AWAITS, size(1, fast=4)):
         if not run(scenario(at)):
-            gc.collect()  # what nobody looked at is logged
+            gc.collect()  # unretrieved exceptions are logged
             return at - 1
     pytest.fail("it never ends")
 
 
 async def subscribe_and_close(client: Client, topic: Any) -> None:
-    """Be a consumer for a moment."""
+    """Subscribe for a moment."""
     async with client.subscribe(topic, "s", initial_position="earliest") as consumer:
         await asyncio.sleep(0)
         assert isinstance(consumer, Consumer)
 
 
 async def produce_and_close(client: Client, topic: str) -> None:
-    """Be a producer for a moment, with a message."""
+    """Open a producer for a moment, and send a message."""
     async with client.producer(topic) as producer:
         producer.send_nowait(b"x")
 
@@ -87,19 +87,19 @@ STEPS: Final[dict[str, Step]] = {
 @whens
 @pytest.mark.parametrize("name", STEPS)
 def test_opening_and_closing(name: str, when: When, caplog: pytest.LogCaptureFixture) -> None:
-    """Opening and closing again may end at any await: at the broker and here it is as if it had never begun."""
+    """Opening and closing may be cancelled at any await: broker and client are as if it had never begun."""
     caplog.set_level(logging.WARNING)
 
     async def scenario(at: int) -> bool:
         broker = filled("plain", 3)
-        for kind in ("SUBSCRIBE", "PRODUCER"):  # of several the first is there before the others
+        for kind in ("SUBSCRIBE", "PRODUCER"):  # of several the first is open before the others
             broker.next(kind, as_usual, slowly(0.004), slowly(0.002))
         with nothing_left():
             async with Client(broker.url, dial=broker.dial) as client:
                 was_reached = await cancelled_at(STEPS[name](client), at, when)
                 await asyncio.sleep(LONG_S)
                 check_idle(client, broker)
-                await STEPS[name](client)  # it is of use as before
+                await STEPS[name](client)  # it works as before
         assert not broker.links
         return was_reached
 
@@ -110,7 +110,7 @@ def test_opening_and_closing(name: str, when: When, caplog: pytest.LogCaptureFix
 @whens
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 def test_closing_a_consumer_in_the_middle_of_work(kind: Any, when: When, caplog: pytest.LogCaptureFixture) -> None:
-    """Closing goes on to its end when it is cancelled; what was acknowledged is, all else goes back."""
+    """A cancelled close runs to its end; acknowledged messages are acknowledged, all others go back."""
     caplog.set_level(logging.WARNING)
 
     async def scenario(at: int) -> bool:
@@ -138,7 +138,7 @@ def test_closing_a_consumer_in_the_middle_of_work(kind: Any, when: When, caplog:
 
 @whens
 def test_closing_a_producer_in_the_middle_of_work(when: When, caplog: pytest.LogCaptureFixture) -> None:
-    """Closing goes on to its end when it is cancelled; all that was given to it is stored, once."""
+    """A cancelled close runs to its end; all sent messages are stored, once."""
     caplog.set_level(logging.WARNING)
 
     async def scenario(at: int) -> bool:
@@ -164,7 +164,7 @@ def test_closing_a_producer_in_the_middle_of_work(when: When, caplog: pytest.Log
 
 @whens
 def test_closing_the_client(when: When, caplog: pytest.LogCaptureFixture) -> None:
-    """Closing a client with consumers and producers goes on to its end when it is cancelled."""
+    """A cancelled close of a client with consumers and producers runs to its end."""
     caplog.set_level(logging.WARNING)
 
     async def scenario(at: int) -> bool:
@@ -185,7 +185,7 @@ def test_closing_the_client(when: When, caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def work(consumer: Consumer, messages: int, done: list[int]) -> None:
-    """Receive and acknowledge so many messages, one after the other."""
+    """Receive and acknowledge ``count`` messages, one after another."""
     for _ in range(messages):
         message = await consumer.receive()
         await message.ack()
@@ -194,7 +194,7 @@ async def work(consumer: Consumer, messages: int, done: list[int]) -> None:
 
 @whens
 def test_working(when: When) -> None:
-    """Work that ends at any await loses no message: each is acknowledged, or comes to the next consumer."""
+    """Work that is cancelled at any await loses no message: each is acknowledged, or goes to the next consumer."""
 
     async def scenario(at: int) -> bool:
         broker = filled("plain", 8)
@@ -219,7 +219,7 @@ def test_working(when: When) -> None:
 
 @whens
 def test_sending(when: When) -> None:
-    """Sends that end at any await are stored or not, never twice, and in order; there is room as before."""
+    """Sends that are cancelled at any await are stored or not, never twice, in order, and free their room."""
 
     async def scenario(at: int) -> bool:
         broker = filled("plain", 0)

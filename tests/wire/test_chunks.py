@@ -1,4 +1,4 @@
-"""Chunked messages put together: order, copies, bounds; pure, and through a topic's consumer on a scripted broker."""
+"""Assembling chunked messages: order, duplicates, limits; pure, and by a topic's consumer on a scripted broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = tuple[pb.MessageMetadata, Position, bytes]
 
 
 def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", count: int = 3, total: int = 3) -> Part:
-    """Return a part."""
+    """Return a chunk."""
     metadata = pb.MessageMetadata(
         uuid=uuid, chunk_id=index, num_chunks_from_msg=count, total_chunk_msg_size=total, sequence_id=0
     )
@@ -31,13 +31,13 @@ def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", coun
 
 
 def content(message: ChunkedMessage | None) -> tuple[tuple[Position, ...], bytes | None]:
-    """Return the positions and the payload of a message that is complete."""
+    """Return the positions and the payload of a complete message."""
     assert message is not None
     return tuple(message.positions()), message.payload()
 
 
 def chunks(most: int = 10, max_bytes: int = 1_000, timeout_ms: int = 1_000) -> ChunkAssembler:
-    """Return room for chunked messages."""
+    """Return an assembler for chunked messages."""
     return ChunkAssembler(most, max_bytes, timeout_ms)
 
 
@@ -48,7 +48,7 @@ def back(there: ChunkAssembler, now_ms: int) -> list[Position]:
 
 @given(st.permutations(range(4)), st.lists(st.integers(0, 3), max_size=3))
 def test_any_order_and_copies(order: list[int], copies: list[int]) -> None:
-    """Whatever order parts come in, and however often, the message is whole with the last one that was missing."""
+    """In any order of chunks, and with any duplicates, the last missing chunk completes the message."""
     there = chunks()
     arriving = [*order[:3], *(each for each in copies if each in order[:3]), order[3]]
     wholes = [there.add(*part(index, index, b"%d" % index, count=4, total=4), 0) for index in arriving]
@@ -58,7 +58,7 @@ def test_any_order_and_copies(order: list[int], copies: list[int]) -> None:
 
 
 def test_messages_mixed() -> None:
-    """Parts of several messages may come mixed."""
+    """Chunks of several messages may be interleaved."""
     there = chunks()
     assert there.add(*part(0, 0, b"a", uuid="a", count=2, total=2), 0) is None
     assert there.add(*part(0, 1, b"b", uuid="b", count=2, total=2), 0) is None
@@ -73,7 +73,7 @@ def test_messages_mixed() -> None:
 
 
 def test_a_message_that_was_sent_twice() -> None:
-    """Parts that were sent again count instead of the first ones, whose entries belong to the message too."""
+    """Chunks that were sent again replace the first ones, whose entries belong to the message too."""
     there = chunks()
     there.add(*part(0, 0, b"a"), 0)
     there.add(*part(1, 1, b"b"), 0)
@@ -86,7 +86,7 @@ def test_a_message_that_was_sent_twice() -> None:
 
 
 def test_too_many_messages() -> None:
-    """The oldest message is given up for a new one, its parts go back, those of the others stay."""
+    """The oldest message is abandoned for a new one; its chunks go back, those of the others stay."""
     there = chunks(most=2)
     for entry, uuid in enumerate("abc"):
         there.add(*part(0, entry, uuid=uuid), 0)
@@ -96,7 +96,7 @@ def test_too_many_messages() -> None:
 
 
 def test_too_many_bytes() -> None:
-    """When parts take more room than there is the oldest messages are given up."""
+    """When chunks exceed the memory limit the oldest messages are abandoned."""
     there = chunks(max_bytes=100)
     there.add(*part(0, 0, bytes(60), uuid="a", count=2, total=100), 0)
     there.add(*part(0, 1, bytes(60), uuid="b", count=2, total=100), 0)
@@ -115,7 +115,7 @@ def test_too_large_for_all_the_room() -> None:
 
 
 def test_parts_that_take_too_long() -> None:
-    """A message whose parts do not all come in time is given up at that time, and not before."""
+    """A message that is incomplete at its timeout is abandoned then, and not before."""
     there = chunks(timeout_ms=1_000)
     there.add(*part(0, 0, uuid="a"), 0)
     there.add(*part(1, 1, uuid="a"), 900)
@@ -138,7 +138,7 @@ def test_the_same_name_for_another_message() -> None:
 
 
 def test_each_time_it_is_given_up_a_message_gets_more_time() -> None:
-    """The timeout doubles, up to 64 times, and is reset by completion; the number of remembered messages is bounded."""
+    """The timeout doubles, up to 64 times, and completion resets it; the number of remembered messages is bounded."""
     there, now_ms = chunks(timeout_ms=1_000), 0
     for doublings in [0, 1, 2, 3, 4, 5, 6, 6]:
         there.add(*part(0, 0), now_ms)
@@ -156,7 +156,7 @@ def test_each_time_it_is_given_up_a_message_gets_more_time() -> None:
 
 
 def test_what_there_is_no_room_for_goes_back_later_and_later() -> None:
-    """After a second, then two, four, and so on, never later than the parts of a message may take; all together."""
+    """Abandoned chunks go back together after a second, then two, four, and so on, never later than the timeout."""
     there, now_ms = chunks(most=1, timeout_ms=5_000), 0
     for pause_ms in (1_000, 2_000, 4_000, 5_000, 5_000, 1_000):
         if now_ms > 15_000:
@@ -187,7 +187,7 @@ def publish(made: Consuming, payload: bytes, size: int, *, uuid: str = "u", skip
 
 @virtual_time
 async def test_arrives_whole_and_is_done_whole() -> None:
-    """A chunked message is shown once, acknowledged with all its entries, and comes again whole; permits are right."""
+    """A chunked message is delivered once, acknowledged with all its entries, redelivered whole; permits are right."""
     async with consuming() as made:
         made.topic.publish(b"before")
         publish(made, b"0123456789", 2, properties=None, partition_key="k")
@@ -222,7 +222,7 @@ async def test_compressed_before_it_was_cut(codec: Any) -> None:
 
 @virtual_time
 async def test_chunks_that_cannot_be_read() -> None:
-    """Messages that are too large, or have wrong sizes or indexes, are errors that can be acknowledged."""
+    """Messages that are too large, or have wrong sizes or indexes, are unreadable and can be acknowledged."""
     async with consuming() as made:
         publish(made, bytes(100), 40)
         metadata = metadata_of(uuid="liar", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=5)
@@ -263,7 +263,7 @@ async def test_a_part_that_is_missing_blocks_nothing(caplog: pytest.LogCaptureFi
 
 @virtual_time
 async def test_more_messages_mixed_than_there_is_room_for() -> None:
-    """Messages that are given up because others needed their room come whole later."""
+    """Messages that were abandoned for others are delivered whole later."""
     async with consuming() as made:
         entries: list[FakeEntry] = []
         for index in range(3):

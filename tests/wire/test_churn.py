@@ -1,4 +1,4 @@
-"""Consumers, producers and clients opened and closed by the thousand: nothing grows, and nothing is logged."""
+"""Thousands of consumers, producers and clients opened and closed: nothing grows, and nothing is logged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.wire.leftovers import check_idle, nothing_left, timers
 FULL: Final = "persistent://public/default/full"
 EMPTY: Final = "persistent://public/default/empty"
 LONG_S: Final = 3_700.0
-"""After so long all timers are over, also those that were cancelled."""
+"""Seconds after which all timers have expired, cancelled ones too."""
 Round = Callable[[FakeBroker, Client], Awaitable[None]]
 
 counts = pytest.mark.parametrize("count", seeds([40, 400]))
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def now(cls, broker: FakeBroker) -> Sizes:
-        """Count, without what the fake broker keeps of the past."""
+        """Count, without the fake broker's records."""
         broker.calls.clear()
         broker.dialled.clear()
         broker.topics.pop(EMPTY, None)
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
         return cls(len(gc.get_objects()), sys.getallocatedblocks(), len(asyncio.all_tasks()), len(timers()))
 
     def check(self, later: Sizes, rounds: int) -> None:
-        """Assert that it did not grow; less than that for each round is noise."""
+        """Assert that nothing grew; a growth of less than this for each round is noise."""
         print(f"\n{rounds} rounds: {later.objects - self.objects:+} objects, {later.blocks - self.blocks:+} blocks")
         assert later.objects - self.objects <= 20 + rounds // 100
         assert later.blocks - self.blocks <= 200 + rounds // 5
@@ -54,14 +54,14 @@ class Sizes(NamedTuple):
 
 
 async def one_consumer(_: FakeBroker, client: Client) -> None:
-    """Take a message and hold it."""
+    """Receive a message and hold it."""
     async with client.subscribe("full", "s", initial_position="earliest") as consumer:
         message = await consumer.receive()
         await message.nack(3600)
 
 
 async def one_waiting(_: FakeBroker, client: Client) -> None:
-    """Wait for a message in vain."""
+    """Wait in vain for a message."""
     async with client.subscribe("full", "s2", consumer_type="key_shared") as consumer:
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=0.01)
@@ -75,12 +75,12 @@ async def one_producer(_: FakeBroker, client: Client) -> None:
 
 
 async def many_at_once(broker: FakeBroker, client: Client) -> None:
-    """Have ten of each at once."""
+    """Open ten consumers and producers at once."""
     await asyncio.gather(*(each(broker, client) for _ in range(10) for each in (one_waiting, one_producer)))
 
 
 async def refused(broker: FakeBroker, client: Client) -> None:
-    """Be refused."""
+    """Subscribe and be refused."""
     for kind in ("SUBSCRIBE", "PRODUCER"):
         broker.next(kind, refuse("AuthorizationError"))
     with pytest.raises(BrokerError):
@@ -98,7 +98,7 @@ async def unanswered(broker: FakeBroker, client: Client) -> None:
 
 
 async def cut(broker: FakeBroker, client: Client) -> None:
-    """Lose the connection with a consumer, a producer and a question on it."""
+    """Lose the connection with a consumer, a producer and an open request."""
     async with client.subscribe("full", "s3") as consumer, client.producer("empty") as producer:
         broker.cut()
         await producer.send(b"x")
@@ -106,7 +106,7 @@ async def cut(broker: FakeBroker, client: Client) -> None:
 
 
 async def another_client(broker: FakeBroker, _: Client) -> None:
-    """Open a client with a consumer and a producer, and close it alone."""
+    """Open a client with a consumer and a producer, and close only the client."""
     client = Client(broker.url, dial=broker.dial)
     consumer = await client.subscribe("full", "s4", initial_position="earliest")
     producer = await client.producer("empty")
@@ -119,9 +119,9 @@ async def another_client(broker: FakeBroker, _: Client) -> None:
     "one_round", [one_consumer, one_waiting, one_producer, many_at_once, refused, unanswered, cut, another_client]
 )
 def test_nothing_grows(one_round: Round, count: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Round after round on one client, tasks, timers, tables, objects and memory stay what they were."""
+    """After many rounds on one client tasks, timers, tables, objects and memory have the same size."""
     caplog.set_level(logging.WARNING)
-    if one_round is cut:  # each is logged, and pytest keeps what is
+    if one_round is cut:  # each is logged, and pytest keeps the records
         caplog.set_level(logging.ERROR, "pulsar_nack.wire")
     at_once = 10 if one_round is many_at_once else 1
     rounds, before_that = count // at_once, 20 // at_once
@@ -147,7 +147,7 @@ def test_nothing_grows(one_round: Round, count: int, caplog: pytest.LogCaptureFi
 
 @virtual_time
 async def test_a_consumer_that_is_closed_after_a_nack_leaves_no_timer() -> None:
-    """The timer for the next question about the mark-delete position ends with its consumer."""
+    """The timer for the next mark-delete request ends with its consumer."""
     broker = FakeBroker()
     broker.topic(FULL).publish(b"x")
     async with Client(broker.url, dial=broker.dial) as client:

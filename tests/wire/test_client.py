@@ -1,4 +1,4 @@
-"""The client where no broker is needed: what it refuses, how settings are shared out, how it ends."""
+"""The client without a broker: what it refuses, where settings go, how it closes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_bad_options_are_refused_by_name(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("url", ["", "http://localhost:8080", "pulsar://", "localhost:6650", 5])
 def test_bad_addresses_are_refused(url: Any) -> None:
-    """What is no address of a broker is refused at once."""
+    """An invalid broker address is refused at once."""
     with pytest.raises(InvalidArgumentError, match="url"):
         pulsar_nack.connect(url)
 
@@ -81,7 +81,7 @@ async def test_bad_settings_are_refused_before_anything_happens(name: str, setti
     "topic", ["", [], 5, "a/b", "my orders", "orders\x7f", "orders\x85", "orders\u200b", "orders "]
 )
 async def test_bad_topics_are_refused(topic: Any) -> None:
-    """What is no topic is refused, and so is a subscription without a name."""
+    """An invalid topic name is refused, and so is a subscription without a name."""
     async with pulsar_nack.connect(NOBODY) as client:
         with pytest.raises(InvalidArgumentError, match="topic"):
             client.subscribe(topic, "billing")
@@ -90,7 +90,7 @@ async def test_bad_topics_are_refused(topic: Any) -> None:
 
 
 def test_settings_are_looked_at_without_an_event_loop() -> None:
-    """``subscribe`` and ``producer`` may be called before the loop runs; they raise errors there too."""
+    """``subscribe`` and ``producer`` may be called before the loop runs, and raise errors there too."""
     broker = FakeBroker()
     broker.topic("persistent://public/default/t").publish(b"x")
     client = Client(broker.url, dial=broker.dial)
@@ -136,7 +136,7 @@ async def test_properties_of_a_producer_are_text() -> None:
 
 
 async def test_a_refused_connection_is_one_clear_error() -> None:
-    """U22: nobody listens: one error of ours that names the address, not a hang."""
+    """U22: nothing listens: one of our errors names the address, and nothing hangs."""
     async with pulsar_nack.connect(NOBODY, connect_timeout=patience(1), request_timeout=0.03) as client:
         for topic in ("orders", ["orders", "bills"], re.compile("orders.*")):
             with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
@@ -146,7 +146,7 @@ async def test_a_refused_connection_is_one_clear_error() -> None:
 
 
 async def test_a_closed_client_is_of_no_use() -> None:
-    """After closing, which may be done twice and without ever having connected, everything is refused."""
+    """After closing, which may be repeated and needs no connection, everything is refused."""
     client = pulsar_nack.connect(NOBODY)
     await client.aclose()
     await client.aclose()
@@ -162,7 +162,7 @@ async def test_a_closed_client_is_of_no_use() -> None:
 
 @virtual_time
 async def test_entered_once_at_a_time() -> None:
-    """One subscription or producer entered twice is refused: nobody would close the first; after leaving it works."""
+    """Entering one subscription or producer twice is refused, because nothing would close the first; later it works."""
     broker = FakeBroker()
     broker.next("SUBSCRIBE", refuse("AuthorizationError", "not yet"))
     before = asyncio.all_tasks()
@@ -210,7 +210,7 @@ async def test_closing_the_client_closes_its_consumers() -> None:
 
 
 def test_every_setting_has_its_place() -> None:
-    """The settings for type checkers are those of consumers and subscriptions, and each goes where it belongs."""
+    """The settings for type checkers are those of consumers and subscriptions, and each has exactly one owner."""
     hints = {name: kind.__forward_arg__ for name, kind in ConsumerOptions.__annotations__.items()}
     assert hints == {each.name: each.type for each in fields(ConsumerSettings)}
     of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
@@ -224,7 +224,7 @@ def test_every_setting_has_its_place() -> None:
 
 
 async def test_the_client_is_of_one_loop() -> None:
-    """In another event loop than its own the client says so."""
+    """In another event loop than its own the client raises."""
     client = pulsar_nack.connect(NOBODY)
     async with client:
         await asyncio.to_thread(asyncio.run, _used_elsewhere(client))
@@ -237,7 +237,7 @@ async def _used_elsewhere(client: Client) -> None:
 
 @pytest.mark.slow
 def test_protobuf_is_not_imported_before_it_is_needed() -> None:
-    """Importing the package does not touch protobuf; without it, connecting names the extra."""
+    """Importing the package does not import protobuf; without protobuf, connecting names the extra."""
     code = (
         "import sys, pulsar_nack\n"
         "assert not [name for name in sys.modules if name.startswith('google')]\n"

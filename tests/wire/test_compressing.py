@@ -24,7 +24,7 @@ SHORT: Final = [b"%d" % number for number in range(5)]
 
 
 class Held:
-    """Calls of the running loop that a thread would run; each is run when the test says so."""
+    """Calls of the loop's executor; each is run when the test says so."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
@@ -37,7 +37,7 @@ class Held:
         return done
 
     async def run(self, number: int = 0) -> None:
-        """Run one of the calls that wait, and let time pass."""
+        """Run one of the waiting calls, and let time pass."""
         done, function, args = self.calls.pop(number)
         done.set_result(function(*args))
         await asyncio.sleep(1)
@@ -50,7 +50,7 @@ class Held:
 
 @for_each("batching", [False, True])
 def test_the_loop_goes_on(batching: bool) -> None:
-    """O32: 4 MB take long to be compressed; the loop is not blocked, and what is sent behind them comes behind."""
+    """O32: compressing 4 MB takes long; the loop is not blocked, and later messages are stored later."""
 
     async def test() -> None:
         broker = FakeBroker(latency=0)
@@ -94,7 +94,7 @@ async def test_order() -> None:
 
 @virtual_time
 async def test_sessions_end_meanwhile() -> None:
-    """A message that is compressed when the connection is lost is sent in the next session, in its place."""
+    """A message that is being compressed when the connection is lost is sent in the next session, in order."""
     held = Held()
     async with producing() as made:
         made.broker.deduplicates = True
@@ -111,7 +111,7 @@ async def test_sessions_end_meanwhile() -> None:
 
 @virtual_time
 async def test_a_message_that_is_too_large_then() -> None:
-    """It fails when its size is known, and only it; its sequence id can be used again."""
+    """Only that message fails, when its size is known; its sequence id can be used again."""
     held = Held()
     async with producing() as made:
         made.broker.max_message_bytes = 4_096
@@ -132,7 +132,7 @@ async def test_a_message_that_is_too_large_then() -> None:
 
 @virtual_time
 async def test_chunks() -> None:
-    """A message that is still too large is cut into chunks, before those behind it."""
+    """A message that is still too large is cut into chunks, before later messages."""
     held = Held()
     async with producing() as made:
         made.broker.max_message_bytes = 100_000
@@ -145,7 +145,7 @@ async def test_chunks() -> None:
 
 @virtual_time
 async def test_compression_that_fails() -> None:
-    """Its error is that of its message; a thread that cannot be started is an error of the call."""
+    """The error is raised for its message; if no thread can be started the call raises."""
     held = Held()
     async with producing() as made:
         producer = await made.open(compression="zlib")
@@ -167,7 +167,7 @@ async def test_compression_that_fails() -> None:
 
 @virtual_time
 async def test_time_is_over_first() -> None:
-    """A message that fails, or whose producer is closed, is not sent when it is compressed at last."""
+    """A message that timed out, or whose producer is closed, is not sent when it is compressed at last."""
     held = Held()
     async with producing() as made:
         producer = await made.open(compression="zlib", send_timeout=5)

@@ -24,7 +24,7 @@ all_kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 
 def refused(kind: int, data: bytes, size: int, limit: int = LIMIT) -> str:
-    """Return why it is not decompressed."""
+    """Return the reason why it is not decompressed."""
     with pytest.raises(UndecodableMessageError) as caught:
         decompress(kind, data, size, limit)
     return str(caught.value)
@@ -33,7 +33,7 @@ def refused(kind: int, data: bytes, size: int, limit: int = LIMIT) -> str:
 @all_kinds
 @given(data=st.binary(max_size=300) | st.integers(0, 100_000).map(bytes))
 def test_what_was_compressed_comes_back(kind: pb.CompressionType, data: bytes) -> None:
-    """Whatever it is, empty payloads included."""
+    """Every payload is equal after compression and decompression, empty ones too."""
     packed = compress(kind, data)
     assert type(packed) is bytes
     result = decompress(kind, packed, len(data), LIMIT)
@@ -44,13 +44,13 @@ def test_what_was_compressed_comes_back(kind: pb.CompressionType, data: bytes) -
 @all_kinds
 @pytest.mark.parametrize("change", [-1, 1, 10_000])
 def test_another_size_than_was_told_is_damage(kind: pb.CompressionType, change: int) -> None:
-    """A payload with more or less bytes than announced is refused."""
+    """A payload with more or fewer bytes than announced is refused."""
     assert refused(kind, compress(kind, TEXT), len(TEXT) + change).startswith("payload: ")
 
 
 @all_kinds
 def test_what_ends_early_is_damage(kind: pb.CompressionType) -> None:
-    """Wherever it is cut; of zlib the last bytes are a checksum that need not be there."""
+    """It is refused wherever it is cut; only zlib's checksum at the end may be missing."""
     packed = compress(kind, TEXT)
     for end in range(len(packed) - (6 if kind == pb.ZLIB else 0)):
         assert refused(kind, packed[:end], len(TEXT)).startswith("payload: ")
@@ -78,7 +78,7 @@ def test_what_was_changed_does_not_grow(kind: pb.CompressionType) -> None:
 
 @all_kinds
 def test_a_bomb_takes_no_memory(kind: pb.CompressionType) -> None:
-    """30 MB in a small message that announces a small size, or one beyond the limit, cost next to nothing."""
+    """30 MB in a small message that announces a small size, or one beyond the limit, take hardly any memory."""
     bomb = compress(kind, bytes(30_000_000))
     tracemalloc.start()
     try:
@@ -90,14 +90,14 @@ def test_a_bomb_takes_no_memory(kind: pb.CompressionType) -> None:
 
 
 def test_an_unknown_codec() -> None:
-    """It is named by its number; to compress by it is refused as well."""
+    """It is named by its number; compressing with it is refused as well."""
     assert refused(9, b"x", 1) == "payload: compressed by an unknown codec, number 9"
     with pytest.raises(InvalidArgumentError, match="compression: expected one of none, lz4, zlib, zstd, snappy, got 9"):
         compress(9, b"x")  # type: ignore[arg-type]
 
 
 def test_without_cramjam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """zlib and no compression go without it; the others say what to install, and that is no fault of the message."""
+    """zlib and no compression work without it; the other codecs' error names the extra, and not the message."""
     packed = compress(pb.LZ4, TEXT)
     monkeypatch.setitem(sys.modules, "cramjam", None)
     assert decompress(pb.ZLIB, compress(pb.ZLIB, TEXT), len(TEXT), LIMIT) == TEXT
@@ -139,7 +139,7 @@ def frame(descriptor: int, header: bytes, blocks: bytes = EMPTY_BLOCK) -> bytes:
     ids=lambda value: value.hex() if isinstance(value, bytes) else str(value),
 )
 def test_headers_that_are_well(data: bytes, size: int) -> None:
-    """Every form of a header and of blocks is understood."""
+    """Every form of a header and of blocks is read."""
     check_zstd(data, size, LIMIT)
 
 
@@ -148,7 +148,7 @@ def test_headers_that_are_well(data: bytes, size: int) -> None:
     [
         (b"", "does not begin"),
         (b"\x28\xb5\x2f\xfd", "ends early"),
-        (b"\x50\x2a\x4d\x18\x00\x00\x00\x00", "does not begin"),  # a frame to be skipped
+        (b"\x50\x2a\x4d\x18\x00\x00\x00\x00", "does not begin"),  # a skippable frame
         (frame(0x00, b"\x69"), "needs 9437184 bytes, at most 8388608"),
         (frame(0x00, b"\xff"), "needs .* bytes, at most 8388608"),
         (frame(0x20, b"\x06"), "has 6 bytes instead of 5"),
@@ -161,14 +161,14 @@ def test_headers_that_are_well(data: bytes, size: int) -> None:
     ids=lambda value: value.hex() if isinstance(value, bytes) else value,
 )
 def test_headers_that_are_not(data: bytes, problem: str) -> None:
-    """What would take memory, contradicts the message, or is followed by something else."""
+    """Headers that need much memory, contradict the message, or are followed by other bytes are refused."""
     with pytest.raises(ValueError, match=problem):
         check_zstd(data, 5, LIMIT)
 
 
 @pytest.mark.parametrize("level", seeds([1, 3, 9, 19, 22], fast=4))
 def test_headers_of_all_levels(level: int) -> None:
-    """What compressors make, in one go and in a stream that does not know its size."""
+    """Frames of compressors at all levels are read, made in one call or in a stream of unknown size."""
     check_zstd(bytes(cramjam.zstd.compress(TEXT, level)), len(TEXT), LIMIT)
     stream = cramjam.zstd.Compressor(level)
     stream.compress(TEXT)
@@ -180,11 +180,11 @@ def test_headers_of_all_levels(level: int) -> None:
 
 
 def test_zlib_with_something_behind_it() -> None:
-    """It does not hide that the message is whole."""
+    """Bytes after the stream do not change that the message is complete."""
     assert decompress(pb.ZLIB, zlib.compress(TEXT) + b"more", len(TEXT), LIMIT) == TEXT
 
 
 def test_want_of_memory_is_no_damage() -> None:
-    """It is raised as it is, so that the message can be read later."""
+    """A MemoryError is raised as it is, so that the message can be read later."""
     with pytest.raises(MemoryError):
         decompress(pb.LZ4, compress(pb.LZ4, b"x"), 1 << 62, 1 << 63)

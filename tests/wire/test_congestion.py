@@ -1,4 +1,4 @@
-"""Brokers that read slowly, stop, or stop for ever, and clients that do; real sockets with small buffers."""
+"""Brokers and clients that read slowly, stop, or stop for ever; real sockets with small buffers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.wire.served import Served, set_buffers
 
 TOPIC: Final = "persistent://public/default/t"
 SMALL: Final = 16_384
-"""Bytes of the buffers of the system."""
+"""Bytes of the system's buffers."""
 BOUND: Final = 64 << 10
-"""Bytes that a client lets wait before its producers wait."""
+"""How many unsent bytes a client keeps before its producers wait."""
 
 
 KEEP_ALIVE_S: Final = 0.5
-"""Short, so that a broker is given up soon; long enough for a busy machine to answer within it."""
+"""Short, so that a silent broker is soon noticed; long enough for a busy machine to answer within it."""
 
 
 async def dial(connection: Connection, address: Address) -> None:
@@ -60,25 +60,25 @@ def waiting_bytes(client: Client) -> int:
 
 
 def stored(there: Served) -> list[bytes]:
-    """Return the payloads that the broker has."""
+    """Return the payloads that the broker stores."""
     entries = there.broker.topic(TOPIC).entries
     return [bytes(message.payload) for entry in entries for message in messages_of(decode_entry(entry.rest))]
 
 
 def payloads(count: int, size: int) -> list[bytes]:
-    """Return large payloads that differ."""
+    """Return large, different payloads."""
     return [b"%08d" % number * (size // 8) for number in range(count)]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(patience(5)):
         while not condition():
             await asyncio.sleep(0.005)
 
 
 def begin(producer: Producer, all_payloads: list[bytes]) -> list[asyncio.Future[MessageId]]:
-    """Send all of it without waiting."""
+    """Send all messages without waiting."""
     return [producer.send_nowait(payload) for payload in all_payloads]
 
 
@@ -108,7 +108,7 @@ def test_a_broker_that_stops_reading_for_a_while(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_broker_that_reads_slowly(run: Run) -> None:
-    """Slower than it is sent to, but alive: for longer than two keep-alive intervals nobody gives the other up."""
+    """A broker that reads slower than it is sent to stays connected: for two keep-alive intervals no side gives up."""
 
     async def test(there: Served) -> None:
         messages = payloads(80, 20_000)
@@ -125,7 +125,7 @@ def test_a_broker_that_reads_slowly(run: Run) -> None:
 
 
 def test_pings_while_the_way_is_full(run: Run) -> None:
-    """A ping that comes while nothing goes out is answered when the way is free, without an error, once."""
+    """A ping that arrives while nothing can be sent is answered once when there is room again, without an error."""
 
     async def test(there: Served) -> None:
         async with client_of(there) as client, client.producer(TOPIC) as producer:
@@ -149,7 +149,7 @@ def test_pings_while_the_way_is_full(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_broker_that_never_reads_again(run: Run) -> None:
-    """It is given up within two keep-alive intervals; on the next connection all of it is sent again, in order."""
+    """It is disconnected within two keep-alive intervals; all is sent again in order on the next connection."""
 
     async def test(there: Served) -> None:
         messages = payloads(40, 20_000)
@@ -173,7 +173,7 @@ def test_a_broker_that_never_reads_again(run: Run) -> None:
 
 @pytest.mark.slow
 def test_acks_to_a_broker_that_never_reads_again(run: Run) -> None:
-    """Acknowledgements that got nowhere are given again on the next connection: none is lost, none is shown twice."""
+    """Unsent acknowledgements are sent again on the next connection: none is lost, no message is delivered twice."""
 
     async def test(there: Served) -> None:
         for number in range(300):
@@ -200,7 +200,7 @@ def test_acks_to_a_broker_that_never_reads_again(run: Run) -> None:
 
 @pytest.mark.parametrize("size", [1, 65_535, 1 << 20, (5 << 20) - 1_000])
 def test_frames_in_pieces(run: Run, size: int) -> None:
-    """Frames of up to the largest size, in small pieces each way, with others close behind them, arrive as they are."""
+    """Frames of up to the largest size, in small pieces in each direction, close together, arrive unchanged."""
 
     async def test(there: Served) -> None:
         there.flow.size = 3_001
@@ -220,7 +220,7 @@ def test_frames_in_pieces(run: Run, size: int) -> None:
 
 @pytest.mark.slow
 def test_a_frame_that_is_never_finished(run: Run) -> None:
-    """Half a frame and then silence: the broker counts as gone, what was in it comes on the next connection."""
+    """Half a frame and then silence: the broker counts as gone; its message comes on the next connection."""
 
     async def test(there: Served) -> None:
         there.broker.topic(TOPIC).publish(b"x" * 100_000)

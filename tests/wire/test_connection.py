@@ -1,4 +1,4 @@
-"""Connections on a scripted broker and virtual time: opening, requests, signs of life, slow sockets, the end."""
+"""Connections on a scripted broker and virtual time: opening, requests, keep-alive, slow sockets, closing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_closed(connection: Connection) -> bool:
 
 
 def lookup(connection: Connection) -> tuple[pb.BaseCommand, int]:
-    """Return a request, whichever, and its id."""
+    """Return a lookup request and its id."""
     request_id = connection.request_id()
     asked = command("LOOKUP")
     asked.lookupTopic.topic, asked.lookupTopic.request_id = TOPIC, request_id
@@ -41,7 +41,7 @@ def lookup(connection: Connection) -> tuple[pb.BaseCommand, int]:
 
 @virtual_time
 async def test_opens() -> None:
-    """CONNECT has version, features and authentication; the broker's answer can be read."""
+    """CONNECT has version, features and authentication; the broker's answer is readable."""
     broker = FakeBroker()
     broker.max_message_bytes = 1_000_000
     connection = await connect(broker)
@@ -61,7 +61,7 @@ async def test_opens() -> None:
 
 @virtual_time
 async def test_nobody_there() -> None:
-    """A broker that is down is a lost connection, with its address."""
+    """A broker that is down is a lost connection, and the error has its address."""
     broker = FakeBroker()
     broker.node(URL).kill()
     with pytest.raises(ConnectionLostError, match="pulsar://broker:6650: not reached: nobody listens"):
@@ -70,7 +70,7 @@ async def test_nobody_there() -> None:
 
 @virtual_time
 async def test_dialling_hangs() -> None:
-    """A broker that does not answer at all is given up when the time to connect is over."""
+    """A dial that gets no answer ends when the connection timeout is over."""
     broker = FakeBroker()
     broker.node(URL).hangs = True
     with pytest.raises(ConnectionLostError, match="not connected within 2 s"):
@@ -91,7 +91,7 @@ async def test_no_answer_to_the_first_command() -> None:
 
 @virtual_time
 async def test_not_let_in() -> None:
-    """What the broker says when it does not let us in is what one gets."""
+    """The broker's refusal of a connection is raised with its text."""
     broker = FakeBroker()
     broker.next("CONNECT", refuse("AuthenticationError", "who are you?"))
     with pytest.raises(BrokerRefusedError, match="AuthenticationError: who are you") as caught:
@@ -104,7 +104,7 @@ async def test_not_let_in() -> None:
 @pytest.mark.parametrize("answer", [cut, half(), raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")], ids=["cut", "half", "http"])
 @virtual_time
 async def test_the_first_answer_is_broken(answer: Any) -> None:
-    """An end, half a frame, or another protocol in place of the first answer fails the opening at once."""
+    """An end, half a frame, or another protocol instead of the first answer fails the opening at once."""
     broker = FakeBroker()
     broker.next("CONNECT", answer)
     with pytest.raises((ConnectionLostError, ProtocolError)):
@@ -114,7 +114,7 @@ async def test_the_first_answer_is_broken(answer: Any) -> None:
 
 @virtual_time
 async def test_cancelled_opening_leaves_nothing() -> None:
-    """Whoever gives up opening leaves no connection and no task behind."""
+    """A cancelled opening leaves no connection and no task behind."""
     broker = FakeBroker()
     broker.always("CONNECT", silence)
     task = asyncio.create_task(connect(broker))
@@ -129,7 +129,7 @@ async def test_cancelled_opening_leaves_nothing() -> None:
 
 @virtual_time
 async def test_requests_get_their_answers() -> None:
-    """Answers go to the requests that they are for, whatever their order."""
+    """Each answer goes to its request, in any order."""
     broker = FakeBroker()
     connection = await connect(broker)
     broker.next("LOOKUP", later(1.0))
@@ -145,7 +145,7 @@ async def test_requests_get_their_answers() -> None:
 
 @virtual_time
 async def test_refusals_are_raised() -> None:
-    """What the broker says no to raises its code and words, and the connection stays."""
+    """A refusal is raised with the broker's code and text, and the connection stays."""
     broker = FakeBroker()
     connection = await connect(broker)
     broker.next("LOOKUP", refuse("AuthorizationError", "not you"))
@@ -157,7 +157,7 @@ async def test_refusals_are_raised() -> None:
 
 @virtual_time
 async def test_requests_time_out() -> None:
-    """A request without an answer raises after its time, exactly; an answer that comes too late harms nobody."""
+    """A request without an answer raises exactly after its timeout; a late answer has no effect."""
     broker = FakeBroker()
     connection = await connect(broker, request_timeout=5, keep_alive=100)
     started = asyncio.get_running_loop().time()
@@ -176,7 +176,7 @@ async def test_requests_time_out() -> None:
 
 @virtual_time
 async def test_a_lost_connection_fails_requests() -> None:
-    """Requests that wait when the connection breaks fail at once, and later ones too."""
+    """Open requests fail at once when the connection breaks, and later ones too."""
     broker = FakeBroker()
     connection = await connect(broker)
     broker.next("LOOKUP", cut)
@@ -192,7 +192,7 @@ async def test_a_lost_connection_fails_requests() -> None:
 
 @virtual_time
 async def test_pings_are_answered() -> None:
-    """A PING is answered by a PONG."""
+    """A PONG answers a PING."""
     broker = FakeBroker()
     connection = await connect(broker)
     broker.links[0].send(command("PING"))
@@ -203,7 +203,7 @@ async def test_pings_are_answered() -> None:
 
 @virtual_time
 async def test_a_silent_broker_is_gone() -> None:
-    """A broker that answers no ping until the next one is due counts as gone; one that answers stays."""
+    """A broker that has not answered a ping when the next one is due counts as gone; one that answers stays."""
     broker = FakeBroker()
     connection = await connect(broker, keep_alive=10)
     await asyncio.sleep(95)
@@ -218,7 +218,7 @@ async def test_a_silent_broker_is_gone() -> None:
 
 @virtual_time
 async def test_frames_in_pieces() -> None:
-    """Answers that arrive byte by byte are answers."""
+    """Answers that arrive byte by byte are complete answers."""
     broker = FakeBroker()
     connection = await connect(broker)
     broker.links[0].transport.piece_bytes = 1
@@ -228,7 +228,7 @@ async def test_frames_in_pieces() -> None:
 
 @virtual_time
 async def test_a_frame_that_is_too_large() -> None:
-    """A frame beyond the broker's own limit breaks the connection before its bytes have come."""
+    """A frame above the broker's own limit breaks the connection before its bytes have arrived."""
     broker = FakeBroker()
     broker.max_message_bytes = 10_000
     connection = await connect(broker)
@@ -241,7 +241,7 @@ async def test_a_frame_that_is_too_large() -> None:
 
 @virtual_time
 async def test_a_slow_socket() -> None:
-    """A broker that does not read lets producers wait, no longer than it does not read."""
+    """Producers wait while a broker does not read, and no longer."""
     broker = FakeBroker()
     connection = await connect(broker, write_buffer_bytes=10_000)
     transport = broker.links[0].transport
@@ -259,7 +259,7 @@ async def test_a_slow_socket() -> None:
 
 @virtual_time
 async def test_a_broker_that_never_reads() -> None:
-    """What piles up is bounded: beyond it the broker counts as gone, and those who wait for room learn it."""
+    """Unsent bytes are bounded: beyond the limit the broker counts as gone, and waiting callers get the error."""
     broker = FakeBroker()
     connection = await connect(broker, write_buffer_bytes=10_000, max_unsent_bytes=1 << 20)
     broker.links[0].transport.stall()
@@ -276,7 +276,7 @@ async def test_a_broker_that_never_reads() -> None:
 
 @virtual_time
 async def test_closing_does_not_wait_for_ever() -> None:
-    """A broker that does not read what is still to be sent is waited for a few seconds; who gives up waits less."""
+    """Closing waits a few seconds for a broker that does not read; a cancelled close waits less."""
     for patience, expected in ((60, 5), (2, 2)):
         broker = FakeBroker()
         connection = await connect(broker)

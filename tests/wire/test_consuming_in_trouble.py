@@ -1,4 +1,4 @@
-"""Consumers of a cluster in trouble, by chance, on virtual time: nothing is lost, nothing acked that was not."""
+"""Consumers of a failing cluster, at random, on virtual time: nothing is lost, nothing unacked is acknowledged."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ TROUBLED = (
     "REDELIVER_UNACKNOWLEDGED_MESSAGES",
 )
 Key = tuple[int, int, int, int]
-"""Partition, ledger, entry, batch index: what a message is known by."""
+"""Partition, ledger, entry, batch index: the identity of a message."""
 
 
 def key_of(message_id: MessageId) -> Key:
-    """Return what a message is known by."""
+    """Return the identity of a message."""
     return message_id.partition, message_id.ledger, message_id.entry, message_id.batch_index
 
 
 class Cluster:
-    """Three nodes in trouble with a topic, perhaps a partitioned one, on a subscription."""
+    """Three failing nodes with a topic, perhaps a partitioned one, and a subscription."""
 
     def __init__(self, chance: Random, partitions: int) -> None:
         self.random = chance
@@ -94,7 +94,7 @@ class Cluster:
         return index // 64 >= len(words) or not words[index // 64] >> index % 64 & 1
 
     async def make_trouble(self) -> None:
-        """Let things go wrong, one after the other, for ever."""
+        """Cause faults, one after another, without end."""
         for kind in TROUBLED:
             self.broker.always(kind, self._answer)
         things = [self._cut, self._move, self._kill, self._start, self._start, self._stall, self._twice, self._pieces]
@@ -103,7 +103,7 @@ class Cluster:
             self.random.choice(things)()
 
     def end_trouble(self) -> None:
-        """Let all be well again."""
+        """End all faults."""
         for kind in TROUBLED:
             self.broker.normally(kind)
         for url in URLS:
@@ -113,12 +113,12 @@ class Cluster:
 
     def _answer(self, call: Call) -> None:
         bad: list[Answer] = [cut, half(share=self.random.random()), carried_out_then_cut, silence]
-        if call.kind != "SUBSCRIBE":  # which a broker does not carry out after the consumer was closed
+        if call.kind != "SUBSCRIBE":  # which a broker ignores after the consumer was closed
             bad.append(later(4.0))
         if call.kind not in {"FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES"}:
             bad.append(refuse(self.random.choice(["ServiceNotReady", "MetadataError", "TooManyRequests"])))
         else:
-            bad = [cut, carried_out_then_cut, later(0.5)]  # a broker that lives does not lose these
+            bad = [cut, carried_out_then_cut, later(0.5)]  # a running broker does not lose these
         self.random.choice(bad if self.random.random() < 0.1 else [as_usual, later(self.random.random() / 10)])(call)
 
     def _cut(self) -> None:
@@ -155,7 +155,7 @@ class Cluster:
 
 
 class User:
-    """Processes messages; notes which are in flight and which it has acknowledged."""
+    """Handles messages; records which are in flight and which it has acknowledged."""
 
     def __init__(self, cluster: Cluster, consumer: Consumer, chance: Random, acked: set[Key]) -> None:
         self.cluster = cluster
@@ -166,7 +166,7 @@ class User:
         self.working: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
-        """Receive and work, for ever."""
+        """Receive and settle, without end."""
         while True:
             message = await self.consumer.receive()
             key = key_of(message.id)
@@ -204,8 +204,8 @@ class User:
 
 
 async def live(seed: int, kind: Any, partitions: int) -> None:
-    """Publish while consumers work in trouble, let all be well, and see that all gets done and nothing more."""
-    random.seed(seed)  # which backoffs take their jitter from
+    """Publish while consumers work during faults, end the faults, and check that all is acknowledged and no more."""
+    random.seed(seed)  # from which backoffs take their jitter
     cluster = Cluster(Random(seed), partitions)
     url = ",".join([URLS[0], *(each.removeprefix("pulsar://") for each in URLS[1:])])
     asked: set[Key] = set()
@@ -251,7 +251,7 @@ async def live(seed: int, kind: Any, partitions: int) -> None:
 
 @pytest.mark.parametrize("partitions", [0, 3])
 def test_nothing_is_lost(partitions: int) -> None:
-    """In some trouble: each message is worked on until it is acked, and what `await ack()` reported is there."""
+    """With some faults each message is delivered until it is acked, and every `await ack()` that returned is stored."""
     run(live(0, "shared", partitions))
 
 
@@ -260,7 +260,7 @@ def test_nothing_is_lost(partitions: int) -> None:
 @pytest.mark.parametrize("partitions", [0, 3])
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "failover", "exclusive"])
 def test_nothing_is_lost_in_any_trouble(kind: str, partitions: int) -> None:
-    """The same in trouble of all kinds, for each kind of subscription."""
+    """The same with all kinds of faults, for each type of subscription."""
 
     @examples(8, phases=[Phase.explicit, Phase.generate])
     @given(st.integers(0, 2**32))

@@ -1,4 +1,4 @@
-"""Dead letters of the native client on a scripted broker: what publishes them, in trouble too."""
+"""Dead letters of the native client on a scripted broker: their content, and publishing them during faults."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.wire.using import broker_with, numbers
 
 
 def giving_up(broker: FakeBroker, **settings: Any) -> AbstractAsyncContextManager[Consumer]:
-    """A consumer that gives up after the first redelivery."""
+    """A consumer that dead-letters after the first redelivery."""
     policy = DeadLetterPolicy(1, initial_subscription="repair")
     return consuming(broker, **{"retry_topic": None, "dead_letter": policy, **settings})
 
 
 @virtual_time
 async def test_all_that_a_message_has_is_there() -> None:
-    """U4: key of bytes, ordering key, properties and event time are those of the message, byte for byte."""
+    """U4: a key of bytes, ordering key, properties and event time are those of the message, byte for byte."""
     broker = FakeBroker()
     ordering_key = b"\xff\x00"
     broker.topic(TOPIC).publish(
@@ -63,7 +63,7 @@ async def test_all_that_a_message_has_is_there() -> None:
 @pytest.mark.parametrize("kind", ["shared", "exclusive", "failover"])
 @virtual_time
 async def test_a_retry_that_waits_when_the_connection_breaks(kind: str) -> None:
-    """U6: a message that no call has received yet when the broker has to send it again is at the same attempt."""
+    """U6: a redelivery that no call has received when the connection breaks comes again as the same attempt."""
     broker = broker_with(b"0", b"1", topic=TOPIC)
     async with giving_up(broker, consumer_type=kind, redelivery="local") as consumer:
         for message in [await consumer.receive(timeout=1) for _ in range(2)]:
@@ -80,7 +80,7 @@ async def test_a_retry_that_waits_when_the_connection_breaks(kind: str) -> None:
 
 @virtual_time
 async def test_one_producer_made_when_it_is_needed() -> None:
-    """No producer is made before the first dead letter, one for all of a topic, and it is closed with the consumer."""
+    """One producer, opened for the first dead letter, publishes all of a topic, and closes with the consumer."""
     broker = broker_with(*numbers(50), topic=TOPIC)
     async with giving_up(broker) as consumer:
         messages = [await consumer.receive(timeout=1) for _ in range(50)]
@@ -111,7 +111,7 @@ async def test_one_producer_made_when_it_is_needed() -> None:
 @pytest.mark.parametrize("topic", [DEAD, RETRY])
 @virtual_time
 async def test_trouble(topic: str, kind: str, answer: Any) -> None:
-    """U15: whatever the broker does once at whichever step, the message is there in the end, and then acknowledged."""
+    """U15: with any fault at any step, the dead letter is stored in the end, and then the message acknowledged."""
     broker = broker_with(b"bad", topic=TOPIC)
     async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         message = await consumer.receive(timeout=1)
@@ -132,7 +132,7 @@ async def test_trouble(topic: str, kind: str, answer: Any) -> None:
 @pytest.mark.parametrize("topic", [DEAD, RETRY])
 @virtual_time
 async def test_nothing_is_acknowledged_before_the_receipt(topic: str) -> None:
-    """U15: while the receipt is late the message stays as it is at the broker; a reconnect shows it to nobody."""
+    """U15: while the receipt is late the message stays unacknowledged; a reconnect delivers it to nobody."""
     broker = broker_with(b"bad", topic=TOPIC)
     async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
         message = await consumer.receive(timeout=1)
@@ -144,7 +144,7 @@ async def test_nothing_is_acknowledged_before_the_receipt(topic: str) -> None:
             with pytest.raises(AlreadySettledError, match="sent to the"):
                 await verb()
         broker.cut()
-        call.cancel()  # it goes on
+        call.cancel()  # it continues
         assert await is_quiet(consumer)
         assert unacked(broker, TOPIC) == 0
     assert {payload for _, payload in stored(broker, topic)} == {b"bad"}
@@ -175,11 +175,11 @@ async def test_null_is_told_from_empty(is_batch: bool) -> None:
 
 @virtual_time
 async def test_dead_letters_have_the_schema_of_their_messages() -> None:
-    """O15: one version after the other; a broker that enforces schemas takes them, and reports the version of each."""
+    """O15: one version after another; a broker that enforces schemas accepts them, and reports each one's version."""
     broker = FakeBroker()
     broker.enforces_schemas = True
     schemas = [SchemaInfo("avro", b"first", "Order"), SchemaInfo("avro", b"second", "Order", {"a": "b"})]
-    broker.topic(DEAD).schemas.append(b"")  # that of somebody else, so that numbers differ
+    broker.topic(DEAD).schemas.append(b"")  # another producer's, so that version numbers differ
     async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
         for schema in (*schemas, schemas[0]):
             async with client.producer(TOPIC, schema_info=schema, name="shop") as producer:
@@ -204,7 +204,7 @@ async def test_dead_letters_have_the_schema_of_their_messages() -> None:
 
 @virtual_time
 async def test_a_schema_that_the_broker_does_not_tell(caplog: pytest.LogCaptureFixture) -> None:
-    """O15: without it the dead letter is published with a warning; transient errors are retried."""
+    """O15: without the schema the dead letter is published with a warning; transient errors are retried."""
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"x", schema_version=b"\x05")
     broker.next("GET_SCHEMA", refuse("ServiceNotReady"))
@@ -244,7 +244,7 @@ async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
 
 @virtual_time
 async def test_the_connection_goes_on_without_the_setting() -> None:
-    """Without the setting what is encrypted is shown, and says so; neither way is a dead connection."""
+    """Without the setting an encrypted message is delivered with its error; neither way breaks the connection."""
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"?", encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
     async with giving_up(broker, dead_letter=None) as consumer:
@@ -256,7 +256,7 @@ async def test_the_connection_goes_on_without_the_setting() -> None:
 
 @virtual_time
 async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
-    """U15: of all partitions dead letters go to the topic that is named after the whole."""
+    """U15: dead letters of all partitions go to one topic, named after the partitioned topic."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     for partition in range(2):
@@ -272,7 +272,7 @@ async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
 
 @virtual_time
 async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
-    """A client that is closed lets its consumers send what is under way, as they do when they are closed."""
+    """A closing client lets its consumers finish publishing dead letters, as closing consumers do."""
     broker = broker_with(b"bad", topic=TOPIC)
     async with Client(broker.url, dial=broker.dial) as client:
         consumer = await client.subscribe(
@@ -290,7 +290,7 @@ async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
 
 @virtual_time
 async def test_names_of_topics_are_checked_at_once() -> None:
-    """N24: what is no name of a topic, or no setting at all, is refused when subscribing, without a broker."""
+    """N24: an invalid topic name or setting is refused when subscribing, without a broker."""
     broker = FakeBroker()
     async with Client(broker.url, dial=broker.dial) as client:
         with pytest.raises(InvalidArgumentError, match="topic"):
@@ -302,14 +302,14 @@ async def test_names_of_topics_are_checked_at_once() -> None:
 
 @virtual_time
 async def test_a_topic_that_takes_nothing_for_a_while() -> None:
-    """While the dead-letter topic is terminated nothing gets there; once another one is there, a new producer does."""
+    """While the dead-letter topic is terminated nothing is stored; a new producer works once it is replaced."""
     broker = FakeBroker()
     for payload in (b"first", b"second"):
         broker.topic(TOPIC).publish(payload)
     async with giving_up(broker) as consumer:
         await (await consumer.receive(timeout=1)).dead_letter("why")
         broker.topic(DEAD).is_terminated = True
-        broker.cut()  # the producer is refused for good when it connects again
+        broker.cut()  # a terminated topic refuses the producer for good when it reconnects
         message = await consumer.receive(timeout=1)
         call = asyncio.create_task(message.dead_letter("why"))
         assert await is_quiet(consumer)
@@ -325,7 +325,7 @@ async def test_a_topic_that_takes_nothing_for_a_while() -> None:
 
 @virtual_time
 async def test_cancelled_while_the_producer_is_made() -> None:
-    """A consumer that is closed while the first producer is being made ends in time, and leaves no task."""
+    """A consumer that closes while its first producer opens ends in time, and leaves no task."""
     broker = broker_with(b"bad", topic=TOPIC)
     async with giving_up(broker) as consumer:
         message = await consumer.receive(timeout=1)
@@ -356,7 +356,7 @@ async def test_cancelled_while_the_producer_is_made() -> None:
     ],
 )
 def test_schemas_that_are_none(field: str, wrong: dict[str, Any]) -> None:
-    """What is wrong with one is named; types that are not known here go by their numbers."""
+    """Invalid schemas are named; unknown types are named by their numbers."""
     with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
         SchemaInfo(**wrong)
     assert SchemaInfo.of(SchemaInfo(99, b"x").to_protobuf()) == SchemaInfo(99, b"x")

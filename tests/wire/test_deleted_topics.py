@@ -1,4 +1,4 @@
-"""Topics that are deleted under their consumers, and made again or not."""
+"""Topics that are deleted under their consumers, and created again or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SELECTIONS: dict[str, tuple[Any, str]] = {
 
 
 def forbidding(*names: str) -> FakeBroker:
-    """A broker that creates no topics, and has these."""
+    """A broker that creates no topics, with these topics."""
     broker = FakeBroker()
     broker.creates_topics = False
     for number, name in enumerate(names):
@@ -42,7 +42,7 @@ MADE_AGAIN += [(kind, "shared", False, gap) for kind in SELECTIONS if kind != "p
 
 @for_each(("kind", "consumer_type", "tells", "gap"), MADE_AGAIN)
 def test_all_of_a_topic_that_is_made_again_is_shown(kind: str, consumer_type: str, tells: bool, gap: float) -> None:
-    """O55: made again at once or later, by name or pattern, on all types: nothing is skipped until it is subscribed."""
+    """O55: created again at once or later, by name or pattern, on all types: no earlier message is skipped."""
     selected, name = SELECTIONS[kind]
     run(_shown_again(selected, name, consumer_type, tells=tells, gap=gap))
 
@@ -99,7 +99,7 @@ async def test_receive_raises_while_the_topic_of_a_consumer_is_deleted() -> None
 
 @virtual_time
 async def test_calls_that_wait_for_a_topic_end_when_it_turns_out_to_be_deleted() -> None:
-    """O9: they raise as soon as the broker says so, and not when the time of a request is over."""
+    """O9: they raise as soon as the broker reports the deletion, and not when the request times out."""
     broker = forbidding("one")
     async with subscribed(broker, "one") as consumer:
         (member,) = consumer.port._consumers
@@ -118,7 +118,7 @@ async def test_calls_that_wait_for_a_topic_end_when_it_turns_out_to_be_deleted()
 @pytest.mark.parametrize("selected", [["one", "two"], re.compile("one|two"), "parted"])
 @virtual_time
 async def test_others_go_on_without_a_topic_that_is_deleted(selected: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """O9: of a list the others are shown and a line says so, until all are deleted; a pattern waits for new ones."""
+    """O9: other topics of a list are consumed, with one log line, until all are deleted; a pattern waits for more."""
     names = ["one", "two"] if selected != "parted" else ["parted-partition-0", "parted-partition-1"]
     broker = forbidding(*names)
     broker.partitions[f"{BASE}parted"] = 2
@@ -140,7 +140,7 @@ async def test_others_go_on_without_a_topic_that_is_deleted(selected: Any, caplo
 @pytest.mark.parametrize("selected", [["one", "two"], "parted"])
 @virtual_time
 async def test_what_is_asked_of_all_topics_leaves_out_a_deleted_one(selected: Any) -> None:
-    """The last ids, whether there is a message, a seek by time, and unsubscribing; if all are deleted, as before."""
+    """Last ids, message availability, a seek by time, and unsubscribing; if all are deleted, calls raise."""
     names = ["one", "two"] if selected != "parted" else ["parted-partition-0", "parted-partition-1"]
     for deleted in (1, 2):
         broker = forbidding(*names)
@@ -171,7 +171,7 @@ async def test_what_is_asked_of_all_topics_leaves_out_a_deleted_one(selected: An
 
 @virtual_time
 async def test_new_partitions_are_found_while_another_topic_is_deleted() -> None:
-    """O9: of a list; the deleted topic is consumed again once it is created again."""
+    """O9: in a list; the deleted topic is consumed again once it is created again."""
     broker = forbidding("one", "parted-partition-0")
     broker.partitions[f"{BASE}parted"] = 1
     async with subscribed(broker, ["one", "parted"], discovery_interval=5) as consumer:
@@ -188,7 +188,7 @@ async def test_new_partitions_are_found_while_another_topic_is_deleted() -> None
 @pytest.mark.parametrize("is_told", [False, True])
 @virtual_time
 async def test_what_is_asked_while_a_topic_is_deleted_is_asked_of_the_others(selected: Any, *, is_told: bool) -> None:
-    """O9: the calls wait for a topic that turns out to be deleted, or is forgotten meanwhile, and go on without it."""
+    """O9: calls that wait for a topic which is deleted, or forgotten, go on without it."""
     names = ["one", "two"] if selected != "parted" else ["parted-partition-0", "parted-partition-1"]
     for way in range(5):
         broker = forbidding(*names)
@@ -221,7 +221,7 @@ async def test_what_is_asked_while_a_topic_is_deleted_is_asked_of_the_others(sel
 
 @virtual_time
 async def test_a_topic_that_is_not_there_is_refused_at_once() -> None:
-    """O9: the error when subscribing is of the same class, and has the broker's words."""
+    """O9: the error when subscribing has the same class and the broker's text."""
     broker = forbidding()
     async with Client(broker.url, dial=broker.dial) as client:
         with pytest.raises(TopicNotFoundError, match=r"subscribing to .*one.*does not exist") as caught:
@@ -230,7 +230,7 @@ async def test_a_topic_that_is_not_there_is_refused_at_once() -> None:
 
 
 def test_a_patterns_consumer_creates_no_topic_again() -> None:
-    """O9: for any pauses between attempts, also if the broker creates topics on subscribing."""
+    """O9: with any pauses between attempts, also if the broker creates topics on subscribing."""
 
     async def life() -> None:
         broker = FakeBroker()
@@ -251,7 +251,7 @@ def test_a_patterns_consumer_creates_no_topic_again() -> None:
 
 @virtual_time
 async def test_a_pattern_asks_only_for_partitions_that_it_saw() -> None:
-    """O9: no question that would create a topic with partitions: none for plain ones, others say not to."""
+    """O9: no lookup that would create a partitioned topic: none for plain ones, others ask not to create."""
     broker = forbidding("orders-1", "orders-2-partition-0", "orders-3-partition-7")
     broker.partitions[f"{BASE}orders-2"] = 2
     broker.topic(f"{BASE}orders-2-partition-1")
@@ -269,7 +269,7 @@ async def test_a_pattern_asks_only_for_partitions_that_it_saw() -> None:
 
 @virtual_time
 async def test_a_pattern_that_matches_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """O19: once, after the first look, with pattern and namespace; not where something matches."""
+    """O19: one log line after the first look, with pattern and namespace; none if something matches."""
     broker = FakeBroker()
     broker.topic(f"{BASE}orders-1")
     async with Client(broker.url, dial=broker.dial) as client:
@@ -285,7 +285,7 @@ async def test_a_pattern_that_matches_nothing_says_so(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize("tells", [True, False])
 @virtual_time
 async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_shown(tells: bool) -> None:
-    """A subscription that is not durable and has taken nothing yet goes on where the end was when it began."""
+    """A non-durable subscription from the end that has received nothing resumes at the end when it began."""
     broker = FakeBroker()
     broker.tells_mark_delete = tells
     topic = broker.topic(f"{BASE}one")
@@ -304,7 +304,7 @@ async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_shown(tells: b
 @pytest.mark.parametrize("answer", [cut, refuse("NotAllowedError"), silence, later(1)])
 @virtual_time
 async def test_a_reader_at_the_end_begins_whatever_the_broker_tells(answer: Answer) -> None:
-    """If the end is not reported, or only after another try, there is still one reader, and only one."""
+    """If the end is not reported, or only later, there is still one reader, and only one."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}one")
     broker.next("GET_LAST_MESSAGE_ID", answer)

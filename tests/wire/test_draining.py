@@ -18,7 +18,7 @@ DEAD = "persistent://public/default/dead"
 
 @virtual_time
 async def test_a_rolling_restart_uses_up_no_attempts() -> None:
-    """U37: five workers drain in turn; prefetched messages that nobody handled are returned once, and never dead."""
+    """U37: five workers drain in turn; unhandled prefetched messages are returned once, and never dead-lettered."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     broker.topic(DEAD).ledger = 99
@@ -63,7 +63,7 @@ async def wait_until(reached: Any) -> None:
 
 @virtual_time
 async def test_the_other_consumer_has_the_rest_at_once() -> None:
-    """U36, U37: five handlers finish and acknowledge; the 195 that were fetched ahead come to the other in 100 ms."""
+    """U36, U37: five handlers finish and acknowledge; the 195 prefetched messages go to the other in 100 ms."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     for number in range(200):
@@ -101,7 +101,7 @@ async def test_the_other_consumer_has_the_rest_at_once() -> None:
 
 @virtual_time
 async def test_the_order_of_keys_over_pauses_and_drains() -> None:
-    """U16, U18: a retry that its key waits for stays here in a pause; in a drain the messages of the key go back."""
+    """U16, U18: a retry that its key waits for stays here during a pause; during a drain the key's messages go back."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     for number in range(6):

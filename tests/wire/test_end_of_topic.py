@@ -1,4 +1,4 @@
-"""The native consumer's verbs for the end of its topics, for everything at once, and for leaving by force."""
+"""The native consumer's calls for the end of its topics, for all messages at once, and for a forced unsubscribe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def places(ids: list[MessageId]) -> list[tuple[str | None, int, int, int]]:
 
 @virtual_time
 async def test_the_last_ids_of_topics_and_partitions() -> None:
-    """There is one for each topic and partition: of a message, of a batch's last member, or with entry -1."""
+    """There is one for each topic and partition: a message's, a batch's last member's, or one with entry -1."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     broker.topic(f"{TOPIC}-partition-0").publish(b"0")
@@ -51,7 +51,7 @@ async def test_the_last_ids_of_topics_and_partitions() -> None:
 
 @virtual_time
 async def test_what_is_available() -> None:
-    """True until the last message of each topic was received, also for batches and when others publish meanwhile."""
+    """True until the last message of each topic was received, also for batches and while others publish."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     async with subscribed(broker, [TOPIC, OTHER]) as consumer:
@@ -76,7 +76,7 @@ async def test_what_is_available() -> None:
 @for_each("start", ["latest", "earliest"])
 @virtual_time
 async def test_where_a_subscription_begins_or_is_moved_to(start: str) -> None:
-    """What lies before the subscription is not available, what a seek goes back to is."""
+    """Messages before the subscription are not available; those that a seek goes back to are."""
     broker = broker_with(b"0", b"1")
     async with subscribed(broker, initial_position=start) as consumer:
         assert await consumer.has_message_available() is (start == "earliest")
@@ -90,7 +90,7 @@ async def test_where_a_subscription_begins_or_is_moved_to(start: str) -> None:
 
 @virtual_time
 async def test_what_waits_here_is_available() -> None:
-    """A message that came due counts although no call received it, but not once it is acknowledged by its id."""
+    """A due message counts although no call received it, but not once it is acknowledged by its id."""
     broker = broker_with(b"0")
     async with subscribed(broker, redelivery="local") as consumer:
         message = await consumer.receive(timeout=1)
@@ -105,7 +105,7 @@ async def test_what_waits_here_is_available() -> None:
 @for_each("kind", TYPES)
 @virtual_time
 async def test_everything_comes_again_from_partitions(kind: str) -> None:
-    """What was received from each partition comes again, where one consumer gets all in order; held messages do not."""
+    """Received messages of each partition are redelivered, in order with one consumer; held messages are not."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     names = [f"{TOPIC}-partition-{number}" for number in range(2)]
@@ -140,7 +140,7 @@ async def test_everything_comes_again_from_partitions(kind: str) -> None:
 
 @virtual_time
 async def test_all_that_is_unacknowledged_of_one_partition() -> None:
-    """On Exclusive one partition begins again; a message of another one that waits stays, as it does not come again."""
+    """On Exclusive one partition begins again; a waiting message of another partition stays."""
     broker, name = FakeBroker(), f"{BASE}parted"
     broker.partitions[name] = 2
     async with subscribed(broker, "parted", consumer_type="exclusive") as consumer:
@@ -161,7 +161,7 @@ async def test_all_that_is_unacknowledged_of_one_partition() -> None:
 
 @virtual_time
 async def test_leaving_by_force() -> None:
-    """The command says so when it is asked for; a broker that takes no notice refuses, and the consumer goes on."""
+    """The command has the flag only if asked for; a broker that ignores it refuses, and the consumer continues."""
     broker = broker_with(b"0")
     async with subscribed(broker) as consumer:
         broker.next("UNSUBSCRIBE", refuse("NotAllowedError"))
@@ -183,7 +183,7 @@ async def test_leaving_by_force() -> None:
 
 @virtual_time
 async def test_cancelled_questions() -> None:
-    """A question that is cancelled changes nothing, and the next one is answered."""
+    """A cancelled call changes nothing, and the next one is answered."""
     broker = broker_with(b"0")
     consumer: Consumer
     async with subscribed(broker) as consumer:

@@ -25,7 +25,7 @@ SIZE = struct.Struct(">I")
 
 
 def metadata(**fields: Any) -> pb.MessageMetadata:
-    """Return what every entry has, and ``fields``."""
+    """Return the metadata that every entry has, and ``fields``."""
     return pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=1_700_000_000_000, **fields)
 
 
@@ -39,12 +39,12 @@ def batch(payloads: Sequence[bytes], **fields: Any) -> bytes:
 
 
 def shown(rest: bytes) -> list[tuple[int, bytes]]:
-    """Return index and payload of all messages."""
+    """Return index and payload of each message."""
     return [(message.index, message.payload) for message in messages_of(decode_entry(rest))]
 
 
 def checked(body: bytes) -> bytes:
-    """Return bytes with magic and checksum in front."""
+    """Return bytes with magic number and checksum in front."""
     return b"\x0e\x01" + SIZE.pack(google_crc32c.value(body)) + body
 
 
@@ -64,11 +64,11 @@ MESSAGE_OF_ALL = metadata(
 )
 
 
-# --- what is well ----------------------------------------------------------------------------------------------------
+# --- valid entries ---------------------------------------------------------------------------------------------------
 
 
 def test_an_entry_that_is_one_message() -> None:
-    """It has no batch index, and the metadata is the entry's."""
+    """An entry that is not a batch has no batch index, and its message has the entry's metadata."""
     entry = decode_entry(PLAIN)
     (message,) = messages_of(entry)
     assert (message.index, message.payload) == (-1, b"hello")
@@ -78,7 +78,7 @@ def test_an_entry_that_is_one_message() -> None:
 
 
 def test_all_that_a_user_sees_of_a_message() -> None:
-    """Properties, keys and the event time; an ordering key that is no text can be had back."""
+    """Properties, keys and the event time are read; an ordering key that is not text can be recovered."""
     (message,) = messages_of(decode_entry(encode_headers_and_payload(MESSAGE_OF_ALL, b"")))
     assert message.properties == {"a": "1", "ö": ""}
     assert (message.key, message.ordering_key, message.event_time_ms) == ("k", "\udcff1", 12)
@@ -86,7 +86,7 @@ def test_all_that_a_user_sees_of_a_message() -> None:
 
 
 def test_an_empty_key_is_a_key() -> None:
-    """It is not the same as none."""
+    """An empty key differs from no key."""
     (message,) = messages_of(
         decode_entry(encode_headers_and_payload(metadata(partition_key="", ordering_key=b""), b""))
     )
@@ -95,7 +95,7 @@ def test_an_empty_key_is_a_key() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 1_000])
 def test_a_batch(count: int) -> None:
-    """Its messages come with their indexes; one of one is a batch too."""
+    """The messages of a batch have their indexes; a batch may have one message."""
     payloads = [bytes([number % 256]) * (number % 50) for number in range(count)]
     entry = decode_entry(batch(payloads))
     messages = list(messages_of(entry))
@@ -105,7 +105,7 @@ def test_a_batch(count: int) -> None:
 
 
 def test_a_member_of_a_batch_has_its_own_properties() -> None:
-    """Not those of the entry."""
+    """A member of a batch has its own properties, not the entry's."""
     single = pb.SingleMessageMetadata(properties=[pb.KeyValue(key="b", value="2")], partition_key="m", event_time=5)
     out = pb.SingleMessageMetadata(compacted_out=True)
     rest = encode_headers_and_payload(metadata(num_messages_in_batch=2), encode_batch([(single, b"x"), (out, b"")]))
@@ -115,7 +115,7 @@ def test_a_member_of_a_batch_has_its_own_properties() -> None:
 
 
 def test_without_checksum() -> None:
-    """Producers of early versions send none."""
+    """Producers of early versions send no checksum."""
     assert shown(PLAIN[6:]) == [(-1, b"hello")]
 
 
@@ -130,12 +130,12 @@ def test_broker_entry_metadata() -> None:
 
 
 def test_views_are_taken() -> None:
-    """A memory view is as good as bytes."""
+    """A memoryview works like bytes."""
     assert decode_entry(memoryview(bytearray(PLAIN))).payload == b"hello"
 
 
 def test_a_chunk_is_left_compressed_until_all_are_there() -> None:
-    """A message is compressed first and cut afterwards."""
+    """A message is compressed before it is cut into chunks."""
     whole = bytes(100_000)
     packed = compress(pb.ZLIB, whole)
     of_all = metadata(compression=pb.ZLIB, uncompressed_size=len(whole), num_chunks_from_msg=2, chunk_id=0, uuid="u")
@@ -148,21 +148,21 @@ def test_a_chunk_is_left_compressed_until_all_are_there() -> None:
 
 
 def test_text_that_is_no_text_does_not_hide_a_message() -> None:
-    """Bytes that are no UTF-8 in a property are replaced, as other clients do."""
+    """Bytes in a property that are not UTF-8 are replaced, as in other clients."""
     raw = metadata(properties=[pb.KeyValue(key="key", value="value")]).SerializeToString()
     body = raw.replace(b"value", b"v\xfflue")
     (message,) = messages_of(decode_entry(checked(SIZE.pack(len(body)) + body)))
     assert message.properties == {"key": "v\ufffdlue"}
 
 
-# --- plain ones ------------------------------------------------------------------------------------------------------
+# --- plain messages --------------------------------------------------------------------------------------------------
 
 PLAIN_FIELDS = {"producer_name", "sequence_id", "publish_time", "uncompressed_size"}
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 2**32 - 1])
 def test_a_message_of_nothing_but_its_payload_is_plain(value: int) -> None:
-    """Whatever the numbers in its metadata are."""
+    """A message with only a payload is plain, whatever the numbers in its metadata are."""
     for of_message in (
         pb.MessageMetadata(producer_name="p", sequence_id=value, publish_time=value),
         pb.MessageMetadata(producer_name="", sequence_id=value << 32, publish_time=5, uncompressed_size=value),
@@ -175,7 +175,7 @@ def test_a_message_of_nothing_but_its_payload_is_plain(value: int) -> None:
 
 @given(st.sets(st.sampled_from(sorted(pb.MessageMetadata.DESCRIPTOR.fields_by_name))))
 def test_a_message_with_anything_else_is_not_plain(names: set[str]) -> None:
-    """Each field of the metadata that is there, even with its default, counts."""
+    """Any further metadata field, even with its default value, makes a message not plain."""
     of_message = metadata()
     for name in names - PLAIN_FIELDS - {"encryption_keys", "compression", "num_messages_in_batch"}:
         field = pb.MessageMetadata.DESCRIPTOR.fields_by_name[name]
@@ -190,7 +190,7 @@ def test_a_message_with_anything_else_is_not_plain(names: set[str]) -> None:
 
 
 def test_mutations_of_plain_messages_are_plain_or_not() -> None:
-    """What is taken for plain has no other fields, whatever bytes it is made of."""
+    """Plain messages have no other fields, whatever bytes they are made of."""
     chance = random.Random(1)
     raw = metadata(uncompressed_size=5).SerializeToString()
     count = 0
@@ -219,7 +219,7 @@ def test_a_plain_message_with_a_changed_byte_is_not(at: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 255, 256, 16_383, 16_384, 70_000])
 def test_members_that_are_plain(size: int) -> None:
-    """Their metadata is not even parsed, up to 16 KiB; that of larger ones is, and they are the same."""
+    """Metadata of up to 16 KiB is not even parsed; larger metadata is, with equal results."""
     payloads = [bytes([1]) * size, b"x", bytes([2]) * size]
     members = list(decode_entry(batch(payloads)).members())
     assert [(index, payload) for index, _, payload in members] == list(enumerate(payloads))
@@ -228,7 +228,7 @@ def test_members_that_are_plain(size: int) -> None:
 
 @given(st.sets(st.sampled_from(sorted(pb.SingleMessageMetadata.DESCRIPTOR.fields_by_name))))
 def test_members_with_anything_else_are_not_plain(names: set[str]) -> None:
-    """Each field that is there, even with its default, counts."""
+    """Any further field, even with its default value, makes a member not plain."""
     single = pb.SingleMessageMetadata()
     for name in names - {"payload_size"}:
         if name == "properties":
@@ -242,19 +242,19 @@ def test_members_with_anything_else_are_not_plain(names: set[str]) -> None:
     assert found == (single.SerializeToString() if is_plain else single)
 
 
-# --- what is not -----------------------------------------------------------------------------------------------------
+# --- invalid entries -------------------------------------------------------------------------------------------------
 
 
 @for_each("at", range(2, len(PLAIN)))
 def test_any_changed_byte_is_found(at: int) -> None:
-    """Behind the magic number every byte is under the checksum, or is the checksum."""
+    """After the magic number every byte is under the checksum, or belongs to it."""
     changed = bytearray(PLAIN)
     changed[at] ^= 0x10
     assert "checksum: 0x" in str(refused(bytes(changed)))
 
 
 def test_a_wrong_checksum_tells_how_many_messages_there_were() -> None:
-    """The broker has counted them by the metadata, and does not look at checksums."""
+    """The broker has counted them by the metadata, and does not check checksums."""
     damaged = bytearray(batch([b"one", b"two", b"three"]))
     damaged[-1] ^= 1
     assert refused(bytes(damaged)).batch_size == 3
@@ -286,7 +286,7 @@ def test_headers_that_are_none(rest: bytes, problem: str) -> None:
 
 
 def test_an_encrypted_message_is_told_with_its_key() -> None:
-    """So is a chunk of one, at once."""
+    """An encrypted message is reported with its key's name; so is an encrypted chunk, at once."""
     keys = [pb.EncryptionKeys(key="ours", value=b"x"), pb.EncryptionKeys(key="theirs", value=b"y")]
     error = refused(encode_headers_and_payload(metadata(encryption_keys=keys, num_messages_in_batch=4), b"?" * 64))
     assert (str(error), error.batch_size) == ("payload: encrypted with the key ours, theirs", 4)
@@ -296,7 +296,7 @@ def test_an_encrypted_message_is_told_with_its_key() -> None:
 
 
 def test_an_unknown_codec_is_told_with_its_number() -> None:
-    """A number that only later versions know does not read as no compression."""
+    """The number of a codec of a later version does not count as no compression."""
     error = refused(
         encode_headers_and_payload(metadata(compression=77, uncompressed_size=64, num_messages_in_batch=2), b"?" * 64)
     )
@@ -325,14 +325,14 @@ def test_a_batch_that_cannot_have_so_many(count: int) -> None:
     ids=["metadata too long", "missing", "payload too long", "negative", "no metadata"],
 )
 def test_a_batch_that_is_damaged(payload: bytes, problem: str) -> None:
-    """The error names the message; those before it can be had."""
+    """The error names the message; the ones before it can be read."""
     error = refused(encode_headers_and_payload(metadata(num_messages_in_batch=2), payload))
     assert str(error).startswith(f"batch: {problem}")
     assert error.batch_size == 2
 
 
 def test_limits_of_size() -> None:
-    """A payload of just the limit is taken, one byte more is not, compressed or not."""
+    """A payload of exactly the limit is accepted, one byte more is not, compressed or not."""
     packed = encode_headers_and_payload(
         metadata(compression=pb.ZLIB, uncompressed_size=500), compress(pb.ZLIB, bytes(500))
     )
@@ -342,7 +342,7 @@ def test_limits_of_size() -> None:
 
 
 def test_messages_are_cut_when_they_are_asked_for() -> None:
-    """A batch of many costs nothing before."""
+    """A large batch costs nothing until its messages are read."""
     messages = messages_of(decode_entry(batch([b"x"] * 1_000)))
     assert isinstance(next(messages), SingleMessage)
     assert len(list(messages)) == 999

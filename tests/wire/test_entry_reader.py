@@ -1,4 +1,4 @@
-"""From entries to deliveries: which messages are shown, with what, and how many the broker counted."""
+"""From entries to deliveries: which messages are delivered, with which fields, and how many the broker counted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS: Final = ClientOptions(max_frame_bytes=LIMIT)
 
 
 class Read(NamedTuple):
-    """What became of an entry, with all of its messages."""
+    """The outcome of an entry, with all of its messages."""
 
     permits: int
     deliveries: list[Delivery]
@@ -48,7 +48,7 @@ class Reader:
         self.reader = EntryReader(self.factory, ChunkAssembler(4, LIMIT, 1_000), lambda: 0)
 
     def read(self, rest: bytes, *, entry: int = 7, count: int = 0, remaining: int | None = None) -> Read:
-        """Read all of an entry of ledger 3; ``remaining`` is what the broker says of its batch."""
+        """Read an entry of ledger 3; ``remaining`` is the broker's ack set of its batch."""
         words = () if remaining is None else words_of(remaining)
         command = MessageCommand(1, 3, entry, count, words)
         if (plain := self.reader.plain(command, rest)) is not None:
@@ -65,7 +65,7 @@ class Reader:
 
 
 def metadata(**fields: Any) -> pb.MessageMetadata:
-    """Return what every entry has, and ``fields``."""
+    """Return the metadata that every entry has, and ``fields``."""
     return pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=9, **fields)
 
 
@@ -76,7 +76,7 @@ def batch(size: int = SIZE, *, compacted: frozenset[int] = frozenset(), **fields
 
 
 def indexes(arrival: Read) -> list[int]:
-    """Return the batch indexes of what is shown; payloads are those of their indexes."""
+    """Return the batch indexes of the deliveries; each payload is its index."""
     for delivery in arrival.deliveries:
         assert delivery.data == b"%d" % delivery.id.batch_index
         assert (delivery.id.batch_size, delivery.id.topic, delivery.topic) == (SIZE, TOPIC, TOPIC)
@@ -84,7 +84,7 @@ def indexes(arrival: Read) -> list[int]:
 
 
 def test_a_plain_message() -> None:
-    """It has its id, its payload, its count and its time, and nothing else."""
+    """It has its id, payload, count and time, and nothing else."""
     permits, (delivery,) = Reader().read(encode_headers_and_payload(metadata(), b"hello"), count=4)
     assert permits == 1
     assert (delivery.id, delivery.id.topic, delivery.id.batch_size) == (MessageId(3, 7, 2), TOPIC, 0)
@@ -94,7 +94,7 @@ def test_a_plain_message() -> None:
 
 
 def test_a_plain_delivery_is_like_any_other() -> None:
-    """It can be shown, copied, pickled and changed in a copy; its properties are nobody else's."""
+    """It can be printed, copied, pickled and changed in a copy; its properties are not shared."""
     _, (delivery,) = Reader().read(encode_headers_and_payload(metadata(), b"hello"), count=4)
     assert type(delivery) is PlainDelivery
     told: dict[str, Any] = {"publish_time_ms": 9, "topic": TOPIC, "producer_name": "p", "sequence_id": 7}
@@ -109,7 +109,7 @@ def test_a_plain_delivery_is_like_any_other() -> None:
 
 
 def test_who_sent_a_message() -> None:
-    """O15: producer, sequence id, schema version and cluster, of lone messages and of each one of a batch."""
+    """O15: producer, sequence id, schema version and cluster, of single messages and of each member of a batch."""
     lone = encode_headers_and_payload(metadata(schema_version=b"\x01", replicated_from="east"), b"hello")
     _, (delivery,) = Reader().read(lone)
     assert (delivery.producer_name, delivery.sequence_id) == ("p", 7)
@@ -141,7 +141,7 @@ def test_a_message_with_all_there_is() -> None:
 
 
 def test_a_whole_batch() -> None:
-    """All its messages, and nothing to be remembered of them."""
+    """All its messages are delivered, and nothing has to be remembered of them."""
     reader = Reader()
     arrival = reader.read(batch())
     assert arrival.permits == SIZE
@@ -151,7 +151,7 @@ def test_a_whole_batch() -> None:
 
 @pytest.mark.parametrize("remaining", [1, 1 << SIZE - 1, 0b1011 << 62, all_of(SIZE), all_of(200)])
 def test_a_batch_of_which_some_are_acknowledged(remaining: int) -> None:
-    """The broker counts those that remain, and only they are shown; bits beyond the batch mean nothing."""
+    """The broker counts the unacknowledged ones, and only they are delivered; bits beyond the batch have no meaning."""
     reader = Reader()
     arrival = reader.read(batch(), remaining=remaining)
     expected = [index for index in range(SIZE) if remaining >> index & 1]
@@ -161,7 +161,7 @@ def test_a_batch_of_which_some_are_acknowledged(remaining: int) -> None:
 
 
 def test_what_compaction_took_out_is_counted_and_not_shown() -> None:
-    """It counts as acknowledged from then on, so that the others complete the entry."""
+    """A compacted member counts as acknowledged from then on, so that the others complete the entry."""
     reader = Reader()
     arrival = reader.read(batch(compacted=frozenset({0, 64, 129})))
     assert arrival.permits == SIZE
@@ -170,7 +170,7 @@ def test_what_compaction_took_out_is_counted_and_not_shown() -> None:
 
 
 def test_nothing_before_the_first_wanted_message_of_its_batch() -> None:
-    """A subscription that begins in a batch gets the whole of it, and shows the rest."""
+    """A subscription that begins inside a batch receives all of it, and delivers the later members."""
     reader = Reader()
     reader.reader.begin_at(MessageId(3, 7, 2, 100, batch_size=SIZE))
     arrival = reader.read(batch())
@@ -190,7 +190,7 @@ def test_nothing_before_the_first_wanted_message_of_its_batch() -> None:
     ],
 )
 def test_what_cannot_be_read_is_one_delivery_that_says_so(rest: bytes, permits: int) -> None:
-    """It has an id, so that it can go the dead-letter way, and gives back as many permits as it took."""
+    """It has an id, so that it can be dead-lettered, and gives back as many permits as it took."""
     arrival = Reader().read(rest, count=2)
     (delivery,) = arrival.deliveries
     assert arrival.permits == permits
@@ -225,7 +225,7 @@ def test_nothing_is_believed_of_what_is_damaged() -> None:
 
 
 def test_keys_of_bytes_are_told_from_texts() -> None:
-    """A key that the producer made of bytes comes as base64, and says so; a text that looks like it does not."""
+    """A key that the producer made of bytes arrives as base64 with a flag; similar text has no flag."""
     (delivery,) = Reader().read(encode_headers_and_payload(metadata(partition_key="a2V5"), b"")).deliveries
     assert (delivery.key, delivery.is_key_encoded) == ("a2V5", False)
     encoded = metadata(partition_key="a2V5", partition_key_b64_encoded=True)
@@ -234,7 +234,7 @@ def test_keys_of_bytes_are_told_from_texts() -> None:
 
 
 def test_a_batch_that_is_damaged_in_the_middle() -> None:
-    """What comes before is shown, and the rest as messages that cannot be read: each of them can be settled."""
+    """Members before the damage are delivered, and the rest as unreadable messages that can be settled."""
     payload = encode_batch((pb.SingleMessageMetadata(), b"%d" % index) for index in range(3)) + b"\xff" * 20
     arrival = Reader().read(encode_headers_and_payload(metadata(num_messages_in_batch=5), payload), remaining=0b11101)
     assert arrival.permits == 4
@@ -247,13 +247,13 @@ def test_a_batch_that_is_damaged_in_the_middle() -> None:
     "rest", [encode_headers_and_payload(metadata(), b"hello"), b"", batch()], ids=["plain", "unreadable", "batch"]
 )
 def test_an_id_that_is_none(rest: bytes) -> None:
-    """Ids of brokers are below 2**63; one that is not is no message but a fault of the protocol."""
+    """Ids of brokers are below 2**63; any other id is a fault of the protocol."""
     with pytest.raises(ProtocolError, match=r"command MESSAGE: entry: expected .*18446744073709551615"):
         Reader().read(rest, entry=2**64 - 1)
 
 
 def test_chunks_that_are_not_in_the_order_of_the_message() -> None:
-    """They are assembled in the order of the message; their ids are sorted, so that all can be acknowledged."""
+    """They are assembled in the message's order; their ids are sorted, so that all can be acknowledged."""
     reader, deliveries = Reader(), []
     for index, entry in ((0, 9), (1, 4), (2, 6)):
         of_chunk = metadata(num_chunks_from_msg=3, chunk_id=index, uuid="u", total_chunk_msg_size=3)
@@ -264,7 +264,7 @@ def test_chunks_that_are_not_in_the_order_of_the_message() -> None:
 
 
 def test_chunks_are_one_message() -> None:
-    """It is decompressed when it is whole; its id is that of the last part, with the first's."""
+    """It is decompressed when complete; its id is that of the last chunk, with the first one's."""
     packed = compress(pb.ZLIB, bytes(5_000))
     reader, deliveries = Reader(), []
     for index in range(3):
@@ -287,7 +287,7 @@ def test_chunks_are_one_message() -> None:
 
 
 def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O12: the error is what to install, and no fault of the message; the broker has counted all of its batch."""
+    """O12: the error names what to install, and does not blame the message; the broker has counted its whole batch."""
     rest = batch(4, compression=pb.LZ4, uncompressed_size=90)
     monkeypatch.setitem(sys.modules, "cramjam", None)
     permits, (delivery,) = Reader().read(rest)
@@ -297,7 +297,7 @@ def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_of_very_many_takes_linear_time() -> None:
-    """Of 60 000 messages, every second acknowledged, others compacted; quadratic work would take minutes."""
+    """Of 60 000 messages every second is acknowledged, others are compacted; quadratic work would take minutes."""
     count = 60_000
     rest = batch(count, compacted=frozenset(range(0, count, 4)))
     arrival = Reader().read(rest, remaining=int("01" * (count // 2), 2))
@@ -307,7 +307,7 @@ def test_a_batch_of_very_many_takes_linear_time() -> None:
 
 @pytest.mark.parametrize("frames_count", seeds([2_000, 10_000]))
 def test_mutations_of_recorded_entries_never_raise(frames_count: int) -> None:
-    """Whatever comes, there are permits and deliveries; a connection never ends because of a message."""
+    """Every mutation gives permits and deliveries; a message never ends a connection."""
     reader, count = Reader(), 0
     for data in islice(mutations(seed=99), frames_count):
         try:

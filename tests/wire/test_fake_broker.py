@@ -1,4 +1,4 @@
-"""The scripted broker itself, where clients of it would not notice a fault: tests on it then test what they say."""
+"""The scripted broker itself, where its clients would not notice a fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPIC = "persistent://public/default/t"
 
 
 class Raw:
-    """A connection used by hand: commands out, and what came for each consumer."""
+    """A connection used directly: sends commands, and collects what arrives for each consumer."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -36,7 +36,7 @@ class Raw:
         return cls(await Connection.open(Address.parse(broker.url), ClientOptions(), dial=broker.dial))
 
     async def ask(self, kind: str, part: str, **fields: Any) -> pb.BaseCommand:
-        """Send a request, and return the answer."""
+        """Send a request and return the answer."""
         request_id = self.connection.request_id()
         asked = command(kind)
         body = getattr(asked, part)
@@ -44,7 +44,7 @@ class Raw:
         return await self.connection.request(asked, request_id)
 
     async def subscribe(self, consumer_id: int = 1, **fields: Any) -> None:
-        """Subscribe from the beginning, and ask for messages."""
+        """Subscribe from the earliest message, and give permits."""
         self.got[consumer_id] = []
         self.connection.consumers[consumer_id] = _Events(self, consumer_id)
         usual = {"initialPosition": 1, "topic": TOPIC, "subscription": "s", "subType": pb.CommandSubscribe.Shared}
@@ -89,7 +89,7 @@ async def test_starts_where_it_is_told() -> None:
 
 @virtual_time
 async def test_acknowledges_parts_of_batches() -> None:
-    """A part of a batch is left out when the rest comes again; with the last part the whole is acknowledged."""
+    """Acknowledged members are left out of a redelivery; the last one acknowledges the entry."""
     broker = FakeBroker()
     topic, raw = broker.topic(TOPIC), await Raw.open(broker)
     topic.publish_batch([b"a", b"b", b"c"])
@@ -106,7 +106,7 @@ async def test_acknowledges_parts_of_batches() -> None:
 
 @virtual_time
 async def test_moves_a_topic() -> None:
-    """A topic that moves closes who uses it, and is served at its new place alone."""
+    """A topic that moves closes its consumers and producers, and is served only by its new node."""
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"0")
     raw = await Raw.open(broker)
@@ -121,7 +121,7 @@ async def test_moves_a_topic() -> None:
 
 @virtual_time
 async def test_a_pipe_keeps_order_and_time() -> None:
-    """What is put into a pipe comes out in order, each after its latency, with one timer at a time."""
+    """Items leave a pipe in order, each after its latency, with one timer at a time."""
     loop = asyncio.get_running_loop()
     got: list[tuple[float, int]] = []
     pipe: Pipe[int] = Pipe(loop, 2.0, lambda item: got.append((loop.time(), item)))
@@ -135,7 +135,7 @@ async def test_a_pipe_keeps_order_and_time() -> None:
 
 @virtual_time
 async def test_nothing_is_carried_out_after_the_end() -> None:
-    """What is on its way when the broker hangs up is lost; what was written before the client closes is carried out."""
+    """Bytes in transit are lost when the broker hangs up; bytes written before the client closes are processed."""
     broker = FakeBroker(latency=0.1)
     raw = await Raw.open(broker)
     sent = command("CLOSE_CONSUMER")

@@ -1,4 +1,4 @@
-"""What is fetched ahead is bounded in bytes too: permits by themselves, and consumers on a scripted broker."""
+"""Prefetching is bounded in bytes too: permits alone, and consumers on a scripted broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIZE = 1_000
     ),
 )
 def test_permits_are_in_one_place_each_and_never_run_out(size: int, steps: list[tuple[str, int, int]]) -> None:
-    """Whatever memory there is, what is permitted and what is here make the size, and an empty queue is filled."""
+    """With any memory limit, permits and prefetched messages make the queue's size, and an empty queue is filled."""
     fits = 0
     permits = Permits(size, lambda: fits)
     free, queued = size, 0
@@ -61,7 +61,7 @@ def test_permits_are_in_one_place_each_and_never_run_out(size: int, steps: list[
 
 @pytest.mark.parametrize(("size", "at_once"), [(1, 1), (10, 5), (100, 50), (400, 50), (1_000, 50), (4_000, 200)])
 def test_without_a_bound_fifty_or_a_twentieth_are_given_back_at_a_time(size: int, at_once: int) -> None:
-    """Small queues give half of their size back, as other clients do."""
+    """Small queues return permits when half of the queue was taken, as in other clients."""
     permits = Permits(size)
     assert permits.start() == size
     permits.used(size)
@@ -69,7 +69,7 @@ def test_without_a_bound_fifty_or_a_twentieth_are_given_back_at_a_time(size: int
 
 
 def test_free_memory_is_shared_out() -> None:
-    """Each of the consumers may use as much as the others of what is left."""
+    """Each consumer may use as much of the remaining memory as the others."""
     prefetched = MemoryLimitController(BOUND)
     assert prefetched.fitting(100) == 100
     prefetched.consumers, prefetched.bytes = 4, 2_000
@@ -80,7 +80,7 @@ def test_free_memory_is_shared_out() -> None:
 
 @pytest.mark.parametrize("value", [-1, "64 MiB", 0.5])
 def test_a_bound_that_is_none_is_refused(value: object) -> None:
-    """The error names the setting."""
+    """An invalid limit is refused with the setting's name."""
     with pytest.raises(ValueError, match="max_prefetched_bytes"):
         ClientOptions(max_prefetched_bytes=value)
     with pytest.raises(InvalidArgumentError, match="max_prefetched_bytes"):
@@ -89,7 +89,7 @@ def test_a_bound_that_is_none_is_refused(value: object) -> None:
 
 @virtual_time
 async def test_large_messages_stay_at_the_broker_until_there_is_memory() -> None:
-    """Not more than the bound is here while nobody takes; all come in the end, in order, and nothing is counted on."""
+    """While nothing is taken no more than the limit is prefetched; all arrive in the end, in order."""
     async with consuming(max_prefetched_bytes=BOUND) as made:
         made.broker.max_message_bytes = 2 * SIZE
         for number in range(200):
@@ -123,7 +123,7 @@ async def test_small_messages_are_fetched_ahead_as_many_as_they_may() -> None:
 
 @virtual_time
 async def test_a_message_larger_than_all_memory_comes_all_the_same() -> None:
-    """A consumer that holds nothing has one permit, so one message at a time comes."""
+    """A consumer that holds nothing has one permit, so messages come one at a time."""
     async with consuming(max_prefetched_bytes=SIZE // 10) as made:
         for _ in range(5):
             made.topic.publish(bytes(SIZE))
@@ -136,7 +136,7 @@ async def test_a_message_larger_than_all_memory_comes_all_the_same() -> None:
 
 @virtual_time
 async def test_a_batch_counts_by_its_messages() -> None:
-    """Its bytes leave message by message."""
+    """Its bytes are freed message by message."""
     async with consuming(max_prefetched_bytes=BOUND) as made:
         made.topic.publish_batch([bytes(SIZE)] * 4)
         await made.open()
@@ -149,7 +149,7 @@ async def test_a_batch_counts_by_its_messages() -> None:
 
 @virtual_time
 async def test_a_batch_larger_than_what_was_permitted_may_be_dropped_at_once() -> None:
-    """Where all of it goes back together, as with a rewind, the broker may still send again."""
+    """If all of it goes back together, as with a rewind, the broker may still send again."""
     async with consuming(max_prefetched_bytes=SIZE // 10) as made:
         for _ in range(2):
             made.topic.publish_batch([bytes(SIZE)] * 10)
@@ -164,7 +164,7 @@ async def test_a_batch_larger_than_what_was_permitted_may_be_dropped_at_once() -
 
 @virtual_time
 async def test_consumers_share_the_memory_and_none_stands_still() -> None:
-    """While one that nobody takes from has filled its share, another goes on, with at most twice the bound in all."""
+    """While an idle consumer has filled its share, another one continues, with at most twice the limit in all."""
     async with consuming(max_prefetched_bytes=BOUND) as made:
         made.broker.max_message_bytes = 2 * SIZE
         idle, busy = Arrived(), Arrived()
@@ -203,7 +203,7 @@ async def test_what_a_lost_connection_drops_is_not_counted_any_more() -> None:
 @pytest.mark.parametrize("bound", [0, None])
 @virtual_time
 async def test_there_may_be_no_bound(bound: int | None) -> None:
-    """The number of messages alone decides then."""
+    """Then the number of messages alone decides."""
     async with consuming(max_prefetched_bytes=bound) as made:
         for _ in range(100):
             made.topic.publish(bytes(SIZE))

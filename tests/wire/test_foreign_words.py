@@ -1,4 +1,4 @@
-"""What brokers say, as errors and logs show it; what these say of connections; and that no secret is in them."""
+"""Foreign text in errors and logs, what logs say of connections, and that they contain no secret."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVIL_TEXT: Final = "\x1b]0;owned\x07\u202e" + "x" * 1_000_000 + TOKEN
 
 
 def test_foreign_text_is_cut_and_escaped() -> None:
-    """O33: at 200 characters; control characters, those that turn the text around, and halves of pairs are escaped."""
+    """O33: it is cut at 200 characters; control characters, bidirectional marks and lone surrogates are escaped."""
     assert shown("plain words, ünd more") == "plain words, ünd more"
     assert shown("\x1b[31m\n\u202e\ud800") == "\\x1b[31m\\n\\u202e\\ud800"
     assert shown(b"\xff\x00a") == "\\xff\\x00a"
@@ -57,7 +57,7 @@ SAYINGS: Final[dict[str, tuple[str, Answer]]] = {
 
 @for_each("saying", list(SAYINGS))
 def test_words_of_a_broker(saying: str) -> None:
-    """O33, O37: whatever a broker says in its refusals is cut and escaped, and a token that it quotes is left out."""
+    """O33, O37: a broker's text in refusals is cut and escaped, and a token that it quotes is left out."""
 
     async def test() -> None:
         broker = FakeBroker()
@@ -73,7 +73,7 @@ def test_words_of_a_broker(saying: str) -> None:
 
 @virtual_time
 async def test_words_of_a_broker_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """O33, O37: the log quotes the broker safely too, in later refusals and names of encryption keys."""
+    """O33, O37: logs quote the broker safely too, in later refusals and names of encryption keys."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     async with (
@@ -98,7 +98,7 @@ async def test_words_of_a_broker_in_the_log(caplog: pytest.LogCaptureFixture) ->
 
 @virtual_time
 async def test_what_happens_to_connections_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """O36: lost, by whatever, and made again: a warning each with address and cause, however many use it; counted."""
+    """O36: a lost connection and the next one log one warning each, with address and cause, for all users; counted."""
     broker = FakeBroker()
     async with client_of(broker) as client:
         assert client.statistics().connections == 0
@@ -124,7 +124,7 @@ async def test_what_happens_to_connections_is_logged_once(caplog: pytest.LogCapt
 
 @virtual_time
 async def test_an_error_behind_the_decoder_names_its_frame(caplog: pytest.LogCaptureFixture) -> None:
-    """O36: a frame that reads well and cannot be is named by its number and kind, with the address."""
+    """O36: a frame that can be decoded and makes no sense is named by its number and kind, with the address."""
     broker = FakeBroker()
     async with client_of(broker) as client, client.subscribe("a", "s"):
         again = command("CONNECTED")
@@ -178,7 +178,7 @@ async def test_pings_and_challenges_without_end() -> None:
     ],
 )
 def test_secrets_in_a_url(url: str) -> None:
-    """O37: a URL with a password or a token in it is refused without them."""
+    """O37: a URL with a password or a token is refused without quoting it."""
     with pytest.raises(pulsar_nack.InvalidArgumentError) as caught:
         pulsar_nack.connect(url)
     assert TOKEN not in f"{caught.value} {caught.value.__dict__}"
@@ -186,7 +186,7 @@ def test_secrets_in_a_url(url: str) -> None:
 
 
 def test_secrets_in_settings() -> None:
-    """O37: nor are they in a ``repr``, nor in the error of a setting that takes no text, or that there is not."""
+    """O37: no ``repr`` contains one, nor does the error of a setting that is not text or unknown."""
     partial = functools.partial(lambda token: token, TOKEN)
     shown_ones = [TokenAuthentication(TOKEN), TokenAuthentication(partial), BasicAuthentication("user", TOKEN)]
     shown_ones += [ClientOptions(authentication=each) for each in shown_ones[:]]
@@ -203,7 +203,7 @@ def test_secrets_in_settings() -> None:
 
 
 async def test_a_token_function_that_is_wrong() -> None:
-    """O37: the error of a function that gives no text does not show what it was made with."""
+    """O37: the error of a token function that returns something else does not quote its closure."""
     partial = functools.partial(lambda _: b"", TOKEN)
     with pytest.raises(pulsar_nack.InvalidArgumentError) as caught:
         await TokenAuthentication(partial).data(None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Frames: how bytes are cut into commands, in pieces of any size, and what is refused."""
+"""Frames: how bytes are cut into commands, in pieces of any size, and which are refused."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ STREAM = success(1) + message(5) + PING + message(6, b"") + message(7, bytes(5_0
 
 
 def kinds(decoder: FrameDecoder, *pieces: bytes) -> list[tuple[int, bytes]]:
-    """Feed pieces; return the kind and the rest of each frame."""
+    """Feed pieces; return the kind of each frame and its headers and payload."""
     return [kind_of(frame) for piece in pieces for frame in decoder.feed(piece)]
 
 
 def kind_of(frame: Frame) -> tuple[int, bytes]:
-    """Return the kind and the rest of a frame."""
+    """Return the kind of a frame and its headers and payload."""
     command, headers_and_payload = frame
     return command.type if isinstance(command, pb.BaseCommand) else pb.BaseCommand.MESSAGE, headers_and_payload
 
@@ -62,7 +62,7 @@ EXPECTED = kinds(FrameDecoder(), STREAM)
 
 
 def test_a_stream_in_one_piece_gives_each_command_with_what_follows_it() -> None:
-    """Seven frames come out, in order; only messages have something after their command."""
+    """Seven frames are decoded in order; only messages have bytes after their command."""
     assert [kind for kind, _ in EXPECTED] == [
         pb.BaseCommand.SUCCESS,
         pb.BaseCommand.MESSAGE,
@@ -78,7 +78,7 @@ def test_a_stream_in_one_piece_gives_each_command_with_what_follows_it() -> None
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9, 13, 100, 4_096])
 def test_pieces_of_any_size_give_the_same(size: int) -> None:
-    """However the stream is cut, the same frames come out, and nothing is kept in the end."""
+    """The same frames are decoded however the stream is cut, and nothing is kept in the end."""
     decoder = FrameDecoder()
     pieces = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
     assert kinds(decoder, *pieces) == EXPECTED
@@ -95,7 +95,7 @@ def test_cuts_anywhere_give_the_same(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_all_kinds_of_bytes_are_taken_and_copied(kind: type) -> None:
-    """A buffer that is used again by its owner does not change what came out."""
+    """A buffer that its owner reuses does not change decoded frames."""
     buffer = bytearray(STREAM)
     frames = FrameDecoder().feed(kind(buffer))
     buffer[:] = bytes(len(buffer))
@@ -104,7 +104,7 @@ def test_all_kinds_of_bytes_are_taken_and_copied(kind: type) -> None:
 
 
 def test_a_frame_that_claims_too_much_is_refused_before_it_is_here() -> None:
-    """Eight bytes are enough to see it, and nothing was kept for it; the error names place and sizes."""
+    """Eight bytes suffice, and no memory was reserved; the error names place and sizes."""
     decoder = FrameDecoder(1_000)
     decoder.feed(PING)
     with pytest.raises(ProtocolError, match=rf"frame at byte {len(PING)}: 1001 bytes with a command of 5, .* 1000"):
@@ -112,13 +112,13 @@ def test_a_frame_that_claims_too_much_is_refused_before_it_is_here() -> None:
 
 
 def test_an_answer_of_http_is_called_so() -> None:
-    """The error names a connection to the port for HTTP."""
+    """The error names a connection to the HTTP port."""
     with pytest.raises(ProtocolError, match="an HTTP response"):
         FrameDecoder().feed(b"HTTP/1.1 400 Bad Request\r\n")
 
 
 def test_a_frame_of_just_the_limit_is_taken() -> None:
-    """The limit is for what follows the first four bytes."""
+    """The limit is for the bytes after the first four."""
     frame = message(1)
     assert len(FrameDecoder(len(frame) - 4).feed(frame)) == 1
     with pytest.raises(ProtocolError):
@@ -149,13 +149,13 @@ def test_sizes_that_contradict_one_another_are_refused(total: int, size: int) ->
     ids=lambda value: value if isinstance(value, str) else value.hex(),
 )
 def test_a_command_that_is_none_is_refused(command: bytes, problem: str) -> None:
-    """The error names the frame and what is missing, whatever protobuf itself lets pass."""
+    """The error names the frame and what is missing, whatever protobuf itself accepts."""
     with pytest.raises(ProtocolError, match=f"frame at byte {len(PING)}: .*{problem}"):
         FrameDecoder().feed(PING + framed(command))
 
 
 def test_a_command_of_a_later_version_is_passed_over() -> None:
-    """A kind that is not known here costs nothing but itself."""
+    """An unknown kind is skipped."""
     assert kinds(FrameDecoder(), PING + framed(b"\x08\x7f\xaa\x06\x02hi", b"rest") + PING) == kinds(
         FrameDecoder(), PING * 2
     )

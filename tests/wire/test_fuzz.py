@@ -1,4 +1,4 @@
-"""Bytes from nowhere, and bytes nearly right: never a hang, never much memory, always an error that says what."""
+"""Random and nearly right bytes: never a hang, never much memory, always an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ RESULTS = {
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_frames_or_an_error(data: bytes) -> None:
-    """Bytes that nobody sends."""
+    """Any bytes give frames or an error."""
     assert read(data) in RESULTS
 
 
 @given(st.binary(max_size=300), st.sampled_from([b"", b"\x0e\x01", b"\x0e\x02"]))
 def test_any_bytes_are_an_entry_or_an_error(data: bytes, magic: bytes) -> None:
-    """Likewise behind a command, with a checksum that is right."""
+    """Any bytes after a command, with a valid checksum, give an entry or an error."""
     assert read_entry(mended(magic + data)) in RESULTS
 
 
 @given(st.data())
 def test_a_stream_that_is_damaged_reads_the_same_in_any_pieces(data: st.DataObject) -> None:
-    """The frames before the damage, and the same error, however the bytes come."""
+    """The frames before the damage, and the error, are the same in any pieces."""
     frames = data.draw(st.lists(st.sampled_from(recorded()), min_size=1, max_size=4))
     stream = bytearray(b"".join(one.frame for one in frames))
     chance = data.draw(st.randoms(use_true_random=False))
@@ -60,7 +60,7 @@ def test_a_stream_that_is_damaged_reads_the_same_in_any_pieces(data: st.DataObje
 
 
 def outcome(stream: bytes, size: int) -> tuple[list[Frame], str]:
-    """Return the frames and the error of a stream in pieces; frames in the piece of an error are not handed out."""
+    """Return the frames and the error of a stream in pieces; frames in the error's piece are not returned."""
     decoder, frames = FrameDecoder(LIMIT), []
     try:
         for at in range(0, len(stream), size):
@@ -72,7 +72,7 @@ def outcome(stream: bytes, size: int) -> tuple[list[Frame], str]:
 
 @pytest.mark.parametrize("seed", seeds(range(4)))
 def test_mutations_of_recorded_frames(seed: int) -> None:
-    """Each outcome occurs, and none but those; the time limit of a test is the one against hanging."""
+    """Each outcome occurs, and no other; the test's time limit catches a hang."""
     results = Counter(read(data) for data in islice(mutations(seed), 5_000))
     assert set(results) == RESULTS
 
@@ -93,9 +93,9 @@ def test_a_client_in_front_of_mutated_frames(seed: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does it")
 @pytest.mark.parametrize(("protobuf", "count"), [("upb", 200_000), ("python", 20_000)])
 def test_many_mutations_in_little_memory(protobuf: str, count: int) -> None:
-    """In a process that may take 16 MiB more than it has when it begins, with a limit of 1 MiB for frames and payloads.
+    """In a process that may take 16 MiB more than at its start, with a limit of 1 MiB for frames and payloads.
 
-    Both with protobuf's C parser and with its Python one, which raises other errors.
+    With protobuf's C parser and with its Python one, which raises other errors.
     """
     run = subprocess.run(
         [sys.executable, "-m", "tests.wire.mutations", str(count), "16"],

@@ -1,4 +1,4 @@
-"""Which commands the consumers and producers of a connection get, and what happens when one of them raises."""
+"""Which commands the consumers and producers of a connection get, and what happens if one of them raises."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def begin(connection: Connection) -> tuple[int, asyncio.Future[pb.BaseCommand]]:
 
 
 class Stage:
-    """An open connection with a consumer and a producer, each number 1, and the broker's end of it."""
+    """An open connection with a consumer and a producer, each with id 1, and the broker's end of it."""
 
     def __init__(self, broker: FakeBroker, connection: Connection) -> None:
         self.connection = connection
@@ -101,7 +101,7 @@ async def open_stage(url: str = "pulsar://broker:6650") -> Stage:
 
 @virtual_time
 async def test_what_is_for_nobody_is_dropped() -> None:
-    """Commands for ids that are not there, or not there any more, change nothing; other handlers go on."""
+    """Commands for unknown or closed ids change nothing; other handlers continue."""
     stage = await open_stage()
     other = Recorder()
     stage.connection.consumers[2] = other
@@ -123,7 +123,7 @@ async def test_what_is_for_nobody_is_dropped() -> None:
 @pytest.mark.parametrize(("url", "where"), [("pulsar://broker:6650", "pulsar://new"), (SECURE, "pulsar+ssl://new")])
 @virtual_time
 async def test_closed_by_the_broker(url: str, where: str) -> None:
-    """A handler that the broker closes gets the new address, with or without TLS as its own, and no later command."""
+    """A handler that the broker closes gets the new address, with or without TLS like its own, and no later command."""
     stage = await open_stage(url)
     places = {"assignedBrokerServiceUrl": "pulsar://new", "assignedBrokerServiceUrlTls": "pulsar+ssl://new"}
     await stage.send("CLOSE_CONSUMER", consumer_id=1, request_id=0, **places)
@@ -171,7 +171,7 @@ async def test_all_are_called_about_the_loss() -> None:
 
 @virtual_time
 async def test_a_fault_of_a_user() -> None:
-    """A consumer that raises is reported, and the connection is closed: all other handlers are called."""
+    """A consumer that raises is logged, and the connection is closed: all other handlers are called."""
     stage = await open_stage()
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
@@ -185,7 +185,7 @@ async def test_a_fault_of_a_user() -> None:
 
 @virtual_time
 async def test_nothing_is_called_after_the_end() -> None:
-    """What comes in the same bytes after a command that ends the connection is not looked at."""
+    """Bytes after a command that ends the connection are not decoded."""
     stage = await open_stage()
     bad = command("CONNECTED")
     bad.connected.server_version = "again"
@@ -203,7 +203,7 @@ async def test_nothing_is_called_after_the_end() -> None:
 
 @virtual_time
 async def test_an_error_that_is_for_no_request() -> None:
-    """A broker that says no to nothing in particular, as to an expired token, ends the connection with its words."""
+    """An error without a request, as for an expired token, ends the connection with the broker's text."""
     stage = await open_stage()
     refuse("AuthenticationError", "expired")(stage.opened)
     await asyncio.sleep(0.1)
@@ -213,7 +213,7 @@ async def test_an_error_that_is_for_no_request() -> None:
 
 @virtual_time
 async def test_kinds_that_nobody_knows() -> None:
-    """Commands of kinds that have nothing to say to a client are taken without a word."""
+    """Commands of kinds that have no meaning for a client are accepted and ignored."""
     stage = await open_stage()
     for kind in ("GET_OR_CREATE_SCHEMA_RESPONSE", "PONG"):
         stage.link.send(command(kind))
@@ -244,7 +244,7 @@ async def test_receipts_by_expectation() -> None:
 
 @virtual_time
 async def test_a_producer_that_has_to_wait_its_turn() -> None:
-    """A broker that works on a request lets it wait beyond the usual time, until it is done."""
+    """A request that the broker is still processing waits beyond the usual timeout until it is done."""
     stage = await open_stage()
     request_id = stage.connection.request_id()
     asked = command("PRODUCER")

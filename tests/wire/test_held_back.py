@@ -1,4 +1,4 @@
-"""A consumer to which the broker sends nothing more, on a scripted broker: that is reported, and only then."""
+"""A consumer to which the broker sends nothing more, on a scripted broker: reported then, and only then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.wire.using import TOPIC, broker_with, numbers, publish, subscribed
 
 
 async def all_that_comes(consumer: Consumer, seconds: float) -> list[Message]:
-    """Receive until nothing came for so long."""
+    """Receive until nothing has come for a number of seconds."""
     messages = []
     while True:
         try:
@@ -27,7 +27,7 @@ async def all_that_comes(consumer: Consumer, seconds: float) -> list[Message]:
 async def test_a_limit_of_the_broker_below_ours_is_told_once(
     consumer_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """O20: nothing comes while as many are held as the broker allows: a line, and statistics until it goes on."""
+    """O20: nothing comes while the broker's limit is held: one log line, and statistics until it continues."""
     broker = broker_with(*numbers(60))
     async with subscribed(broker, consumer_type=consumer_type, receiver_queue_size=10) as consumer:
         broker.topic(TOPIC).subscriptions["s"].max_unacked = 50
@@ -50,7 +50,7 @@ async def test_a_limit_of_the_broker_below_ours_is_told_once(
 
 @virtual_time
 async def test_a_large_backlog_of_which_nothing_comes_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """O20: where the broker limits the whole subscription it does not say so: much more is there than is here."""
+    """O20: a broker that limits the whole subscription does not say so: the backlog is larger than what is here."""
     broker = FakeBroker()
     async with subscribed(broker) as consumer:
         for _ in range(2):
@@ -65,7 +65,7 @@ async def test_a_large_backlog_of_which_nothing_comes_is_told(caplog: pytest.Log
 
 @virtual_time
 async def test_nothing_is_told_or_asked_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
-    """O20: nacked messages that wait alone, an idle topic, messages that others have, and nobody who waits."""
+    """O20: waiting nacks alone, an idle topic, messages of other consumers, and no waiting call are not reported."""
     broker = broker_with(*numbers(3))
     async with subscribed(broker) as consumer:
         (first, *others) = await all_that_comes(consumer, 100)
@@ -89,7 +89,7 @@ async def test_nothing_is_told_or_asked_where_all_is_well(caplog: pytest.LogCapt
 @pytest.mark.parametrize("answer", [refuse("UnknownError"), silence, cut])
 @virtual_time
 async def test_a_broker_that_does_not_tell_is_asked_no_more(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
-    """O20: three times at most, and nothing is reported."""
+    """O20: it is asked three times at most, and nothing is reported."""
     broker = FakeBroker()
     broker.always("CONSUMER_STATS", answer)
     publish(broker, *numbers(1))

@@ -1,4 +1,4 @@
-"""TLS is a property of the client: no address that a broker names takes it off, and none that is strange is dialled."""
+"""TLS is a property of the client: no address from a broker removes it, and no foreign address is dialled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVIL: Final = "pulsar://evil:6650"
 
 
 def ends(kind: str, part: str, **fields: Any) -> Answer:
-    """Do what a broker does, and then close what was made, or say that it has moved, with an address without TLS."""
+    """Do what a broker does, then close the handler, or say that its topic moved, with an address without TLS."""
 
     def answer(call: Call) -> None:
         as_usual(call)
@@ -42,7 +42,7 @@ LOOKUPS: Final[list[dict[str, Any]]] = [
 
 @for_each("fields", LOOKUPS)
 def test_a_lookup_does_not_take_tls_off(fields: dict[str, Any]) -> None:
-    """O31: an answer, one through a proxy, a redirect, to an address without TLS: refused by its name, not dialled."""
+    """O31: a lookup's answer, a proxied one, or a redirect to an address without TLS is refused, and not dialled."""
 
     async def test() -> None:
         broker = FakeBroker(SECURE)
@@ -91,7 +91,7 @@ def test_a_move_does_not_take_tls_off(made: str, kind: str, part: str, fields: d
 
 @for_each("url", [SECURE, "pulsar://h\x1b[31m:1", "http://evil", "", "pulsar://u:p@evil", f"pulsar://{'h' * 4_000}:1"])
 def test_addresses_that_are_none(url: str) -> None:
-    """O31: nor is any other address than the client's own kind dialled; the error is the broker's, short, printable."""
+    """O31: no address of another kind than the client's is dialled; the error is the broker's, short and printable."""
 
     async def test() -> None:
         broker = FakeBroker()

@@ -1,4 +1,4 @@
-"""Frames that claim more than anybody needs: bounded before memory or time is spent on them."""
+"""Frames that claim more than any client needs: limited before they cost memory or time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPIC: Final = "persistent://public/default/orders"
 
 @virtual_time
 async def test_a_batch_of_a_million() -> None:
-    """O32: in nine kilobytes: handed out bit by bit, and acknowledged, in little memory and short turns of the loop."""
+    """O32: a million messages in nine kilobytes are delivered and acknowledged bit by bit, with little memory."""
     broker = FakeBroker()
     entry = broker.topic(TOPIC).append(hostile.bomb(), messages=1_000_000)
     assert len(entry.rest) < 10_000
@@ -47,7 +47,7 @@ async def test_a_batch_of_a_million() -> None:
 
 
 async def test_many_batches_at_once() -> None:
-    """O32: five hundred batches of a thousand in one piece are not read before it is their turn."""
+    """O32: five hundred batches of a thousand in one piece are not read before their turn."""
     broker = FakeBroker(latency=0)
     broker.always("FLOW", hostile.entries(*[hostile.bomb(1_000)] * 500))
     async with client_of(broker) as client:
@@ -62,7 +62,7 @@ async def test_many_batches_at_once() -> None:
 
 @virtual_time
 async def test_a_batch_with_too_many_messages() -> None:
-    """O32: beyond ``max_batch_messages`` it cannot be read, as one message, and says so; permits are not lost by it."""
+    """O32: a batch beyond ``max_batch_messages`` is one unreadable message that says so; no permit is lost."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     for _ in range(20):
@@ -79,7 +79,7 @@ async def test_a_batch_with_too_many_messages() -> None:
 
 
 async def test_a_message_that_swells() -> None:
-    """O32: 32 MB in 150 KB are decompressed in a thread; what comes behind keeps its place."""
+    """O32: 32 MB in 150 KB are decompressed in a thread; later messages keep their place."""
     broker = FakeBroker(latency=0)
     topic = broker.topic(TOPIC)
     topic.append(hostile.swollen(32 << 20))
@@ -93,7 +93,7 @@ async def test_a_message_that_swells() -> None:
 
 
 async def test_a_message_of_many_empty_blocks() -> None:
-    """O32: one byte in 4.5 MB of zstd is decompressed in a thread too, since its blocks are counted one by one."""
+    """O32: one byte in 4.5 MB of zstd is decompressed in a thread too, because its blocks are counted."""
     broker = FakeBroker(latency=0)
     broker.topic(TOPIC).append(hostile.shattered(1_500_000))
     async with client_of(broker) as client:
@@ -105,7 +105,7 @@ async def test_a_message_of_many_empty_blocks() -> None:
 
 @for_each("rest", [hostile.with_properties(500_000), hostile.with_empty_properties(500_000)])
 def test_properties_without_end(rest: bytes) -> None:
-    """O34: refused by ``max_metadata_bytes`` before they are read; the next message comes, and no permit is lost."""
+    """O34: ``max_metadata_bytes`` refuses them before they are read; the next message comes, and no permit is lost."""
 
     async def test() -> None:
         broker = FakeBroker()
@@ -129,7 +129,7 @@ def test_properties_without_end(rest: bytes) -> None:
 
 
 def test_a_refused_batch_is_counted_as_the_broker_counts_it() -> None:
-    """O34: from metadata that is too large the number of messages is still read, so that permits stay right."""
+    """O34: the number of messages is still read from metadata that is too large, so that permits stay right."""
 
     async def test() -> None:
         broker = FakeBroker()
@@ -152,7 +152,7 @@ def test_a_refused_batch_is_counted_as_the_broker_counts_it() -> None:
 
 
 def test_few_properties_with_nothing_in_them() -> None:
-    """O34: more properties than the bytes can hold are refused, in a message and in one of a batch."""
+    """O34: more properties than the bytes can hold are refused, in a message and in a batch member."""
     single = b"\x0a\x00" * 60_000 + b"\x18\x00"
     batched = hostile.with_metadata(
         hostile.about(num_messages_in_batch=1).SerializeToString(), len(single).to_bytes(4, "big") + single
@@ -173,7 +173,7 @@ def test_few_properties_with_nothing_in_them() -> None:
 
 
 async def test_properties_in_a_batch() -> None:
-    """O34: 400 messages with 1 000 properties each are read a few at a time, with others of the loop between."""
+    """O34: 400 messages with 1 000 properties each are read a few at a time, while the loop runs other tasks."""
     broker = FakeBroker(latency=0)
     broker.topic(TOPIC).append(hostile.batch_with_properties(400, 1_000), messages=400)
     async with client_of(broker) as client:
@@ -186,7 +186,7 @@ async def test_properties_in_a_batch() -> None:
 
 @virtual_time
 async def test_an_ack_set_of_many_words(caplog: pytest.LogCaptureFixture) -> None:
-    """O34: 400 000 words are refused before they are read, by the frame; the client connects again and goes on."""
+    """O34: 400 000 words are refused by frame, before they are read; the client reconnects and continues."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     frame = hostile.message(1, 0, hostile.bomb(9), ack_set=[-1] * 400_000)  # made here: that takes long
@@ -205,7 +205,7 @@ async def test_an_ack_set_of_many_words(caplog: pytest.LogCaptureFixture) -> Non
 
 @virtual_time
 async def test_an_ack_set_that_is_longer_than_its_batch() -> None:
-    """O34: words beyond the messages of a batch are not looked at, and count for nothing."""
+    """O34: words beyond the batch's messages are ignored."""
     broker = FakeBroker()
     words = [0b101, *[-1] * 20_000]
     broker.always(
@@ -219,7 +219,7 @@ async def test_an_ack_set_that_is_longer_than_its_batch() -> None:
 
 @for_each("count", [10_001, 2**31 - 1, 2**32 - 1])
 def test_partitions_without_end(count: int) -> None:
-    """O34: refused at once, with the topic, the number and ``max_partitions``, by consumers and producers."""
+    """O34: refused at once, with the topic, the number and ``max_partitions``, for consumers and producers."""
 
     async def test() -> None:
         broker = FakeBroker()
@@ -281,7 +281,7 @@ def test_messages_that_are_complete_leave_nothing_behind_one_that_is_not() -> No
 
 
 def test_uuids_without_end() -> None:
-    """O33: parts of messages that are never completed take bounded memory, whatever their uuids are."""
+    """O33: chunks of messages that are never completed take bounded memory, whatever their uuids are."""
     there, back = ChunkAssembler(10, 1 << 20, 60_000), 0
     for entry in range(12_000):
         for uuid, ledger in ((f"{entry % 50:08}" + "u" * 1_000, 1), ("sent again", 2)):

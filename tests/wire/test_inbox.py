@@ -1,4 +1,4 @@
-"""The inbox of a port: nothing lost, nothing shown that will come again."""
+"""The inbox of a port: nothing is lost, and no message is delivered that the broker will send again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pulsar_nack.wire._consumer._inbox import WireInbox
 
 
 class Source:
-    """Stands for the receiver queue of a topic."""
+    """Stands for a topic's receiver queue."""
 
     def __init__(self) -> None:
         self.epoch = 1
         self.received: list[bytes] = []
 
     def taken(self, item: Delivery) -> Delivery:
-        """Note what a call received."""
+        """Note a received message."""
         self.received.append(item.data)
         return item
 
@@ -29,7 +29,7 @@ def delivery(number: int) -> Delivery:
 
 
 async def test_what_will_come_again_is_dropped() -> None:
-    """After its source lost the connection nothing that came before is shown, nor counted as received; others stay."""
+    """After the source lost its connection, its earlier messages are neither delivered nor counted; others stay."""
     inbox = WireInbox(lambda: None)
     one: Any = Source()
     other: Any = Source()
@@ -45,7 +45,7 @@ async def test_what_will_come_again_is_dropped() -> None:
 
 
 async def test_sources_can_be_dropped() -> None:
-    """What came from one source can be dropped, and everything."""
+    """Messages of one source can be dropped, and all messages."""
     inbox = WireInbox(lambda: None)
     one: Any = Source()
     other: Any = Source()
@@ -60,7 +60,7 @@ async def test_sources_can_be_dropped() -> None:
 
 
 async def test_who_waits_gets_what_another_call_could_not_take() -> None:
-    """One of two calls that wait is woken by a message, and fails: the other one takes it."""
+    """A message wakes one of two waiting calls, which fails: the other one takes it."""
     source: Any = Source()
     inbox, taken, failures = WireInbox(lambda: None), source.taken, [MemoryError()]
 

@@ -58,7 +58,7 @@ async def test_finds_the_broker_of_a_topic() -> None:
 
 @virtual_time
 async def test_redirects_are_followed() -> None:
-    """Each redirect is asked where it leads to, with the authority that it was given."""
+    """Each redirect's target is asked, with the redirect's authority."""
     broker = cluster()
     broker.next("LOOKUP", redirect(SECOND), redirect(THIRD, authoritative=True), found_at(SECOND))
     pool, lookup = client(broker)
@@ -70,7 +70,7 @@ async def test_redirects_are_followed() -> None:
 
 @virtual_time
 async def test_redirects_end() -> None:
-    """Brokers that send one in circles are given up after the limit, with where it was."""
+    """A circle of redirects is given up after the limit, with its last address."""
     broker = cluster()
     broker.always("LOOKUP", redirect(SECOND))
     pool, lookup = client(broker, options=ClientOptions(max_redirects=5))
@@ -109,7 +109,7 @@ async def test_redirects_behind_a_proxy() -> None:
 
 @virtual_time
 async def test_refused_lookups() -> None:
-    """The broker's error is raised, and is known as transient or not."""
+    """The broker's error is raised, and marked as transient or not."""
     broker = cluster()
     broker.next("LOOKUP", refuse("ServiceNotReady", "not yet"), refuse("AuthorizationError", "not you"))
     pool, lookup = client(broker)
@@ -124,7 +124,7 @@ async def test_refused_lookups() -> None:
 
 @virtual_time
 async def test_every_refusal() -> None:
-    """Whatever the broker says no with to whatever question, its name and words arrive, and the connection stays."""
+    """Every refusal of every request arrives with its name and text, and the connection stays."""
     broker = FakeBroker()
     pool, lookup = client(broker)
     questions: dict[str, Callable[[], Awaitable[object]]] = {
@@ -146,7 +146,7 @@ async def test_every_refusal() -> None:
 )
 @virtual_time
 async def test_broken_answers(answer: Answer) -> None:
-    """An end, a part of an answer, or noise in its place is an error at once, and the next question works."""
+    """An end, a partial answer, or noise instead raises at once, and the next request works."""
     broker = FakeBroker()
     pool, lookup = client(broker)
     broker.next("LOOKUP", answer)
@@ -159,7 +159,7 @@ async def test_broken_answers(answer: Answer) -> None:
 
 @virtual_time
 async def test_an_answer_without_an_address() -> None:
-    """A broker that has no address of our kind is named, and nothing is dialled."""
+    """A broker without an address of our kind is named, and nothing is dialled."""
     broker = FakeBroker()
     broker.always("LOOKUP", found_at("pulsar+ssl://inside:6651"))
     pool, lookup = client(broker)
@@ -170,7 +170,7 @@ async def test_an_answer_without_an_address() -> None:
 
 @virtual_time
 async def test_several_addresses() -> None:
-    """Of several addresses one is used as long as it is there, then the next; none left is the last one's error."""
+    """One of several addresses is used while it works, then the next; without one left the last error is raised."""
     broker = cluster()
     pool, lookup = client(broker, "pulsar://broker:6650,second:6650,third:6650")
     assert (await pool.service()).address.url == URL
@@ -190,7 +190,7 @@ async def test_several_addresses() -> None:
 
 @virtual_time
 async def test_another_cluster_that_is_down() -> None:
-    """Calls for it fail, and move no call for the client's own addresses on: each of these is tried."""
+    """Calls for it fail, and do not change which of the client's own addresses is tried next."""
     broker = cluster()
     pool, _ = client(broker, "pulsar://broker:6650,second:6650")
     broker.node(URL).hangs = True
@@ -206,7 +206,7 @@ async def test_another_cluster_that_is_down() -> None:
 
 @virtual_time
 async def test_another_cluster_of_which_an_address_does_not_work() -> None:
-    """The next one is used, as of the client's own cluster."""
+    """The next address is used, as in the client's own cluster."""
     broker = cluster()
     pool, lookup = client(broker)
     url = "pulsar://second:6650,third:6650"
@@ -220,7 +220,7 @@ async def test_another_cluster_of_which_an_address_does_not_work() -> None:
 
 @virtual_time
 async def test_an_address_that_does_not_answer() -> None:
-    """A node that takes questions and does not answer is not asked the next one."""
+    """A node that does not answer a request is not asked the next one."""
     broker = cluster()
     broker.next("PARTITIONED_METADATA", silence)
     pool, lookup = client(broker, "pulsar://broker:6650,second:6650", ClientOptions(request_timeout=3))
@@ -233,7 +233,7 @@ async def test_an_address_that_does_not_answer() -> None:
 
 @virtual_time
 async def test_partitions() -> None:
-    """The number of partitions is what the broker says; its refusals are raised, and its end is one."""
+    """The broker's number of partitions is returned; its refusals are raised, and so is a lost connection."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 12
     pool, lookup = client(broker)
@@ -262,7 +262,7 @@ async def test_topics_of_a_namespace() -> None:
 
 @virtual_time
 async def test_one_connection_for_all() -> None:
-    """Those who want the same broker at once share one attempt; one that is cancelled does not stop the others."""
+    """Callers that need the same broker at once share one attempt; a cancelled caller does not stop the others."""
     broker = FakeBroker()
     pool, _ = client(broker)
     tasks = [asyncio.create_task(pool.get(URL)) for _ in range(5)]
@@ -293,7 +293,7 @@ async def test_an_attempt_that_is_cancelled_before_it_begins() -> None:
 
 @virtual_time
 async def test_a_broken_connection_is_replaced() -> None:
-    """The pool hands out no connection that is closed, and keeps none."""
+    """The pool returns no closed connection, and keeps none."""
     broker = FakeBroker()
     pool, _ = client(broker)
     first = await pool.get(URL)
@@ -320,7 +320,7 @@ async def test_a_failed_attempt_is_not_kept() -> None:
 
 @virtual_time
 async def test_closing_the_pool_ends_attempts() -> None:
-    """Those who wait while the pool is closed learn that it is, later ones too; nothing is left."""
+    """Callers that wait while the pool closes get its error, later ones too; nothing is left."""
     broker = FakeBroker()
     broker.node(URL).hangs = True
     pool, lookup = client(broker)

@@ -1,4 +1,4 @@
-"""What a storm of nacks costs the loop: few objects for the garbage collector, and no turn that takes all of them."""
+"""What a storm of nacks costs the loop: few objects for the garbage collector, and no turn that handles all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC: Final = "persistent://public/default/t"
 COUNT: Final = 1_000
 BATCH: Final = 100
 MOST: Final = 2
-"""Objects that the garbage collector tracks, for each message that is fetched ahead, waits, or is due."""
+"""How many objects the garbage collector tracks for each message that is prefetched, waits, or is due."""
 
 
 @asynccontextmanager
@@ -45,14 +45,14 @@ async def consuming(publish: Any, count: int = COUNT, **settings: Any) -> AsyncI
 
 
 async def arrived(consumer: Consumer, count: int) -> None:
-    """Wait until this many messages are at the port: permits are given for half of its queue at a time."""
+    """Wait until this many messages are at the port; permits are given for half of its queue at a time."""
     port: Any = consumer.port
     while sum(member.queue.messages for member in port._consumers) < count:
         await asyncio.sleep(0.01)
 
 
 def plain(topic: FakeTopic, count: int) -> None:
-    """Publish messages with nothing but a payload."""
+    """Publish messages with only a payload."""
     for number in range(count):
         topic.publish(b"%d" % number)
 
@@ -71,14 +71,14 @@ def batched(topic: FakeTopic, count: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_else_is_tracked() -> None:
-    """Freeze what earlier tests left, so that a look at all objects is cheap."""
+    """Freeze objects of earlier tests, so that listing all objects is cheap."""
     gc.collect()
     gc.freeze()
 
 
 def tracked() -> Counter[str]:
-    """Return what the garbage collector tracks, by type."""
-    for _ in range(3):  # it stops to track a tuple of tuples in the second
+    """Return the objects that the garbage collector tracks, by type."""
+    for _ in range(3):  # it stops tracking a tuple of tuples in the second collection
         gc.collect()
     return Counter(type(each).__name__ for each in gc.get_objects())
 
@@ -90,13 +90,13 @@ def for_each_message(before: Counter[str], after: Counter[str]) -> dict[str, flo
 
 
 def check_few(found: dict[str, float]) -> None:
-    """Check that they are few, whatever they are."""
+    """Check that they are few."""
     assert sum(found.values()) < MOST + 0.1, found
 
 
 @pytest.mark.parametrize("publish", seeds([plain, batched, with_more], fast=3))
 async def test_what_is_fetched_ahead_is_little_for_the_collector(publish: Any) -> None:
-    """O41: at most two objects that the collector tracks for each message that is fetched ahead."""
+    """O41: the collector tracks at most two objects for each prefetched message."""
     async with consuming(publish) as (_, consumer):
         full = tracked()
         consumer.port._inbox.clear()
@@ -108,7 +108,7 @@ async def test_what_is_fetched_ahead_is_little_for_the_collector(publish: Any) -
 )
 @pytest.mark.parametrize("publish", seeds([plain, batched, with_more], fast=3))
 async def test_what_is_held_is_little_for_the_collector(publish: Any, way: dict[str, Any]) -> None:
-    """O41: at most two objects for each message that waits for its time, with its payload where that is kept."""
+    """O41: the collector tracks at most two objects for each held message, including a kept payload."""
     async with consuming(publish, **way) as (_, consumer):
         await hold_all(consumer, 600)
         held = tracked()
@@ -119,7 +119,7 @@ async def test_what_is_held_is_little_for_the_collector(publish: Any, way: dict[
 
 @pytest.mark.parametrize("publish", seeds([plain, batched, with_more], fast=3))
 async def test_what_is_due_is_little_for_the_collector(publish: Any) -> None:
-    """O41: at most two objects for each message that the broker was asked for; plain ones that have come included."""
+    """O41: the collector tracks at most two objects for each requested message, also after it arrived."""
     async with consuming(publish, redelivery="broker") as (broker, consumer):
         broker.always("REDELIVER_UNACKNOWLEDGED_MESSAGES", silence)
         await hold_all(consumer, 0.2)
@@ -139,7 +139,7 @@ async def test_what_is_due_is_little_for_the_collector(publish: Any) -> None:
 
 
 async def test_what_has_come_is_forgotten_as_a_request() -> None:
-    """O41: a message that has come and is settled leaves nothing behind, whatever was asked for before it."""
+    """O41: a message that has arrived and is settled leaves nothing behind, whatever was requested before it."""
     states = MessageTable()
     records = [states.hold(MessageId(1, number)) for number in range(3)]
     for record in records:
@@ -169,7 +169,7 @@ async def hold_all(consumer: Consumer, delay: float) -> None:
     ids=["auto", "local", "rewind"],
 )
 async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]) -> None:
-    """O41: of a storm that is due at once, a turn of the loop asks for, or shows, a thousand messages at most."""
+    """O41: of a storm that is due at once, a turn of the loop requests or delivers a thousand messages at most."""
     turn, took = 0, Counter[int]()
 
     def count(method: Any) -> Any:
@@ -204,7 +204,7 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
 
 
 async def test_nacks_one_after_the_other_let_the_loop_run() -> None:
-    """O41: a task that nacks all that was received, without waiting, does not block the loop for long."""
+    """O41: a task that nacks all received messages, without waiting, does not block the loop for long."""
     others = 0
 
     async def count() -> None:

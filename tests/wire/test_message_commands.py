@@ -1,4 +1,4 @@
-"""The heads of messages, read without a parser: what a parser reads, or nothing."""
+"""Message commands, read without a parser: equal to what a parser reads, or left to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1), st.sampled_f
 
 
 def command(consumer_id: int, ledger: int, entry: int, **fields: Any) -> pb.BaseCommand:
-    """Return a MESSAGE; ``fields`` that the id has go there."""
+    """Return a MESSAGE; ``fields`` of the id go there."""
     made = pb.BaseCommand(type=pb.BaseCommand.MESSAGE)
     made.message.consumer_id = consumer_id
     made.message.message_id.ledgerId = ledger
@@ -60,7 +60,7 @@ MANY = st.lists(
 @given(MANY)
 @example([command(1, 700, entry, partition=-1) for entry in (126, 127, 128, 129, 16_383, 16_384, 2**21 - 1, 2**21)])
 def test_reads_what_a_parser_reads(commands: list[pb.BaseCommand]) -> None:
-    """One after the other, whatever came before, each head is what the parser says."""
+    """Whatever command came before, each one is read as the parser reads it."""
     reader = MessageCommandReader()
     for each in commands:
         data = each.SerializeToString()
@@ -72,7 +72,7 @@ def test_reads_what_a_parser_reads(commands: list[pb.BaseCommand]) -> None:
 
 @given(MANY, st.data())
 def test_changed_bytes_are_read_as_a_parser_reads_them(commands: list[pb.BaseCommand], data: st.DataObject) -> None:
-    """After usual ones a command with one byte changed, or cut off, is left to the parser, or read as it reads it."""
+    """A command with one byte changed or cut off is left to the parser, or read as the parser reads it."""
     reader = MessageCommandReader()
     for each in commands:
         reader.read(each.SerializeToString(), 0, each.ByteSize())
@@ -100,7 +100,7 @@ def test_the_parser_reads_what_is_not_usual(fields: dict[str, Any]) -> None:
 
 
 def test_recorded_heads_are_usual() -> None:
-    """What brokers sent to clients is read without a parser, but for ack sets."""
+    """Commands that brokers sent to clients are read without a parser, except for ack sets."""
     messages = [each for each in recorded() if each.command.type == pb.BaseCommand.MESSAGE]
     assert messages
     reader = MessageCommandReader()

@@ -1,4 +1,4 @@
-"""Subscriptions that the broker does not keep: where they go on, by themselves and on a scripted broker."""
+"""Subscriptions that the broker does not keep: where they resume, pure and on a scripted broker."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def taken_to(last: int) -> NonDurablePosition:
 
 
 def test_it_goes_on_behind_what_was_taken() -> None:
-    """The highest message counts, not the one that was taken last."""
+    """The highest message counts, not the one taken last."""
     resuming = taken_to(9)
     resuming.taken(at(4))
     assert resuming.begin() == at(9)
 
 
 def test_a_place_that_only_the_broker_knows() -> None:
-    """It is known once a message was taken, or the broker has said it; after a seek to a time it is not."""
+    """It is known once a message was taken, or the broker has reported it; after a seek by time it is not."""
     position = NonDurablePosition(None, is_exact=False)
     known = [position.is_known]
     position.taken(at(3))
@@ -55,7 +55,7 @@ def test_a_place_that_only_the_broker_knows() -> None:
 
 
 def test_what_is_asked_for_decides_where_the_next_session_begins() -> None:
-    """Only what was taken does, and what is before the session's beginning takes another session."""
+    """Only requests for taken messages count, and one before the session's beginning needs another session."""
     resuming = taken_to(9)
     assert not resuming.request([(7, 5), (7, 50), (6, 1)])
     resuming.taken(at(5))
@@ -68,7 +68,7 @@ def test_what_is_asked_for_decides_where_the_next_session_begins() -> None:
 
 
 def test_what_is_acknowledged_is_known_while_it_may_come_again() -> None:
-    """It is, from the first message that is not acknowledged on, and to the end of a session that was rewound."""
+    """It is known from the first unacknowledged message on, and to the end of a session that was rewound."""
     resuming = taken_to(9)
     resuming.acked([(7, 4), (7, 6), (7, 70)])
     resuming.request([(7, 3)])
@@ -82,7 +82,7 @@ def test_what_is_acknowledged_is_known_while_it_may_come_again() -> None:
 
 
 def test_acknowledged_through() -> None:
-    """What is acknowledged with all before it is not asked for any more."""
+    """Messages up to a cumulative acknowledgement are not requested again."""
     resuming = taken_to(9)
     resuming.request([(7, 3), (7, 8)])
     resuming.acked_through((7, 5))
@@ -91,7 +91,7 @@ def test_acknowledged_through() -> None:
 
 
 def test_in_the_middle_of_a_batch() -> None:
-    """It goes on with the next message of a batch, and with all of it when one of those before is asked for."""
+    """It resumes with the next member of a batch, and with all of it if an earlier one is requested."""
     resuming = taken_to(3)
     resuming.taken(at(4, 1))
     assert resuming.begin() == at(4, 1)
@@ -100,7 +100,7 @@ def test_in_the_middle_of_a_batch() -> None:
 
 
 def test_a_move_forgets_all() -> None:
-    """After a seek it begins where that was to, and shows what was acknowledged."""
+    """After a seek it begins at the new position, and delivers acknowledged messages."""
     resuming = taken_to(9)
     resuming.acked([(7, 4)])
     resuming.request([(7, 3)])
@@ -110,7 +110,7 @@ def test_a_move_forgets_all() -> None:
 
 
 def test_from_the_latest_on() -> None:
-    """What has arrived and was not taken comes again, though the broker decided where to begin."""
+    """Messages that arrived and were not taken come again, though the broker decided where to begin."""
     resuming = NonDurablePosition(None)
     assert resuming.begin() is None
     assert not resuming.arrived((7, 5))
@@ -118,7 +118,7 @@ def test_from_the_latest_on() -> None:
 
 
 class Reading:
-    """A client of a topic with numbered messages, whose subscription goes with its connection."""
+    """A client of a topic with numbered messages, whose subscription ends with its connection."""
 
     def __init__(self, count: int, **settings: Any) -> None:
         self.broker = FakeBroker()
@@ -137,7 +137,7 @@ class Reading:
 
     @property
     def is_all_acked(self) -> bool:
-        """Return whether the broker knows everything to be acknowledged, by the subscription that it has now."""
+        """Return whether the broker has everything acknowledged, by its present subscription."""
         subscription = self.broker.topic(TOPIC).subscriptions["s"]
         return not subscription.consumers[0].pending
 
@@ -145,7 +145,7 @@ class Reading:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_nothing_that_was_nacked_is_lost(kind: Any) -> None:
-    """After a lost connection it is delivered at its time, once; those in flight or acknowledged do not come again."""
+    """After a lost connection nacked messages come at their deadlines, once; those in flight or acknowledged do not."""
     reading = Reading(6, consumer_type=kind)
     async with reading.client, reading.subscribe() as consumer:
         messages = [await consumer.receive(timeout=60) for _ in range(6)]
@@ -172,7 +172,7 @@ async def test_nothing_that_was_nacked_is_lost(kind: Any) -> None:
 
 @virtual_time
 async def test_a_request_without_a_connection() -> None:
-    """What becomes due without a connection comes with the next one."""
+    """A message that is due without a connection comes with the next one."""
     reading = Reading(3)
     async with reading.client, reading.subscribe() as consumer:
         first, *_ = [await consumer.receive(timeout=60) for _ in range(3)]
@@ -187,7 +187,7 @@ async def test_a_request_without_a_connection() -> None:
 @pytest.mark.parametrize("seed", seeds(range(10), fast=2))
 @virtual_time
 async def test_at_random(seed: int) -> None:
-    """Whatever is lost when, every message is seen until it is acknowledged, and no longer."""
+    """With random faults every message is delivered until it is acknowledged, and no longer."""
     chance = random.Random(seed)
     kind: Any = chance.choice(["shared", "exclusive"])
     reading = Reading(40, consumer_type=kind, receiver_queue_size=chance.choice([1, 5, 100]), ack_memory=1_000)
@@ -223,7 +223,7 @@ async def test_at_random(seed: int) -> None:
 
 @virtual_time
 async def test_a_message_in_chunks_that_was_here_in_part() -> None:
-    """Its first part comes again with the next connection, though another message was taken after it."""
+    """Its first chunk comes again with the next connection, though another message was taken after it."""
     async with consuming() as made:
         parts: dict[str, Any] = {"uuid": "u", "num_chunks_from_msg": 2, "total_chunk_msg_size": 6}
         made.topic.append(message_rest(metadata_of(**parts, chunk_id=0), b"abc"))

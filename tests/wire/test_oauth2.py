@@ -15,7 +15,7 @@ from tests.wire.issuers import SECRET, Tokens, answer, authentication, issuer
 
 
 class HandClock:
-    """Monotonic seconds, moved by hand."""
+    """Monotonic seconds of a manual clock."""
 
     def __init__(self) -> None:
         self.now = 50.0
@@ -25,7 +25,7 @@ class HandClock:
 
 
 async def test_asks_for_a_token() -> None:
-    """The issuer's description names where tokens are had; the request there has what OAuth2 wants."""
+    """The issuer's description names the token endpoint; the request there has what OAuth2 requires."""
     tokens = Tokens()
     async with issuer(tokens) as url:
         mine = authentication(url, audience="urn:cluster", scope="all")
@@ -43,7 +43,7 @@ async def test_asks_for_a_token() -> None:
 
 
 async def test_a_token_is_used_until_it_is_old() -> None:
-    """A token is asked for once, until nine tenths of its life are over; a challenge gets a new one at once."""
+    """A token is requested once for nine tenths of its lifetime; a challenge gets a new one at once."""
     clock = HandClock()
     async with issuer(Tokens()) as url:
         mine = authentication(url, monotonic=clock)
@@ -64,7 +64,7 @@ async def test_a_token_without_a_life_is_used_once() -> None:
 
 
 async def test_one_request_for_all_who_wait() -> None:
-    """Connections that open at once share one request; one that gives up does not stop the others."""
+    """Connections that open at once share one request; a cancelled one does not stop the others."""
     tokens = Tokens()
     tokens.may_answer.clear()
     async with issuer(tokens) as url:
@@ -119,7 +119,7 @@ async def test_nobody_there() -> None:
 
 
 async def test_key_files(tmp_path: Path) -> None:
-    """Id, secret and issuer are read from a key file as other clients have it; what it lacks is named."""
+    """Id, secret and issuer are read from a key file in other clients' format; missing fields are named."""
     file = tmp_path / "key.json"
     async with issuer(Tokens()) as url:
         key = {"type": "client_credentials", "client_id": "me", "client_secret": "secret", "issuer_url": url}

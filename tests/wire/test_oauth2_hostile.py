@@ -1,4 +1,4 @@
-"""Issuers that drip, hang, lie or echo: one time-out, no thread, errors of ours that quote nothing."""
+"""Issuers that drip, hang, lie or echo: one timeout, no thread, our own errors that quote nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DRIPS: Final = [
 
 
 async def test_an_issuer_that_drips() -> None:
-    """O35: whatever comes a byte at a time, the request ends with its time-out, and there never is a thread."""
+    """O35: if bytes arrive one at a time, the request ends with its timeout, and never needs a thread."""
 
     async def give_up(url: str) -> None:
         begun = asyncio.get_running_loop().time()
@@ -61,7 +61,7 @@ async def test_an_issuer_that_drips() -> None:
 
 
 async def test_a_server_that_is_silent() -> None:
-    """O35: the connection's opening counts: TLS that does not answer, and a description that does not come."""
+    """O35: opening the connection counts: TLS without an answer, and a description that does not arrive."""
     silent: list[asyncio.StreamWriter] = []
 
     async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,7 +94,7 @@ asyncio.run(main())
 
 @pytest.mark.smoke
 def test_a_program_ends(tmp_path: Path) -> None:
-    """O35: a program that has given up ends at once, though the issuer goes on dripping for an hour."""
+    """O35: a program that has given up ends at once, though the issuer drips for an hour."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
 
@@ -114,11 +114,11 @@ def test_a_program_ends(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "gave up\n", "")
 
 
-# -- who waits ------------------------------------------------------------------------------------------------------
+# -- callers that share a request -----------------------------------------------------------------------------------
 
 
 class Recovering:
-    """An issuer that is stuck for its first requests, then well."""
+    """An issuer that hangs at its first requests, then works."""
 
     def __init__(self, stuck: int = 1) -> None:
         self.forms = 0
@@ -126,7 +126,7 @@ class Recovering:
         self._stuck = stuck
 
     async def __call__(self, _form: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request, or wait until it is given up."""
+        """Answer one request, or wait until its caller gives up."""
         self.forms += 1
         self.came.set()
         if self.forms <= self._stuck:
@@ -136,7 +136,7 @@ class Recovering:
 
 
 async def test_a_stuck_request_that_nobody_waits_for() -> None:
-    """O35: when the last who waits gives up the request ends, and the next one is a new one."""
+    """O35: when the last caller gives up the request ends, and the next caller makes a new one."""
     serve = Recovering()
     async with issuer(serve) as url:
         mine = authentication(url, timeout=3600)
@@ -151,7 +151,7 @@ async def test_a_stuck_request_that_nobody_waits_for() -> None:
 
 
 async def test_a_stuck_request_that_others_joined() -> None:
-    """O35: who asked first gets the time-out; who came later then asks for himself, all of them once."""
+    """O35: the first caller gets the timeout; later callers then share one new request."""
     serve = Recovering()
     async with issuer(serve) as url:
         mine = authentication(url, timeout=0.5)
@@ -166,7 +166,7 @@ async def test_a_stuck_request_that_others_joined() -> None:
 
 
 async def test_an_issuer_that_stays_stuck() -> None:
-    """O35: those who joined ask once more, not for ever."""
+    """O35: callers that joined ask once more, not for ever."""
     serve = Recovering(stuck=100)
     async with issuer(serve) as url:
         mine = authentication(url, timeout=0.2)
@@ -214,7 +214,7 @@ LIES: Final[list[bytes]] = [
 
 
 async def test_whatever_an_issuer_answers() -> None:
-    """O35: nothing but errors of ours."""
+    """O35: every answer that is not a token raises one of our errors."""
     for lie in LIES:
         async with issuer(saying(lie)) as url:
             with pytest.raises(BrokerError, match="the issuer of tokens gives none"):
@@ -236,7 +236,7 @@ ADDRESSES: Final = [
 
 @for_each("description", [{}, b"?", *({"token_endpoint": address} for address in ADDRESSES)])
 def test_addresses_that_are_none(description: Any) -> None:
-    """O35: nor by what it names as the address for tokens, to which the secret does not go."""
+    """O35: so does an invalid token endpoint, to which the secret is not sent."""
 
     async def main() -> None:
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -257,7 +257,7 @@ def test_addresses_that_are_none(description: Any) -> None:
 
 @for_each("expires_in", [10**400, "x", None, -1, [], {}, True, 1e400])
 def test_lives_that_are_none(expires_in: Any) -> None:
-    """A life that is no number of seconds is none: the token is used once."""
+    """A lifetime that is not a number of seconds is ignored: the token is used once."""
 
     async def main() -> None:
         async with issuer(saying(answer({"access_token": "a", "expires_in": expires_in}))) as url:
@@ -267,7 +267,7 @@ def test_lives_that_are_none(expires_in: Any) -> None:
 
 
 async def test_answers_in_chunks() -> None:
-    """Chunks are put together, whatever their sizes; what comes before the answer is passed over."""
+    """Chunks of any size are joined; interim responses are skipped."""
     body = json.dumps({"access_token": "x" * 5_000, "expires_in": 5}).encode()
     pieces = [body[at : at + 7] for at in range(0, len(body), 7)]
     for said in (chunked(body), chunked(*pieces), b"HTTP/1.1 103 Early Hints\r\n\r\n" + chunked(body)):
@@ -279,7 +279,7 @@ async def test_answers_in_chunks() -> None:
 
 
 def echoes(form: str) -> Iterator[bytes]:
-    """Return answers that say again what was sent, wherever an answer can."""
+    """Return answers that repeat the request, wherever an answer can."""
     for status in ("200 OK", "400 Bad Request", f"400 {form}", f"599 {form}"):
         for body in (form, {"error": form}, {"error": "invalid_client", "error_description": form}, [form]):
             yield answer(body, status, f"X-Echo: {form}")
@@ -291,7 +291,7 @@ def echoes(form: str) -> Iterator[bytes]:
 
 
 async def test_a_form_that_is_echoed() -> None:
-    """O35, O37: no error quotes it, nor does its traceback, nor what it was raised from."""
+    """O35, O37: no error quotes it, nor does its traceback or its cause."""
     for form in (SECRET, f"client_secret={quote(SECRET)}"):
         for said in echoes(form):
             async with issuer(saying(said)) as url:
@@ -304,7 +304,7 @@ async def test_a_form_that_is_echoed() -> None:
 
 @for_each("url", ["https://me:s3cr3t@issuer", "https://issuer?client_secret=s3cr3t\n", "http://me:s3cr3t@issuer"])
 def test_an_issuer_with_a_password(url: str) -> None:
-    """O37: a URL with a password in it is refused, and not shown."""
+    """O37: a URL with a password is refused, and not quoted."""
     with pytest.raises(InvalidArgumentError, match="issuer_url") as caught:
         OAuth2Authentication(url, "me", "x")
     assert "s3cr3t" not in str(caught.value)
@@ -331,7 +331,7 @@ def test_an_issuer_with_a_password(url: str) -> None:
     ],
 )
 def test_wrong_arguments(field: str, value: object) -> None:
-    """An argument that makes no sense is named."""
+    """An invalid argument is named."""
     arguments: dict[str, Any] = {"issuer_url": "https://issuer", "client_id": "me", "client_secret": "x", field: value}
     with pytest.raises(InvalidArgumentError, match=field) as caught:
         OAuth2Authentication(**arguments)
@@ -339,7 +339,7 @@ def test_wrong_arguments(field: str, value: object) -> None:
 
 
 def test_key_files_say_nothing_of_what_is_in_them(tmp_path: Path) -> None:
-    """O37: nor what a file that is none holds; a pipe does not keep us waiting."""
+    """O37: an error does not quote an invalid file; a pipe does not block."""
     file, pipe = tmp_path / "key", tmp_path / "pipe"
     os.mkfifo(pipe)
     for content in (b'{"client_secret": "s3cr3t"', b"\xff s3cr3t", b"[" * 100_000):
@@ -356,7 +356,7 @@ def test_key_files_say_nothing_of_what_is_in_them(tmp_path: Path) -> None:
 
 
 async def test_a_context_is_made_once_and_for_https_alone(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes as long as all else together: none for plain http, and one for all requests over https."""
+    """Creating it takes long: none for plain http, and one for all requests over https."""
     made: list[ssl.SSLContext] = []
 
     def make() -> ssl.SSLContext:
@@ -380,7 +380,7 @@ async def test_a_context_is_made_once_and_for_https_alone(files: Files, monkeypa
 
 
 async def test_the_environments_proxy(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An issuer at https is reached through the proxy that the environment names, with its user; http never is."""
+    """An https issuer is reached through the environment's proxy, with its user; an http issuer never is."""
     asked: list[bytes] = []
     may_pass = True
 

@@ -1,4 +1,4 @@
-"""Consumers that hold nothing they do not work on: paused ones, those without a queue, and those that cannot read."""
+"""Consumers without prefetched messages: paused ones, those without a queue, and those that lack a codec."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CODECS = (pb.LZ4, pb.ZSTD, pb.SNAPPY)
 
 @virtual_time
 async def test_a_pause_keeps_what_a_key_waits_for() -> None:
-    """A retry that is ready while no worker is free stays here in a pause, so that the order of its key holds."""
+    """A retry that is ready while no worker is free stays here during a pause, so that its key's order holds."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     for data, key in ((b"0", "k"), (b"1", "k"), (b"long", "other"), (b"2", "k")):
@@ -60,7 +60,7 @@ async def test_a_pause_keeps_what_a_key_waits_for() -> None:
 
 @virtual_time
 async def test_what_was_fetched_ahead_goes_to_others() -> None:
-    """O17, U41: of 1 000 fetched ahead a second consumer gets all; nothing comes here until the resume."""
+    """O17, U41: 1 000 prefetched messages all go to a second consumer; nothing comes here until the resume."""
     broker = FakeBroker()
     ahead = numbers(size(1_000, fast=200))
     publish(broker, *ahead)
@@ -81,7 +81,7 @@ async def test_what_was_fetched_ahead_goes_to_others() -> None:
 
 @virtual_time
 async def test_what_is_in_work_is_settled_while_paused() -> None:
-    """U41: ack and nack work meanwhile; deadlines go on, and what comes due is shown after the resume."""
+    """U41: ack and nack work during a pause; deadlines pass, and due messages are delivered after the resume."""
     broker = FakeBroker()
     topic = publish(broker, b"a", b"b", b"c")
     async with subscribed(broker, redelivery="local") as consumer:
@@ -102,7 +102,7 @@ async def test_what_is_in_work_is_settled_while_paused() -> None:
 
 @virtual_time
 async def test_what_is_acknowledged_by_its_id_is_not_delivered() -> None:
-    """U41: a message that came due and waited for a call, although the session ends once it is acknowledged."""
+    """U41: a due message that waited for a call, although the session ends once it is acknowledged."""
     broker = broker_with(b"0")
     async with subscribed(broker, redelivery="local") as consumer:
         message = await consumer.receive(timeout=1)
@@ -117,7 +117,7 @@ async def test_what_is_acknowledged_by_its_id_is_not_delivered() -> None:
 
 @virtual_time
 async def test_a_broker_without_others_is_asked_seldom() -> None:
-    """Permits that are out bring messages that go back after longer and longer; none of that counts as an attempt."""
+    """Permits that the broker still has bring messages, which go back after growing pauses and count as no attempt."""
     broker = FakeBroker()
     topic = publish(broker, b"in work")
     async with subscribed(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
@@ -128,7 +128,7 @@ async def test_a_broker_without_others_is_asked_seldom() -> None:
         asked = len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES"))
         assert 2 <= asked < 40
         assert topic.subscriptions["s"].counts[7, 1] == asked
-        await in_work.ack()  # now that nothing is in flight, the permits that are out are taken back
+        await in_work.ack()  # nothing is in flight now, so the permits that the broker has are taken back
         await asyncio.sleep(3_600)
         assert topic.subscriptions["s"].consumers[0].permits == 0
         assert len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")) == asked
@@ -142,7 +142,7 @@ async def test_a_broker_without_others_is_asked_seldom() -> None:
 
 @virtual_time
 async def test_a_long_pause_keeps_the_connection() -> None:
-    """An entry that comes again and again for a day is returned each time, in the end each 100 seconds."""
+    """An entry that is redelivered for a day is returned each time, in the end every 100 seconds."""
     broker = FakeBroker()
     publish(broker, b"in work")
     async with subscribed(broker) as consumer:
@@ -158,7 +158,7 @@ async def test_a_long_pause_keeps_the_connection() -> None:
 @for_each("kind", ["exclusive", "failover"])
 @virtual_time
 async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:
-    """O17: on Exclusive and Failover nobody else could have them; they are shown after the resume."""
+    """O17: on Exclusive and Failover no other consumer could have them; they are delivered after the resume."""
     broker = broker_with(*numbers(10))
     async with subscribed(broker, consumer_type=kind) as consumer:
         await asyncio.sleep(1)
@@ -173,7 +173,7 @@ async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:
 
 @virtual_time
 async def test_a_batch_of_which_a_part_was_shown_stays() -> None:
-    """O17: the rest of a batch goes to others once its members in flight are settled, as they share an entry."""
+    """O17: the rest of a batch goes to others once its members in flight are settled, because they share an entry."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     topic.publish_batch(numbers(3))
@@ -190,7 +190,7 @@ async def test_a_batch_of_which_a_part_was_shown_stays() -> None:
 
 @virtual_time
 async def test_pauses_outlive_connections_and_partitions_share_them() -> None:
-    """O17: all members pause; a new session gets no permits; what was taken by a cancelled call goes back too."""
+    """O17: all members pause; a new session gets no permits; a message that a cancelled call took goes back too."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     for number in range(2):
@@ -220,7 +220,7 @@ async def test_pauses_outlive_connections_and_partitions_share_them() -> None:
 
 
 async def work(consumer: Consumer, done: dict[bytes, float], first: float = 6.0) -> None:
-    """Take jobs, of which the first one takes long."""
+    """Handle jobs, of which the first one takes long."""
     async for message in consumer:
         await asyncio.sleep(first if message.data == b"0" else 0.1)
         done[message.data] = asyncio.get_running_loop().time()
@@ -254,7 +254,7 @@ async def test_a_long_job_keeps_no_others(is_batch: bool) -> None:
 @for_each("kind", TYPES)
 @virtual_time
 async def test_permits_are_given_one_by_one_and_on_request(kind: str) -> None:
-    """O16: nobody waits, nothing is permitted; batches, chunks and nacks still come, also over a reconnect."""
+    """O16: without a waiting call there are no permits; batches, chunks and nacks still come, also over a reconnect."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     topic.publish_batch([b"a", b"b", b"c"])
@@ -280,7 +280,7 @@ async def test_permits_are_given_one_by_one_and_on_request(kind: str) -> None:
 
 @virtual_time
 async def test_a_cancelled_call_loses_nothing() -> None:
-    """O16: what is on its way is for the next call; where none comes another worker gets it, as the same attempt."""
+    """O16: a message on its way goes to the next call; without one another worker gets it, as the same attempt."""
     broker = FakeBroker()
     publish(broker)
     settings: dict[str, Any] = {"receiver_queue_size": 0}
@@ -313,11 +313,11 @@ async def test_no_queue_is_for_one_topic() -> None:
             pass
 
 
-# --- what this process cannot read -----------------------------------------------------------------------------------
+# --- missing codecs --------------------------------------------------------------------------------------------------
 
 
 def packed(payload: bytes, codec: pb.CompressionType = pb.LZ4, **fields: Any) -> bytes:
-    """Return an entry that is compressed."""
+    """Return a compressed entry."""
     about = metadata_of(compression=codec, uncompressed_size=len(payload), **fields)
     return message_rest(about, compress(codec, payload))
 
@@ -327,7 +327,7 @@ def packed(payload: bytes, codec: pb.CompressionType = pb.LZ4, **fields: Any) ->
 async def test_what_is_not_installed_is_no_fault_of_the_message(
     kind: str, codec: pb.CompressionType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """O12: receive raises what to install, again and again; all stays in the backlog, and others get it at once."""
+    """O12: each receive raises with what to install; all messages stay in the backlog, and others get them at once."""
     broker = FakeBroker()
     topic = publish(broker, b"readable")
     topic.append(packed(b"x" * 100, codec))
@@ -372,7 +372,7 @@ async def test_what_is_in_work_is_finished_before_it_closes(monkeypatch: pytest.
 
 @virtual_time
 async def test_another_worker_gets_it_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O12: while the first still has a message in flight another one on Shared gets most of it, and then the rest."""
+    """O12: while the first has a message in flight another one on Shared gets most messages, and then the rest."""
     broker = FakeBroker()
     topic, entries = publish(broker, b"readable"), [packed(payload) for payload in numbers(20)]
     async with subscribed(broker) as first:
@@ -394,7 +394,7 @@ async def test_another_worker_gets_it_meanwhile(monkeypatch: pytest.MonkeyPatch)
 
 @virtual_time
 async def test_chunks_of_what_cannot_be_read_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O12: the parts of a compressed message in chunks are given back, all of them."""
+    """O12: all chunks of a compressed message are returned."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     whole = compress(pb.LZ4, bytes(range(200)))
@@ -416,7 +416,7 @@ async def test_chunks_of_what_cannot_be_read_go_back(monkeypatch: pytest.MonkeyP
         assert await shown(other, seconds=1) == [bytes(range(200))]
 
 
-# --- whatever happens ------------------------------------------------------------------------------------------------
+# --- at random -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
@@ -455,7 +455,7 @@ class Life:
         self.acked: set[bytes] = set()
 
     async def step(self) -> None:
-        """Do something."""
+        """Do one random operation."""
         random = self.random
         consumer = random.choice(self.both)
         match random.choice(["publish", "batch", *["receive"] * 4, "cancel", "ack", "ack", "nack", "pause", "resume"]):
@@ -484,12 +484,12 @@ class Life:
             await asyncio.sleep(random.choice([0.001, 0.05, 0.5, 20]))
 
     def next(self) -> bytes:
-        """Return a payload."""
+        """Return the next payload."""
         self.published += 1
         return b"%d" % self.published
 
     async def receive(self, consumer: Consumer, seconds: float) -> bool:
-        """Receive; return whether something came."""
+        """Receive; return whether a message came."""
         try:
             self.shown(await consumer.receive(timeout=seconds))
         except TimeoutError:
@@ -497,19 +497,19 @@ class Life:
         return True
 
     def shown(self, message: Message) -> None:
-        """Note what is shown."""
+        """Note a delivered message."""
         assert message.data not in self.in_work, "it is in work"
         assert message.data not in self.acked, "it is acknowledged"
         self.in_work[message.data] = message
 
     async def ack(self, data: bytes) -> None:
-        """Acknowledge."""
+        """Acknowledge a message."""
         await self.in_work[data].ack()
         del self.in_work[data]
         self.acked.add(data)
 
     async def end(self) -> None:
-        """Take all that there is."""
+        """Receive all remaining messages."""
         for consumer in self.both:
             consumer.resume()
         quiet = 0
@@ -525,7 +525,7 @@ class Life:
 @pytest.mark.parametrize("seed", seeds(range(60)))
 @virtual_time
 async def test_whatever_happens_each_message_is_with_one_and_nothing_is_lost(seed: int) -> None:
-    """O16, O17: pauses, cancelled calls, nacks and queues of any size, none too, on one subscription."""
+    """O16, O17: pauses, cancelled calls, nacks and queues of any size, even none, on one subscription."""
     random = Random(seed)
     broker = FakeBroker()
     publish(broker)

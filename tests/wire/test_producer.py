@@ -1,4 +1,4 @@
-"""Producers on a scripted broker and virtual time: what is stored, in which order, and what failures do."""
+"""Producers on a scripted broker and virtual time: what is stored, in which order, and how failures end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NUMBERS = [b"%d" % number for number in range(20)]
 
 
 async def sent(producer: Producer, payloads: list[bytes], **about: Any) -> list[MessageId]:
-    """Send all at once, and return their ids."""
+    """Send all messages at once, and return their ids."""
     return await asyncio.gather(*(producer.send(payload, **about) for payload in payloads))
 
 
 @virtual_time
 async def test_a_message_is_stored_with_all_that_it_has() -> None:
-    """Payload, properties, keys and times are at the broker as they were given, and the id is that of the entry."""
+    """The broker has payload, properties, keys and times as they were given; the id is the entry's."""
     async with producing() as made:
         producer = await made.open()
         id_ = await producer.send(
@@ -60,7 +60,7 @@ class Name(str, enum.Enum):  # noqa: UP042 - whose str() is not its text
 
 @virtual_time
 async def test_texts_of_a_subclass_of_str() -> None:
-    """Members of an enum that is text go as their text: in properties, keys and clusters."""
+    """A str enum is sent as its text: in properties, keys and clusters."""
     async with producing() as made:
         producer = await made.open()
         await producer.send(b"", properties={Name.TRACE: Name.TRACE}, key=Name.TRACE, replicate_to=[Name.TRACE])
@@ -72,7 +72,7 @@ async def test_texts_of_a_subclass_of_str() -> None:
 
 @virtual_time
 async def test_keys_of_bytes_and_messages_without_a_value() -> None:
-    """A key of bytes is base64 and marked so; a message without a value is marked too."""
+    """A key of bytes is sent as base64 with a flag; a message without a value has a flag too."""
     async with producing() as made:
         producer = await made.open()
         await producer.send(None, key=b"\x00\xff")
@@ -83,7 +83,7 @@ async def test_keys_of_bytes_and_messages_without_a_value() -> None:
 
 @virtual_time
 async def test_messages_are_stored_in_the_order_of_sending() -> None:
-    """What is sent at once is stored in order, with sequence ids that count."""
+    """Messages sent at once are stored in order, with rising sequence ids."""
     async with producing() as made:
         producer = await made.open()
         ids = await sent(producer, NUMBERS)
@@ -96,7 +96,7 @@ async def test_messages_are_stored_in_the_order_of_sending() -> None:
 
 @virtual_time
 async def test_a_batch_is_full_by_number() -> None:
-    """Full batches go at once, the rest after the delay; ids have the index and the size of their batch."""
+    """Full batches are sent at once, the rest after the delay; ids have the index and the size of their batch."""
     async with producing() as made:
         producer = await made.open(batching=True, batch_max_messages=8, batch_delay=5)
         began = made.context.loop.time()
@@ -124,7 +124,7 @@ async def test_a_batch_is_full_by_bytes_and_one_message_is_none() -> None:
 
 @virtual_time
 async def test_a_batch_is_never_too_large_for_the_broker() -> None:
-    """Batches end at what the broker takes, whatever was asked for, with many properties and large keys too."""
+    """Batches end at the broker's limit, whatever the settings are, with many properties and large keys too."""
     async with producing() as made:
         made.broker.max_message_bytes = 4_096
         producer = await made.open(batching=True, batch_max_bytes=1 << 20)
@@ -138,7 +138,7 @@ async def test_a_batch_is_never_too_large_for_the_broker() -> None:
 
 @virtual_time
 async def test_flush_sends_batches_and_waits() -> None:
-    """After a flush what was sent before is stored, long before the delay of the batch."""
+    """After a flush earlier messages are stored, long before the batch delay."""
     async with producing() as made:
         producer = await made.open(batching=True, batch_delay=60)
         futures = [producer.send_nowait(payload) for payload in NUMBERS]
@@ -150,7 +150,7 @@ async def test_flush_sends_batches_and_waits() -> None:
 
 @virtual_time
 async def test_batches_by_key() -> None:
-    """Each batch has the messages of one key, in order, and the entry has it too."""
+    """Each batch has the messages of one key, in order, and the entry has the key too."""
     async with producing() as made:
         producer = await made.open(batching=True, batch_by_key=True)
         await asyncio.gather(*(producer.send(payload, key=f"k{number % 3}") for number, payload in enumerate(NUMBERS)))
@@ -166,7 +166,7 @@ async def test_batches_by_key() -> None:
 
 @virtual_time
 async def test_a_delayed_message_goes_alone_and_keeps_its_place() -> None:
-    """A message that cannot be in a batch is sent as one entry, after the open batch."""
+    """A message that cannot be batched is sent as one entry, after the open batch."""
     async with producing() as made:
         producer = await made.open(batching=True, batch_delay=60)
         before = [producer.send_nowait(payload) for payload in (b"a", b"b")]
@@ -180,7 +180,7 @@ async def test_a_delayed_message_goes_alone_and_keeps_its_place() -> None:
 @pytest.mark.parametrize("compression", ["none", "lz4", "zlib", "zstd", "snappy"])
 @virtual_time
 async def test_compression(compression: str) -> None:
-    """Single messages, batches and empty ones come out as they went in, by each codec."""
+    """Single messages, batches and empty ones are equal when read, with each codec."""
     async with producing() as made:
         producer = await made.open(compression=compression, batching=True)
         await sent(producer, [b"x" * 10_000, b"", b"y"])
@@ -193,7 +193,7 @@ async def test_compression(compression: str) -> None:
 @pytest.mark.parametrize("compression", ["none", "zlib"])
 @virtual_time
 async def test_chunks(compression: str) -> None:
-    """A message that is too large goes in parts that are not; the id knows all of them."""
+    """A message that is too large is sent in chunks that are not; the id knows all of them."""
     payload = random.Random(1).randbytes(10_000)
     async with producing() as made:
         made.broker.max_message_bytes = 4_096
@@ -214,7 +214,7 @@ async def test_chunks(compression: str) -> None:
 
 @virtual_time
 async def test_a_message_that_is_too_large_is_refused() -> None:
-    """Without chunking it is refused before anything is sent, in a batch too, and others are not harmed."""
+    """Without chunking it is refused before anything is sent, in a batch too, and other messages are stored."""
     async with producing() as made:
         made.broker.max_message_bytes = 4_096
         for batching in (False, True):
@@ -230,7 +230,7 @@ async def test_a_message_that_is_too_large_is_refused() -> None:
 
 @virtual_time
 async def test_what_was_not_confirmed_is_sent_again() -> None:
-    """After a lost connection all that is unconfirmed is sent again in order; deduplication drops what was stored."""
+    """After a lost connection all unconfirmed messages are sent again in order; deduplication drops stored ones."""
     async with producing() as made:
         made.broker.deduplicates = True
         producer = await made.open(batching=True, batch_max_messages=3)
@@ -246,7 +246,7 @@ async def test_what_was_not_confirmed_is_sent_again() -> None:
 
 @virtual_time
 async def test_parts_of_a_message_survive_a_lost_connection() -> None:
-    """Parts that were not confirmed are sent again after those that were; the message arrives whole."""
+    """Unconfirmed chunks are sent again after the confirmed ones; the message arrives whole."""
     payload = random.Random(1).randbytes(20_000)
     async with producing() as made:
         made.broker.max_message_bytes = 4_096
@@ -262,7 +262,7 @@ async def test_parts_of_a_message_survive_a_lost_connection() -> None:
 
 @virtual_time
 async def test_connections_that_break_at_any_time_lose_nothing() -> None:
-    """Whatever is cut, before or after it is carried out, all is stored, in order, once with deduplication."""
+    """Whatever breaks, before or after it is carried out, all is stored in order, once with deduplication."""
     for seed in range(30):
         chance = random.Random(seed)
         async with producing(backoff_minimum=0.01, backoff_maximum=0.1) as made:
@@ -298,7 +298,7 @@ async def test_a_topic_that_moves() -> None:
 
 @virtual_time
 async def test_a_topic_that_moves_behind_a_proxy() -> None:
-    """The place that the broker names cannot be reached from outside: the topic is looked up through the proxy."""
+    """The broker's own address cannot be reached from outside: the topic is looked up through the proxy."""
     async with producing() as made:
         inside = "pulsar://inside:6650"
         made.broker.node(inside).hangs = True
@@ -313,7 +313,7 @@ async def test_a_topic_that_moves_behind_a_proxy() -> None:
 
 @virtual_time
 async def test_a_refused_message_fails_alone() -> None:
-    """A message that the broker refuses for good raises what the broker said; those around it are stored."""
+    """A message that the broker refuses for good raises the broker's error; the messages around it are stored."""
     async with producing() as made:
         producer = await made.open()
         made.broker.next("SEND", as_usual, refuse("NotAllowedError", "no such thing"))
@@ -339,7 +339,7 @@ async def test_a_message_is_sent_again_where_that_may_help(code: str) -> None:
 @pytest.mark.parametrize("chunking", [False, True])
 @virtual_time
 async def test_a_damaged_message_that_is_dropped_as_a_duplicate(chunking: bool) -> None:
-    """Where later ones were stored, a broker that deduplicates drops it when it is sent again: that is no success."""
+    """If later ones were stored, a deduplicating broker drops it when it is sent again: that is no success."""
     async with producing() as made:
         made.broker.deduplicates = True
         producer = await made.open(name="p", chunking=chunking, chunk_max_bytes=1_024)
@@ -367,7 +367,7 @@ async def test_a_terminated_topic_ends_a_producer() -> None:
 
 @virtual_time
 async def test_a_broker_that_is_silent() -> None:
-    """A message that is not confirmed fails after the timeout, and its late receipt confuses nobody."""
+    """A message that is not confirmed fails after the timeout, and its late receipt has no effect."""
     async with producing() as made:
         producer = await made.open(send_timeout=10)
         made.broker.next("SEND", later(12))
@@ -397,7 +397,7 @@ async def test_a_broker_that_is_gone_for_too_long() -> None:
 
 @virtual_time
 async def test_room_for_unconfirmed_messages() -> None:
-    """A message waits while there is no room, in order; one that is cancelled meanwhile is not sent."""
+    """Calls wait while there is no room, in order; the message of a cancelled one is not sent."""
     async with producing() as made:
         made.broker.latency = 0.5
         producer = await made.open(max_pending_messages=2)
@@ -415,7 +415,7 @@ async def test_room_for_unconfirmed_messages() -> None:
 @pytest.mark.parametrize("is_cancelled", [False, True])
 @virtual_time
 async def test_no_later_call_overtakes_one_that_gets_room(is_cancelled: bool) -> None:
-    """A receipt makes room for a call that waits, and more: a call that comes before that one goes on is second."""
+    """A receipt makes room for a waiting call, and more: a call that comes before that one continues is second."""
     async with producing() as made:
         producer = await made.open(max_pending_messages=2, batching=True)
         first, _ = [producer.send_nowait(payload) for payload in NUMBERS[:2]]
@@ -434,7 +434,7 @@ async def test_no_later_call_overtakes_one_that_gets_room(is_cancelled: bool) ->
 
 @virtual_time
 async def test_room_in_bytes_lets_a_large_message_in_alone() -> None:
-    """A message larger than all the room waits until it is the only one."""
+    """A message larger than the whole limit waits until it is the only one."""
     async with producing() as made:
         producer = await made.open(max_pending_bytes=1_000)
         made.broker.always("SEND", later(1))
@@ -447,7 +447,7 @@ async def test_room_in_bytes_lets_a_large_message_in_alone() -> None:
 
 @virtual_time
 async def test_a_producer_waits_its_turn() -> None:
-    """With "wait_for_exclusive" it opens when the other one leaves, an hour later too; a silent broker is given up."""
+    """With "wait_for_exclusive" it opens when the other one closes, even an hour later; a silent broker is given up."""
 
     def let_wait(call: Call) -> None:
         call.reply("PRODUCER_SUCCESS", producer_name="p", producer_ready=False)
@@ -466,7 +466,7 @@ async def test_a_producer_waits_its_turn() -> None:
 
 @virtual_time
 async def test_a_producer_that_is_closed_while_it_waits_its_turn() -> None:
-    """A broker that gives the topic away while a producer waits does not answer any more: the producer tries again."""
+    """A broker that unloads the topic while a producer waits sends no answer: the producer tries again."""
 
     def let_wait_and_close(call: Call) -> None:
         call.reply("PRODUCER_SUCCESS", producer_name="p", producer_ready=False)
@@ -483,7 +483,7 @@ async def test_a_producer_that_is_closed_while_it_waits_its_turn() -> None:
 
 @virtual_time
 async def test_closing_sends_what_there_is() -> None:
-    """What waits in a batch is stored before the producer is closed; later calls are refused."""
+    """Messages in an open batch are stored before the producer closes; later calls are refused."""
     async with producing() as made:
         producer = await made.open(batching=True, batch_delay=60)
         futures = [producer.send_nowait(payload) for payload in NUMBERS]
@@ -497,7 +497,7 @@ async def test_closing_sends_what_there_is() -> None:
 
 @virtual_time
 async def test_closing_on_a_silent_broker_ends() -> None:
-    """What is not confirmed within a few seconds fails with the producer."""
+    """Messages that are not confirmed within a few seconds fail with the producer."""
     async with producing() as made:
         producer = await made.open()
         made.broker.always("SEND", silence)
@@ -511,7 +511,7 @@ async def test_closing_on_a_silent_broker_ends() -> None:
 
 @virtual_time
 async def test_a_slow_broker_is_not_flooded() -> None:
-    """While the broker does not read, no more is written than the buffer's bound and one message."""
+    """While the broker does not read, no more than the buffer's limit and one message are written."""
     async with producing(write_buffer_bytes=64 << 10) as made:
         producer = await made.open()
         (link,) = made.broker.links
@@ -537,7 +537,7 @@ async def test_opening_is_tried_again() -> None:
 
 @virtual_time
 async def test_sequence_ids_go_on_after_those_of_an_earlier_producer() -> None:
-    """A producer of a name begins after what the broker last had of it; a sequence id that was is not stored again."""
+    """A producer continues after the last sequence id of its name; an old sequence id is not stored again."""
     async with producing() as made:
         made.broker.deduplicates = True
         first = await made.open(name="p")
@@ -560,7 +560,7 @@ def _by_partition(made: Made, count: int) -> list[list[bytes]]:
 
 @virtual_time
 async def test_partitions_in_turn_and_by_key() -> None:
-    """Messages without a key go to all partitions in turn, those of a key to one, that of every other client."""
+    """Messages without a key go to all partitions in turn, those of a key to one, as with every other client."""
     async with producing() as made:
         await _partitioned(made, 3)
         producer = await made.open()
@@ -584,7 +584,7 @@ async def test_partitions_are_filled_batch_by_batch() -> None:
 
 @virtual_time
 async def test_partitions_that_are_added_are_used() -> None:
-    """A topic that grows gets messages in its new partitions after a while."""
+    """A topic that gets more partitions gets messages in them after a while."""
     async with producing() as made:
         await _partitioned(made, 1)
         producer = await made.open()
@@ -597,7 +597,7 @@ async def test_partitions_that_are_added_are_used() -> None:
 
 @virtual_time
 async def test_a_partition_that_cannot_be_opened_closes_the_others() -> None:
-    """What the broker said of one partition is raised, and nothing stays open."""
+    """The broker's error for one partition is raised, and nothing stays open."""
     async with producing() as made:
         await _partitioned(made, 3)
         made.broker.next("PRODUCER", as_usual, refuse("AuthorizationError", "not there"), as_usual)
@@ -629,7 +629,7 @@ async def test_a_partition_that_cannot_be_opened_closes_the_others() -> None:
 )
 @virtual_time
 async def test_wrong_arguments_are_named(about: dict[str, Any], named: str) -> None:
-    """A message with a wrong argument is refused, by its name, and takes no room."""
+    """A message with an invalid argument is refused by name, and takes no room."""
     async with producing() as made:
         producer = await made.open()
         with pytest.raises(InvalidArgumentError) as caught:
@@ -640,7 +640,7 @@ async def test_wrong_arguments_are_named(about: dict[str, Any], named: str) -> N
 
 @virtual_time
 async def test_only_bytes_are_sent() -> None:
-    """A str is refused, as its encoding is unknown; other kinds of bytes are copied."""
+    """A str is refused, because its encoding is unknown; other bytes-like objects are copied."""
     async with producing() as made:
         producer = await made.open()
         with pytest.raises(InvalidArgumentError, match="data"):
@@ -657,7 +657,7 @@ async def test_only_bytes_are_sent() -> None:
 @pytest.mark.parametrize("kind", ["PARTITIONED_METADATA", "LOOKUP", "PRODUCER"])
 @virtual_time
 async def test_what_cannot_be_opened_names_the_topic(kind: str) -> None:
-    """Whatever fails, the error says what was tried, and is the broker's own with its code."""
+    """Any failure says what was attempted, and is the broker's own error with its code."""
     async with producing() as made:
         made.broker.always(kind, refuse("AuthorizationError"))
         with pytest.raises(BrokerRefusedError, match=f"^producing to {TOPIC}: AuthorizationError") as caught:
@@ -670,7 +670,7 @@ async def test_what_cannot_be_opened_names_the_topic(kind: str) -> None:
 
 @virtual_time
 async def test_a_name_that_is_taken_is_tried_for_a_moment() -> None:
-    """That of a predecessor whose connection just broke is taken when it is free; else the refusal is raised soon."""
+    """A predecessor's name is taken once it is free, if its connection just broke; else the refusal is raised soon."""
     loop = asyncio.get_running_loop()
     async with producing() as made:
         made.broker.next("PRODUCER", refuse("ProducerBusy"), refuse("ProducerBusy"))

@@ -32,7 +32,7 @@ TOPIC = "persistent://public/default/t"
 
 @asynccontextmanager
 async def cluster(**settings: Any) -> AsyncIterator[tuple[FakeBroker, FakeTopic, Client]]:
-    """Yield a broker, a topic and a client; afterwards no task is left."""
+    """Yield a broker, a topic and a client; at the end no task is left."""
     before = asyncio.all_tasks()
     broker = FakeBroker()
     async with Client(broker.url, dial=broker.dial, **settings) as client:
@@ -69,7 +69,7 @@ def numbered(*numbers: int) -> list[str]:
 @pytest.mark.parametrize("batch", [1, 5])
 @virtual_time
 async def test_read_to_end_while_more_are_published(batch: int) -> None:
-    """U47: exactly the ten messages that were there come, though ten more are published meanwhile, in batches too."""
+    """U47: reading to the end gives exactly ten messages, though ten more are published meanwhile, in batches too."""
     async with cluster() as (_, topic, client):
         publish(topic, range(10), batch=batch)
         async with client.reader("t", start="earliest", inclusive=True) as reader:
@@ -86,7 +86,7 @@ async def test_read_to_end_while_more_are_published(batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 @virtual_time
 async def test_has_message_available_around_the_end(batch: int) -> None:
-    """U47: it is right before, at and after the end, on batches too."""
+    """U47: it is right before, at and after the end, for batches too."""
     async with cluster() as (_, topic, client), client.reader("t") as reader:
         assert not await reader.has_message_available()
         publish(topic, range(6), batch=batch)
@@ -157,7 +157,7 @@ async def test_latest_inclusive_in_a_batch() -> None:
 
 @for_each("start", [None, "first", 1.5, True, -1, 1_790_000_000, b"x", ["x"], [MessageId(-1, -1)], [1_790_000_000_000]])
 def test_what_is_no_start(start: Any) -> None:
-    """It is refused by name, before anything is sent."""
+    """Invalid starts are refused by name, before anything is sent."""
     with pytest.raises(InvalidArgumentError, match="start"):
         start_of(start)
 
@@ -224,8 +224,10 @@ async def test_wrong_settings_and_ids() -> None:
 
 @virtual_time
 async def test_partitions_each_to_its_end() -> None:
-    """U47: order within each; a partition at its end is not read further while the others are read, and fetches no more
-    than its queue; later all comes, once and in order."""
+    """U47: each partition is in order; one at its end waits while the others are read, and prefetches only its queue.
+
+    Later all messages come, once and in order.
+    """
     async with cluster() as (broker, _, client):
         broker.partitions[TOPIC] = 2
         fast, slow = (broker.topic(f"{TOPIC}-partition-{number}") for number in range(2))
@@ -246,7 +248,7 @@ async def test_partitions_each_to_its_end() -> None:
 
 @virtual_time
 async def test_what_is_kept_is_bounded() -> None:
-    """While one partition does not come to its end, the other fetches no more than its queue; a seek goes on too."""
+    """While one partition has not reached its end, the other prefetches only its queue; a seek continues too."""
     async with cluster() as (broker, _, client):
         broker.partitions[TOPIC] = 2
         fast, slow = (broker.topic(f"{TOPIC}-partition-{number}") for number in range(2))
@@ -272,7 +274,7 @@ async def test_what_is_kept_is_bounded() -> None:
 
 @virtual_time
 async def test_positions_to_go_on_from() -> None:
-    """What ``positions`` returns is where the next reader goes on, in each partition, also where nothing was read."""
+    """The next reader continues at ``positions``, in each partition, also where nothing was read."""
     async with cluster() as (broker, _, client):
         broker.partitions[TOPIC] = 3
         topics = [broker.topic(f"{TOPIC}-partition-{number}") for number in range(3)]
@@ -297,7 +299,7 @@ async def test_positions_to_go_on_from() -> None:
 
 @virtual_time
 async def test_a_new_partition_is_read_from_its_beginning() -> None:
-    """It is found at the interval, and not begun at the place of another one."""
+    """It is found at the interval, and not begun at another partition's position."""
     async with cluster() as (broker, _, client):
         broker.partitions[TOPIC] = 1
         publish(broker.topic(f"{TOPIC}-partition-0"), range(3))
@@ -315,7 +317,7 @@ async def test_a_new_partition_is_read_from_its_beginning() -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 @virtual_time
 async def test_no_message_is_missed_or_comes_twice(event: str, batch: int) -> None:
-    """U47: after a lost connection and an unload it goes on after the last message, in a batch too."""
+    """U47: after a lost connection and an unload it continues after the last message, in a batch too."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(40), batch=batch)
         async with client.reader("t", receiver_queue_size=10) as reader:
@@ -334,7 +336,7 @@ async def test_no_message_is_missed_or_comes_twice(event: str, batch: int) -> No
 
 @virtual_time
 async def test_a_message_that_was_found_before_the_connection_broke() -> None:
-    """U47: it is still unread, though the broker begins after it."""
+    """U47: it stays unread, though the broker begins after it."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(2))
         async with client.reader("t") as reader:
@@ -350,7 +352,7 @@ async def test_a_message_that_was_found_before_the_connection_broke() -> None:
 @pytest.mark.parametrize("start", ["latest", 1_790_000_000_000])
 @virtual_time
 async def test_a_quiet_topic_keeps_its_place(start: Any) -> None:
-    """Without a message read, a lost connection moves the place neither back nor forward."""
+    """Without a message read, a lost connection moves the position neither back nor forward."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(3), publish_time=1_780_000_000_000)
         async with client.reader("t", start) as reader:
@@ -366,9 +368,9 @@ async def test_a_quiet_topic_keeps_its_place(start: Any) -> None:
 @pytest.mark.parametrize("seed", seeds(range(20), fast=2))
 @virtual_time
 async def test_at_random(seed: int) -> None:
-    """Reading, looking, reading to the end, unloads and cuts, with publishing in between: all is read, in order.
+    """Reading, peeking, reading to the end, unloads and cuts, with publishing in between: all is read, in order.
 
-    Every other run seeks; the others have chunked messages, which a seek to a place between their chunks misses.
+    Every other run seeks; the others have chunked messages, which a seek to a position between their chunks misses.
     """
     choose = random.Random(seed)
     extra = "seek" if seed % 2 else "chunk"
@@ -449,7 +451,7 @@ async def test_at_random(seed: int) -> None:
 
 @virtual_time
 async def test_one_of_two_topics_is_deleted() -> None:
-    """The other one is read to its end, asked for more, and moved; without any topic the calls raise."""
+    """The other topic is read to its end, asked for more, and moved; without any topic the calls raise."""
     async with cluster() as (broker, topic, client):
         other = broker.topic(f"{TOPIC}2")
         publish(topic, range(5))
@@ -477,12 +479,12 @@ async def test_one_of_two_topics_is_deleted() -> None:
                     await call()
 
 
-# --- ends that never come ---------------------------------------------------------------------------------------------
+# --- ends that never arrive -------------------------------------------------------------------------------------------
 
 
 @virtual_time
 async def test_a_last_entry_that_is_no_message() -> None:
-    """U47: the broker's marker at the end, which it skips, does not hold ``read_to_end``."""
+    """U47: the broker's marker at the end, which it skips, does not block ``read_to_end``."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(3))
 
@@ -501,7 +503,7 @@ async def test_a_last_entry_that_is_no_message() -> None:
 
 @virtual_time
 async def test_an_end_that_was_compacted_away() -> None:
-    """U47: the last messages vanish while it reads, and then more come: it ends, and the later ones come next."""
+    """U47: the last messages are compacted away during the read, and more follow: it ends, and those come next."""
     async with cluster() as (_, topic, client):
         publish(topic, range(6))
         async with client.reader("t", receiver_queue_size=1, read_compacted=True) as reader:
@@ -516,13 +518,13 @@ async def test_an_end_that_was_compacted_away() -> None:
 
 
 async def texts_of(reading: AsyncIterator[Any]) -> list[str]:
-    """Return the payloads of the rest as text."""
+    """Return the payloads of the remaining messages as text."""
     return [message.data.decode() async for message in reading]
 
 
 @virtual_time
 async def test_chunks_without_the_rest_of_their_message() -> None:
-    """U47: a topic that ends with them has been read to its end."""
+    """U47: a topic that ends with incomplete chunks is read to its end."""
     async with cluster() as (_, topic, client):
         publish(topic, range(2))
         chunk = metadata_of(uuid="u", num_chunks_from_msg=2, chunk_id=0, total_chunk_msg_size=8)
@@ -559,7 +561,7 @@ async def test_a_mark_ahead_of_a_compacted_topic() -> None:
 
 @virtual_time
 async def test_what_was_received_stays_in_order() -> None:
-    """Messages that are received and not read come before later ones, also if the last one was compacted away."""
+    """Received and unread messages come before later ones, also if the last one was compacted away."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(5))
         del topic.entries[1]
@@ -580,8 +582,10 @@ def chunk_of(topic: FakeTopic, uuid: str, index: int, payload: bytes) -> None:
 
 @virtual_time
 async def test_chunks_between_other_messages(caplog: pytest.LogCaptureFixture) -> None:
-    """U47: the first chunk is not acknowledged with later messages, so that it comes again after a lost connection; one
-    that stays alone for twice the timeout is given up."""
+    """U47: later messages do not acknowledge the first chunk, so that it comes again after a lost connection.
+
+    One that stays alone for twice the timeout is given up.
+    """
     async with cluster() as (broker, topic, client):
         chunk_of(topic, "u", 0, b"half")
         publish(topic, range(3))
@@ -609,7 +613,7 @@ async def test_chunks_between_other_messages(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize("queue", [1, 100])
 @virtual_time
 async def test_while_the_broker_is_away(queue: int) -> None:
-    """U47: it waits for what it knows to come, and for no more; without an answer at first it raises."""
+    """U47: it waits for messages that it knows of, and for no others; without an answer at first it raises."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(4))
         async with client.reader("t", receiver_queue_size=queue) as reader:
@@ -634,7 +638,7 @@ async def test_while_the_broker_is_away(queue: int) -> None:
 
 @virtual_time
 async def test_a_payload_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """U47: what has arrived and is still being decompressed is read too."""
+    """U47: a message that has arrived and is still being decompressed is read too."""
     async with cluster() as (_, topic, client):
         publish(topic, range(4), batch=2)
         async with client.reader("t") as reader:
@@ -652,7 +656,7 @@ async def test_a_payload_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @virtual_time
 async def test_seek() -> None:
-    """To a message, a time and both ends; messages that were kept are forgotten."""
+    """To a message, a time and both ends; kept messages are forgotten."""
     async with cluster() as (_, topic, client):
         for number in range(6):
             publish(topic, range(number, number + 1), publish_time=1_790_000_000_000 + number)
@@ -681,7 +685,7 @@ async def test_seek() -> None:
 @pytest.mark.parametrize("answer", [refuse("MetadataError"), silence])
 @virtual_time
 async def test_a_seek_that_fails_loses_nothing(answer: Any) -> None:
-    """What was found and not read still comes, once."""
+    """Found and unread messages still come, once."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(6), batch=2)
         async with client.reader("t") as reader:
@@ -698,7 +702,7 @@ async def test_a_seek_that_fails_loses_nothing(answer: Any) -> None:
 @pytest.mark.parametrize("answer", [refuse("MetadataError"), silence])
 @virtual_time
 async def test_a_seek_that_fails_loses_no_chunk(answer: Any) -> None:
-    """A message whose first chunk came before messages that are read comes when the other one does."""
+    """A message whose first chunk came before read messages comes when its other chunk does."""
     async with cluster() as (broker, topic, client):
         chunk_of(topic, "u", 0, b"half")
         publish(topic, range(2))
@@ -715,7 +719,7 @@ async def test_a_seek_that_fails_loses_no_chunk(answer: Any) -> None:
 
 @virtual_time
 async def test_what_was_read_is_not_acknowledged_during_a_seek() -> None:
-    """An acknowledgement of the old position that the broker gets after the seek would skip messages of the new one."""
+    """An acknowledgement of the old position that reaches the broker after the seek would skip new messages."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(6))
         async with client.reader("t", receiver_queue_size=1) as reader:
@@ -729,7 +733,7 @@ async def test_what_was_read_is_not_acknowledged_during_a_seek() -> None:
 
 @virtual_time
 async def test_a_seek_in_one_partition() -> None:
-    """The others go on where they were, with what was found there."""
+    """The other partitions continue where they were, with their found messages."""
     async with cluster() as (broker, _, client):
         broker.partitions[TOPIC] = 2
         for number in range(2):
@@ -747,7 +751,7 @@ async def test_a_seek_in_one_partition() -> None:
 @pytest.mark.parametrize("is_refused", [False, True])
 @virtual_time
 async def test_all_comes_of_a_partition_that_has_moved_when_the_seek_ends_early(*, is_refused: bool) -> None:
-    """A partition that is moved comes from there, though the call is cancelled, or another partition is refused."""
+    """A moved partition comes from its new position, though the call is cancelled or another partition refuses."""
     async with cluster() as (broker, _, client):
         broker.partitions[TOPIC] = 2
         first, second = (f"{TOPIC}-partition-{number}" for number in range(2))
@@ -773,7 +777,7 @@ def _is_of(call: Call, topic: str) -> bool:
 
 @virtual_time
 async def test_a_seek_while_another_task_reads() -> None:
-    """Each of 34 partitions moves in its turn; all its messages come again, whatever was read of it until then."""
+    """Each of 34 partitions moves in its turn; all its messages come again, whatever was read before."""
     async with cluster() as (broker, _, client):
         broker.partitions[TOPIC] = 34
         topics = [broker.topic(f"{TOPIC}-partition-{number}") for number in range(34)]
@@ -830,7 +834,7 @@ async def test_cancelled_and_timed_out_calls_lose_nothing() -> None:
 
 @virtual_time
 async def test_several_tasks() -> None:
-    """Each message goes to one of them."""
+    """Each message goes to one of the tasks."""
     async with cluster() as (_, topic, client), client.reader("t") as reader:
         tasks = [asyncio.create_task(reader.read()) for _ in range(10)]
         ending = asyncio.create_task(texts(reader))
@@ -877,7 +881,7 @@ async def test_closing_ends_calls() -> None:
 
 @virtual_time
 async def test_a_dropped_reader_closes_itself() -> None:
-    """It warns, and the broker has no consumer of it any more."""
+    """It warns, and the broker no longer has its consumer."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(2))
         with pytest.warns(ResourceWarning, match="Reader of"):
@@ -888,7 +892,7 @@ async def test_a_dropped_reader_closes_itself() -> None:
 
 @virtual_time
 async def test_what_was_read_is_acknowledged() -> None:
-    """Once a second, all up to the last message that was read; of a batch that is read in part, what is before it."""
+    """Once a second, all up to the last message read; in a partly read batch, the messages before it."""
     async with cluster() as (broker, topic, client):
         publish(topic, range(6), batch=3)
         publish(topic, range(6, 60))
@@ -915,7 +919,7 @@ async def test_what_was_read_is_acknowledged() -> None:
 
 @virtual_time
 async def test_an_unreadable_message_does_not_stop_others() -> None:
-    """Its ``data`` raises; the fields of all are there, and verbs are not."""
+    """Its ``data`` raises; its other fields are there, and it cannot be settled."""
     async with cluster() as (_, topic, client):
         topic.publish(b"x", encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
         topic.publish(b"y", properties={"a": "b"}, partition_key="k", event_time=5, ordering_key=b"o")
@@ -932,7 +936,7 @@ async def test_an_unreadable_message_does_not_stop_others() -> None:
 
 @virtual_time
 async def test_deleted_topics_are_forgotten() -> None:
-    """A pattern whose topics come and go takes no more memory, and a topic that is created again is read."""
+    """A pattern whose topics come and go uses no more memory, and a topic that is created again is read."""
     async with cluster() as (broker, _, client), client.reader(re.compile("x.*"), discovery_interval=1) as reader:
         for number in range(5):
             name = f"persistent://public/default/x{number % 2}"

@@ -24,14 +24,14 @@ OPTIONS: dict[str, Any] = {"backoff_maximum": 1.0, "request_timeout": 5.0}
 
 
 class Moody(TokenAuthentication):
-    """A token that is there or not."""
+    """A token that can be had or not."""
 
     def __init__(self) -> None:
         super().__init__("token")
         self.fault: BaseException | None = None
 
     async def data(self, challenge: bytes | None) -> bytes:
-        """Return it, or raise what is wrong."""
+        """Return the token, or raise the fault."""
         if self.fault is not None:
             raise self.fault
         return await super().data(challenge)
@@ -56,11 +56,11 @@ FAULTS: list[BaseException | str] = [
     "pulsar://a:1,b:2",
     "refused",
 ]
-"""What an authentication raises, or what the broker names as an address; see :func:`break_it`."""
+"""The errors of an authentication, or the broker's addresses; see :func:`break_it`."""
 
 
 def break_it(broker: FakeBroker, who: Moody, fault: BaseException | str) -> None:
-    """Have each attempt to connect fail from now on, and end the connections."""
+    """Make each connection attempt fail from now on, and end the connections."""
     if fault == "refused":
         broker.always("PRODUCER", refuse("ServiceNotReady"))
         broker.always("SUBSCRIBE", refuse("ServiceNotReady"))
@@ -72,7 +72,7 @@ def break_it(broker: FakeBroker, who: Moody, fault: BaseException | str) -> None
 
 
 def mend(broker: FakeBroker, who: Moody) -> None:
-    """Have all work again."""
+    """Make everything work again."""
     who.fault = None
     for kind in ("LOOKUP", "PRODUCER", "SUBSCRIBE"):
         broker.normally(kind)
@@ -88,7 +88,7 @@ def connect(broker: FakeBroker, who: Moody) -> Client:
 async def test_what_fails_for_a_moment_ends_nothing(
     fault: BaseException | str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """O11: producers, consumers and dead letters go on trying, and are well again when their credentials are."""
+    """O11: producers, consumers and dead letters keep trying, and work again when their credentials do."""
     caplog.set_level(logging.WARNING)
     broker, who = FakeBroker(), Moody()
     dead = broker.topic(f"{TOPIC}-s-DLQ")
@@ -120,17 +120,17 @@ async def test_what_fails_for_a_moment_ends_nothing(
 
 
 def looks_for_partitions(client: Client) -> Any:
-    """Return a producer."""
+    """Return a producer that looks for partitions."""
     return client.producer("t")
 
 
 def looks_for_partitions_to_consume(client: Client) -> Any:
-    """Return a consumer of partitions."""
+    """Return a consumer that looks for partitions."""
     return client.subscribe("t", "s")
 
 
 def looks_for_topics(client: Client) -> Any:
-    """Return a consumer of a pattern."""
+    """Return a consumer of a pattern, which looks for topics."""
     return client.subscribe(re.compile(f"{TOPIC}.*"), "s")
 
 
@@ -146,7 +146,7 @@ async def test_looking_for_more_goes_on(
     tells_of_topics: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """O11: what looks for partitions and topics goes on too, and finds what appeared meanwhile."""
+    """O11: looking for partitions and topics continues too, and finds those that were created meanwhile."""
     caplog.set_level(logging.WARNING)
     broker, who = FakeBroker(), Moody()
     broker.partitions[TOPIC] = 1
@@ -169,7 +169,7 @@ async def test_looking_for_more_goes_on(
 
 @virtual_time
 async def test_a_task_that_is_ended_by_others_ends_its_owner() -> None:
-    """O11: where what connects again is cancelled, calls raise and name the cause, those that wait already too."""
+    """O11: if the reconnecting task is cancelled, waiting and later calls raise and name the cause."""
     broker, who = FakeBroker(), Moody()
     async with connect(broker, who) as client, client.producer("t") as producer, client.subscribe("t", "s") as consumer:
         await producer.send(b"")
@@ -194,7 +194,7 @@ async def test_a_task_that_is_ended_by_others_ends_its_owner() -> None:
 
 @virtual_time
 async def test_a_client_that_is_closed_under_its_users_ends_them() -> None:
-    """O11: what connects again when its client is closed raises, instead of waiting for ever."""
+    """O11: a consumer or producer that reconnects when its client closes raises, and does not wait for ever."""
     broker, who = FakeBroker(), Moody()
     client = connect(broker, who)
     producer, consumer = await client.producer("t"), await client.subscribe("t", "s")
@@ -207,7 +207,7 @@ async def test_a_client_that_is_closed_under_its_users_ends_them() -> None:
 
 
 def migrating(call: Call) -> None:
-    """Tell a consumer or producer that its topic has moved to another cluster; do not answer its request."""
+    """Tell a consumer or producer that its topic has migrated to another cluster; do not answer its request."""
     moved = command("TOPIC_MIGRATED")
     is_consumer = call.kind == "SUBSCRIBE"
     kind = pb.CommandTopicMigrated.Consumer if is_consumer else pb.CommandTopicMigrated.Producer

@@ -1,4 +1,4 @@
-"""Frames of official clients and a real broker: read whole, and written as they were, byte for byte."""
+"""Frames of official clients and a real broker: read completely, and written again byte for byte."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MESSAGES = [one for one in recorded() if one.rest]
 
 
 def is_encrypted(one: Recorded) -> bool:
-    """Return whether it cannot be read."""
+    """Return whether the message is encrypted."""
     return b"ours" in one.rest
 
 
 @for_each("one", [one for one in recorded() if not one.rest])
 def test_commands_are_written_as_they_were(one: Recorded) -> None:
-    """Every field is known here, and in its place. The Java client writes CONNECT in another order."""
+    """Every field is known, and in its place. The Java client writes CONNECT in another order."""
     again = encode_command(one.command)
     if (one.kind, one.sender) == ("CONNECT", "java"):
         assert sorted(again) == sorted(one.frame)
@@ -45,7 +45,7 @@ def test_commands_are_written_as_they_were(one: Recorded) -> None:
 
 
 def test_messages_are_written_as_they_were() -> None:
-    """Their metadata has no field that is not known here, and checksums are the same."""
+    """Their metadata has no unknown field, and checksums are equal."""
     seen = set()
     for one in MESSAGES:
         if is_encrypted(one) or one.rest.startswith(b"\x0e\x02"):
@@ -60,7 +60,7 @@ def test_messages_are_written_as_they_were() -> None:
 
 
 def test_every_message_is_read_as_it_was_sent() -> None:
-    """From both clients, by every compression, alone and in batches, with and without what a broker adds."""
+    """From both clients, with every compression, alone and in batches, with and without broker entry metadata."""
     found = set()
     for one in MESSAGES:
         if is_encrypted(one):
@@ -83,7 +83,7 @@ def test_every_message_is_read_as_it_was_sent() -> None:
 
 
 def assert_fields(message: SingleMessage, client: str) -> None:
-    """What was given to a client for its first message is there."""
+    """Assert the fields of a client's first message."""
     if message.event_time_ms:
         assert message.event_time_ms == 1_234
         assert message.properties == ({"a": "1", "ö": ""} if client == "python" else {"a": "1"})
@@ -94,7 +94,7 @@ def assert_fields(message: SingleMessage, client: str) -> None:
 
 
 def test_batches_are_written_as_they_were() -> None:
-    """The payload of a batch before compression, from the metadata and payloads that it was read into."""
+    """The payload of a batch before compression is made from the metadata and payloads that were read."""
     count = 0
     for one in MESSAGES:
         if is_encrypted(one):
@@ -109,7 +109,7 @@ def test_batches_are_written_as_they_were() -> None:
 
 
 def test_a_message_in_chunks_is_read() -> None:
-    """Its parts as they came to the consumer, put together and decompressed then."""
+    """Its chunks, as the consumer received them, are assembled and then decompressed."""
     parts: dict[int, bytes] = {}
     metadata = pb.MessageMetadata()
     for one in of_kind("MESSAGE", "broker"):
@@ -126,7 +126,7 @@ def test_a_message_in_chunks_is_read() -> None:
 
 
 def test_encrypted_messages_are_told() -> None:
-    """They are there, alone and in a batch, and cannot be read."""
+    """They are delivered, alone and in a batch, and cannot be read."""
     encrypted = [one for one in MESSAGES if is_encrypted(one)]
     assert len(encrypted) >= 2
     for one in encrypted:
@@ -135,7 +135,7 @@ def test_encrypted_messages_are_told() -> None:
 
 
 def test_the_broker_answers_as_expected() -> None:
-    """The kinds of answers, of both clients' connections."""
+    """The kinds of answers on both clients' connections are as expected."""
     assert {one.kind for one in recorded() if one.sender == "broker"} >= {
         "ACK_RESPONSE",
         "CLOSE_CONSUMER",
@@ -150,11 +150,11 @@ def test_the_broker_answers_as_expected() -> None:
     }
 
 
-# --- commands that are made here, and those of others ----------------------------------------------------------------
+# --- our commands and those of other clients -------------------------------------------------------------------------
 
 
 def test_an_acknowledgement_is_that_of_the_official_client() -> None:
-    """Without a receipt, as Python's client asks for none, and with one, as Java's does: byte for byte."""
+    """Without a receipt, as the Python client, and with one, as the Java client: byte for byte."""
     for one in of_kind("ACK"):
         ack = one.command.ack
         group = AckGroup()
@@ -165,10 +165,10 @@ def test_an_acknowledgement_is_that_of_the_official_client() -> None:
 
 
 def test_small_commands_are_those_of_the_official_clients() -> None:
-    """Flow, unsubscribe, close, and the question for the last message: byte for byte."""
+    """Flow, unsubscribe, close, and the request for the last message: byte for byte."""
     for one in of_kind("FLOW"):
         assert flow_command(one.command.flow.consumer_id, one.command.flow.messagePermits) == one.frame
-    for one in of_kind("UNSUBSCRIBE", "python"):  # Java's adds that it does not force anything
+    for one in of_kind("UNSUBSCRIBE", "python"):  # the Java client's says that it does not force
         part = one.command.unsubscribe
         assert encode_command(unsubscribe_command(part.consumer_id, part.request_id)) == one.frame
     for one in of_kind("GET_LAST_MESSAGE_ID"):

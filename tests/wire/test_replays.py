@@ -1,4 +1,4 @@
-"""What hides a message, and what is gone: replays, resets, clears and lost connections, on a scripted broker."""
+"""Replays, resets, clears and lost connections, on a scripted broker: which messages are hidden or forgotten."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def publish(broker: FakeBroker, count: int, *, first: int = 0, in_batches_of: in
 
 
 def asked(broker: FakeBroker) -> int:
-    """Return how often the last message id was asked for."""
+    """Return how often the last message id was requested."""
     return len(broker.commands("GET_LAST_MESSAGE_ID"))
 
 
@@ -51,7 +51,7 @@ def numbers(count: int) -> list[bytes]:
 @pytest.mark.parametrize("kind", ["shared", "key_shared"])
 @virtual_time
 async def test_a_seek_by_one_worker_shows_all_again(kind: str, in_batches_of: int) -> None:
-    """O1: two consumers have acknowledged 100 messages; one seeks back: the two show all of them again."""
+    """O1: two consumers have acknowledged 100 messages; one seeks back: the two receive all of them again."""
     broker = FakeBroker()
     settings: dict[str, Any] = {"consumer_type": kind, "receiver_queue_size": 5}
     async with subscribed(broker, **settings) as one, subscribed(broker, **settings) as two:
@@ -69,7 +69,7 @@ async def test_a_seek_by_one_worker_shows_all_again(kind: str, in_batches_of: in
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_members_of_an_unfinished_batch_are_shown_again_too(kind: str, is_first: bool) -> None:
-    """O1: half of a batch is acknowledged when the subscription is reset to before that: all of it is delivered again.
+    """O1: half of a batch is acknowledged when the subscription is reset to before it: all of it is delivered again.
 
     The batch comes first: its member is hidden until the single message that comes next proves the replay.
     """
@@ -86,7 +86,7 @@ async def test_members_of_an_unfinished_batch_are_shown_again_too(kind: str, is_
 
 @virtual_time
 async def test_members_of_an_unfinished_batch_stay_acknowledged_over_an_unload() -> None:
-    """U3: brokers lose acknowledgements of members when they unload a topic; that looks like a seek to just there."""
+    """U3: brokers lose acknowledgements of members at an unload; that looks like a seek to the batch."""
     broker = FakeBroker()
     async with subscribed(broker) as one:
         publish(broker, 2, in_batches_of=2)
@@ -104,7 +104,7 @@ async def test_members_of_an_unfinished_batch_stay_acknowledged_over_an_unload()
 @pytest.mark.parametrize("kind", TYPES)
 @virtual_time
 async def test_a_reset_shows_everything_at_once(kind: str, is_by_id: bool) -> None:
-    """O2: ten messages are acknowledged, one second later an administrator resets the subscription: all are shown."""
+    """O2: ten messages are acknowledged, a second later an administrator resets the subscription: all are delivered."""
     broker = FakeBroker()
     async with subscribed(broker, consumer_type=kind) as consumer:
         publish(broker, 10)
@@ -129,7 +129,7 @@ async def test_a_cumulative_ack_hides_no_replay() -> None:
 
 @virtual_time
 async def test_a_reset_in_one_partition() -> None:
-    """O2: one of two partitions is reset: it is delivered again, the other is not; copies of that are still hidden."""
+    """O2: one of two partitions is reset: it is delivered again, the other is not; its duplicates stay hidden."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     one, two = (f"{TOPIC}-partition-{number}" for number in range(2))
@@ -139,7 +139,7 @@ async def test_a_reset_in_one_partition() -> None:
         await shown(consumer, seconds=1)
         broker.reset(one)
         entry = broker.topic(two).entries[0]
-        the(broker, two)._hand_out(entry, the(broker, two).consumers[0])  # a copy that was on its way
+        the(broker, two)._hand_out(entry, the(broker, two).consumers[0])  # a duplicate that was on its way
         assert sorted(await shown(consumer)) == numbers(5)
         assert consumer.statistics().acked_again == 1
 
@@ -147,7 +147,7 @@ async def test_a_reset_in_one_partition() -> None:
 @pytest.mark.parametrize("kind", TYPES)
 @virtual_time
 async def test_an_unload_shows_nothing_again(kind: str) -> None:
-    """O2: the topic moves to another broker right after the acknowledgements: the broker has them, nothing comes."""
+    """O2: the topic moves to another broker right after the acknowledgements, which the broker has: nothing comes."""
     broker = FakeBroker()
     async with subscribed(broker, consumer_type=kind) as consumer:
         publish(broker, 10)
@@ -158,7 +158,7 @@ async def test_an_unload_shows_nothing_again(kind: str) -> None:
 
 @virtual_time
 async def test_a_receipt_that_came_just_before_the_end_counts() -> None:
-    """O1: the broker has confirmed and closes the consumer in the same breath: nothing is acknowledged once more."""
+    """O1: the broker confirms and closes the consumer at the same moment: nothing is acknowledged again."""
     broker = FakeBroker()
 
     def confirmed_then_reset(call: Any) -> None:
@@ -178,7 +178,7 @@ async def test_a_receipt_that_came_just_before_the_end_counts() -> None:
 
 @virtual_time
 async def test_a_seek_while_another_consumer_comes_back() -> None:
-    """O1: a connection broke, and somebody seeks in the moment in which its consumer subscribes again: all is shown."""
+    """O1: a connection breaks, and another consumer seeks just while this one subscribes again: all is delivered."""
     broker = FakeBroker()
 
     def subscribed_and_closed(call: Any) -> None:
@@ -196,7 +196,7 @@ async def test_a_seek_while_another_consumer_comes_back() -> None:
 @pytest.mark.parametrize(("seconds", "is_hidden"), [(9.0, True), (11.0, False)])
 @virtual_time
 async def test_a_broker_that_was_killed(seconds: float, is_hidden: bool) -> None:
-    """O5: a killed broker sends again what it had confirmed in the 10 s before: hidden, however long it was away."""
+    """O5: a killed broker redelivers what it had confirmed in the 10 s before: hidden, however long it was away."""
     broker = FakeBroker()
     async with subscribed(broker) as consumer:
         publish(broker, 10)
@@ -214,7 +214,7 @@ async def test_a_broker_that_was_killed(seconds: float, is_hidden: bool) -> None
 
 @virtual_time
 async def test_a_broker_that_is_killed_twice() -> None:
-    """O5: what was acknowledged again after the first time is hidden after the second one."""
+    """O5: messages acknowledged again after the first kill are hidden after the second."""
     broker = FakeBroker()
     async with subscribed(broker) as consumer:
         publish(broker, 10)
@@ -229,7 +229,7 @@ async def test_a_broker_that_is_killed_twice() -> None:
 
 @virtual_time
 async def test_what_is_not_confirmed_is_acknowledged_again_first() -> None:
-    """O5: acknowledgements that were under way when the connection broke are sent again, and their messages hidden."""
+    """O5: acknowledgements that were open when the connection broke are sent again, and their messages hidden."""
     broker = FakeBroker()
     async with subscribed(broker) as consumer:
         publish(broker, 10)
@@ -249,7 +249,7 @@ async def test_what_is_not_confirmed_is_acknowledged_again_first() -> None:
 async def work_and_stop(
     broker: FakeBroker, folder: Path, *, is_killed: bool, topic: str = TOPIC, **settings: Any
 ) -> Path:
-    """Acknowledge all with a durable consumer, and end it; return the folder as its end has left it."""
+    """Acknowledge all with a durable consumer, and end it; return its folder."""
     left = folder.with_name("left")
     async with subscribed(broker, topic, durable=folder, **settings) as consumer:
         assert len(await shown(consumer, seconds=1)) == 10
@@ -261,7 +261,7 @@ async def work_and_stop(
 @pytest.mark.parametrize("is_killed", [False, True])
 @virtual_time
 async def test_a_reset_while_a_durable_consumer_is_away(is_killed: bool, tmp_path: Path) -> None:
-    """O3: a durable consumer is stopped, or killed, and the subscription reset 3 s later: all 10 are shown."""
+    """O3: a durable consumer is stopped, or killed, and the subscription reset 3 s later: all 10 are delivered."""
     broker = FakeBroker()
     publish(broker, 10)
     folder = await work_and_stop(broker, tmp_path / "state", is_killed=is_killed)
@@ -288,7 +288,7 @@ async def test_partitions_that_are_reset_while_a_durable_consumer_is_away(tmp_pa
 
 @virtual_time
 async def test_a_new_subscription_on_the_folder_of_one_that_is_gone(tmp_path: Path) -> None:
-    """O3b: a durable consumer unsubscribes; on its folder a new subscription shows everything for the first time."""
+    """O3b: a durable consumer unsubscribes; a new subscription with its folder delivers all as first attempts."""
     broker = FakeBroker()
     publish(broker, 5)
     async with subscribed(broker, durable=tmp_path) as consumer:
@@ -303,7 +303,7 @@ async def test_a_new_subscription_on_the_folder_of_one_that_is_gone(tmp_path: Pa
 
 @virtual_time
 async def test_a_refused_unsubscribe_changes_nothing(tmp_path: Path) -> None:
-    """O3b: others consume, so the broker refuses: what is held is still held, and comes in time."""
+    """O3b: other consumers make the broker refuse: held messages stay held, and come in time."""
     broker = FakeBroker()
     publish(broker, 1)
     broker.always("UNSUBSCRIBE", refuse("MetadataError"))
@@ -319,7 +319,7 @@ async def test_a_refused_unsubscribe_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("after_s", [0, 0.001, 0.0025])
 @virtual_time
 async def test_a_cancelled_unsubscribe_goes_on_to_its_end(after_s: float, tmp_path: Path) -> None:
-    """O3b: the subscription is not gone while its consumer stays open and waits for ever; its state goes with it."""
+    """O3b: the subscription is not deleted while its consumer stays open for ever; its state is deleted with it."""
     broker = FakeBroker()
     publish(broker, 3)
     async with subscribed(broker, durable=tmp_path) as consumer:
@@ -343,7 +343,7 @@ async def test_a_cancelled_unsubscribe_goes_on_to_its_end(after_s: float, tmp_pa
 
 @virtual_time
 async def test_a_handler_that_unsubscribes() -> None:
-    """O3b: a running handler deletes the subscription and closes, and does not wait for its own end."""
+    """O3b: a running handler deletes the subscription and closes, without waiting for itself."""
     broker, handled = FakeBroker(), list[bytes]()
     publish(broker, 3)
 
@@ -362,7 +362,7 @@ async def test_a_handler_that_unsubscribes() -> None:
 @pytest.mark.parametrize("after_s", [0, 0.0015, None])
 @virtual_time
 async def test_what_is_left_of_partitions_is_deleted_by_a_later_call(after_s: float | None) -> None:
-    """O3b: the broker refuses for one partition; the others are deleted, and the call made again deletes that one."""
+    """O3b: the broker refuses for one partition; the others are deleted, and a second call deletes that one."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 3
     refusal = refuse("MetadataError")
@@ -377,7 +377,7 @@ async def test_what_is_left_of_partitions_is_deleted_by_a_later_call(after_s: fl
 @pytest.mark.parametrize("is_durable", [False, True])
 @virtual_time
 async def test_a_seek_while_acknowledgements_are_on_their_way(is_durable: bool, tmp_path: Path) -> None:
-    """O49: 100 acks are on their way when their consumer seeks back: all are shown, also after a restart."""
+    """O49: 100 acks are being sent when their consumer seeks back: all are delivered, also after a restart."""
     broker = FakeBroker()
     settings: dict[str, Any] = {"durable": tmp_path / "state"} if is_durable else {}
     publish(broker, 100)
@@ -405,7 +405,7 @@ async def test_a_seek_while_acknowledgements_are_on_their_way(is_durable: bool, 
 @pytest.mark.parametrize("kind", TYPES)
 @virtual_time
 async def test_seek_to_the_latest(kind: str, topics: Any) -> None:
-    """O4: after a seek to the latest id nothing old comes, and what is published is shown at once."""
+    """O4: after a seek to the latest id nothing old comes, and a new message is delivered at once."""
     broker = FakeBroker()
     publish(broker, 3)
     async with subscribed(broker, topics, consumer_type=kind) as consumer:
@@ -419,7 +419,7 @@ async def test_seek_to_the_latest(kind: str, topics: Any) -> None:
 @pytest.mark.parametrize("has_index_acks", [True, False])
 @virtual_time
 async def test_a_member_is_acknowledged_before_it_comes(has_index_acks: bool) -> None:
-    """O6: messages of a batch are acknowledged by ids from elsewhere, before they were received: they are not shown."""
+    """O6: members of a batch, acknowledged by ids from elsewhere before they were received, are not delivered."""
     broker = FakeBroker()
     publish(broker, 5, in_batches_of=5)
     async with subscribed(broker, batch_index_ack=has_index_acks) as consumer:
@@ -429,11 +429,11 @@ async def test_a_member_is_acknowledged_before_it_comes(has_index_acks: bool) ->
         assert len(the(broker).acked) == 1
 
 
-# --- what is gone ---
+# --- removed messages ---
 
 
 def poisoned(kind: str) -> dict[str, Any]:
-    """Return the settings of a consumer by a name: a batch is meant to have another member in flight."""
+    """Return the settings of a consumer by name: for a batch another member should be in flight."""
     return {"consumer_type": "shared" if kind == "batch" else kind}
 
 
@@ -441,7 +441,7 @@ def poisoned(kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [*TYPES, "batch"])
 @virtual_time
 async def test_a_poison_message_that_was_cleared(kind: str, delay: float) -> None:
-    """O8: a message is nacked again and again; the backlog is cleared: it is shown once more at most, and forgotten."""
+    """O8: a message is nacked repeatedly; the backlog is cleared: it is delivered once more at most, and forgotten."""
     broker, letters = FakeBroker(), FakePublisher()
     count = 2 if kind == "batch" else 1
     publish(broker, count, in_batches_of=count)
@@ -471,7 +471,7 @@ async def test_a_poison_message_that_was_cleared(kind: str, delay: float) -> Non
 
 @virtual_time
 async def test_a_dead_letter_of_what_is_gone() -> None:
-    """O8: a dead letter waits for its publisher; the backlog is cleared: it is given up, and waiting calls fail."""
+    """O8: a dead letter waits for its publisher; the backlog is cleared: it is dropped, and waiting calls fail."""
     broker, letters = FakeBroker(), FakePublisher()
     letters.fail_next(1_000)
     publish(broker, 1)
@@ -491,7 +491,7 @@ async def test_a_dead_letter_of_what_is_gone() -> None:
 @pytest.mark.parametrize("kind", [*TYPES, "batch"])
 @virtual_time
 async def test_a_dead_letter_of_what_was_cleared_a_moment_ago(kind: str) -> None:
-    """O8: a message is in flight when the backlog is cleared, and then given up: there is no dead letter of it."""
+    """O8: a message is in flight when the backlog is cleared, and then dead-lettered: there is no dead letter."""
     broker, letters = FakeBroker(), FakePublisher()
     count = 2 if kind == "batch" else 1
     publish(broker, count, in_batches_of=count)
@@ -510,7 +510,7 @@ async def test_a_dead_letter_of_what_was_cleared_a_moment_ago(kind: str) -> None
 
 @virtual_time
 async def test_the_broker_is_asked_once_a_second_while_something_waits() -> None:
-    """O8: nothing is asked where nothing is held; one request a second while something is, and none afterwards."""
+    """O8: without held messages there are no requests; one a second while a message is held, and none afterwards."""
     broker = FakeBroker()
     publish(broker, 100)
     async with subscribed(broker) as consumer:
@@ -531,7 +531,7 @@ async def test_the_broker_is_asked_once_a_second_while_something_waits() -> None
 @pytest.mark.parametrize("refuses", [False, True])
 @virtual_time
 async def test_a_broker_that_does_not_tell(refuses: bool) -> None:
-    """O8: a broker that does not send the position, or refuses, is asked once in a session, and nothing is dropped."""
+    """O8: a broker that does not send the position, or refuses, is asked once a session, and nothing is dropped."""
     broker = FakeBroker()
     broker.tells_mark_delete = False
     if refuses:
@@ -548,7 +548,7 @@ async def test_a_broker_that_does_not_tell(refuses: bool) -> None:
 
 @virtual_time
 async def test_a_reader_keeps_what_it_holds() -> None:
-    """O8: a subscription that is not durable begins behind what was taken, whatever is held: that is still shown."""
+    """O8: a non-durable subscription begins after the messages taken; held ones are still delivered."""
     broker = FakeBroker()
     publish(broker, 3)
     settings: dict[str, Any] = {"consumer_type": "exclusive", "durable_subscription": False}
@@ -561,19 +561,19 @@ async def test_a_reader_keeps_what_it_holds() -> None:
         assert asked(broker) == 0
 
 
-# --- who settles what, on Exclusive and Failover ---
+# --- messages that other consumers settle, on Exclusive and Failover ---
 
 
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
 @virtual_time
 async def test_what_another_consumer_settled_while_this_one_was_away(kind: str) -> None:
-    """O52: what was held in a session that ended, and does not come in the next one, is dropped and not shown."""
+    """O52: a held message whose session ended, and which does not come in the next one, is dropped."""
     broker = FakeBroker()
     publish(broker, 4)
     async with subscribed(broker, consumer_type=kind, consumer_name="a") as one:
         messages = await take(one, 4)
         for message in messages[1:]:
-            await message.nack(delay=30)  # the first one stays in flight, so that the position shows nothing
+            await message.nack(delay=30)  # the first one stays in flight, so that the position does not reveal it
         broker.always("SUBSCRIBE", refuse("ServiceNotReady"))
         broker.cut()
         await asyncio.sleep(1)
@@ -594,7 +594,7 @@ def ids_of(broker: FakeBroker, *entries: int) -> Any:
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
 @virtual_time
 async def test_what_is_held_is_exact_after_a_session(kind: str, is_lost: bool) -> None:
-    """O52: what comes again in the next session is held on, and shown from memory at its time, in the same attempt."""
+    """O52: a held message that comes again in the next session stays held, and is delivered at its deadline."""
     broker = FakeBroker()
     publish(broker, 3)
     async with subscribed(broker, consumer_type=kind) as consumer:
@@ -617,7 +617,7 @@ async def test_what_is_held_is_exact_after_a_session(kind: str, is_lost: bool) -
 @pytest.mark.parametrize("is_last", [True, False])
 @virtual_time
 async def test_a_member_that_another_worker_got_too(is_held: bool, is_last: bool) -> None:
-    """O52: a nacked member of a batch goes to another worker too, which acknowledges it: it is not shown here."""
+    """O52: a nacked member of a batch goes to another worker too, which acknowledges it: it is not delivered here."""
     broker, letters = FakeBroker(), FakePublisher()
     publish(broker, 2, in_batches_of=2)
     dead = DeadLetterPolicy(1, "dead", publisher=letters)
@@ -641,7 +641,7 @@ async def test_a_member_that_another_worker_got_too(is_held: bool, is_last: bool
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
 @virtual_time
 async def test_a_nack_of_what_another_consumer_settled_after_a_seek_in_another_topic(kind: str) -> None:
-    """O52: a message in hand since an earlier session is unknown after the seek; nacked, it is asked for, not shown."""
+    """O52: a message in flight since an earlier session is unknown after the seek; a nack asks the broker for it."""
     broker = FakeBroker()
     other = f"{BASE}other"
     broker.topic(other).ledger = 70
@@ -661,7 +661,7 @@ async def test_a_nack_of_what_another_consumer_settled_after_a_seek_in_another_t
 
 @virtual_time
 async def test_what_is_due_and_not_received_goes_with_the_rest() -> None:
-    """O53: held messages are due and wait to be received when another consumer takes over: it alone shows them."""
+    """O53: held messages are due and not received when another consumer takes over: only that one delivers them."""
     broker = FakeBroker()
     settings: dict[str, Any] = {"consumer_type": "failover"}
     async with subscribed(broker, consumer_name="b", **settings) as second:

@@ -31,7 +31,7 @@ COUNT: Final = 12
 
 
 def a_broker(names: list[str]) -> FakeBroker:
-    """Return one that has these topics."""
+    """Return a broker with these topics."""
     broker = FakeBroker()
     broker.partitions[f"{BASE}parted"] = 2
     for ledger, name in enumerate(names, 7):
@@ -40,7 +40,7 @@ def a_broker(names: list[str]) -> FakeBroker:
 
 
 def publish(broker: FakeBroker, form: str, names: list[str], *, first: int = 0, count: int = COUNT) -> None:
-    """Publish messages that hold their numbers, spread over topics."""
+    """Publish numbered messages, spread over topics."""
     each = count // len(names)
     for name in names:
         data = [b"%d" % number for number in range(first, first + each)]
@@ -66,10 +66,10 @@ def publish(broker: FakeBroker, form: str, names: list[str], *, first: int = 0, 
 @for_each(("form", "place"), EVERYWHERE)
 @virtual_time
 async def test_a_seek_by_one_worker(form: str, place: str) -> None:
-    """O1: two consumers have acknowledged everything; one seeks back: the two show all of it again."""
+    """O1: two consumers have acknowledged everything; one seeks back: the two receive all of it again."""
     selected, names = PLACES[place]
     broker = a_broker(names)
-    kind = "key_shared" if form == "chunks" else "shared"  # the scripted broker parts the chunks of a message on Shared
+    kind = "key_shared" if form == "chunks" else "shared"  # on Shared the scripted broker separates a message's chunks
     settings: dict[str, Any] = {"receiver_queue_size": 5, "consumer_type": kind}
     async with subscribed(broker, selected, **settings) as one, subscribed(broker, selected, **settings) as two:
         publish(broker, form, names)
@@ -85,7 +85,7 @@ async def test_a_seek_by_one_worker(form: str, place: str) -> None:
 @for_each(("form", "place"), EVERYWHERE)
 @virtual_time
 async def test_a_reset(form: str, place: str, kind: str, is_durable: bool, tmp_path: Path) -> None:
-    """O2, O3: an administrator resets while the consumer is connected, and while it is away: all is shown each time."""
+    """O2, O3: an administrator resets while the consumer is connected, and while it is away: all comes each time."""
     await _reset(form, place, kind, tmp_path if is_durable else None)
 
 
@@ -113,7 +113,7 @@ async def _reset(form: str, place: str, kind: str, folder: Path | None) -> None:
 @for_each(("form", "place"), EVERYWHERE)
 @virtual_time
 async def test_a_seek_to_the_latest(form: str, place: str) -> None:
-    """O4: nothing old comes, wherever it is; what is published afterwards is shown at once."""
+    """O4: nothing old comes, in any form; a message published afterwards is delivered at once."""
     selected, names = PLACES[place]
     broker = a_broker(names)
     publish(broker, form, names)
@@ -129,7 +129,7 @@ async def test_a_seek_to_the_latest(form: str, place: str) -> None:
 @for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in ("shared", "failover")])
 @virtual_time
 async def test_what_is_held_and_cleared(form: str, place: str, kind: str, is_durable: bool, tmp_path: Path) -> None:
-    """O8: all is nacked again and again, then cleared in every topic: one more showing at most, nothing is kept."""
+    """O8: all is nacked repeatedly, then cleared in every topic: one more delivery at most, nothing is kept."""
     selected, names = PLACES[place]
     broker, letters = a_broker(names), FakePublisher()
     publish(broker, form, names)
@@ -173,7 +173,7 @@ async def test_a_reset_of_a_durable_consumer(form: str, place: str, tmp_path: Pa
 @for_each("form", FORMS)
 @virtual_time
 async def test_a_reset_by_id(form: str) -> None:
-    """O2: a reset to the first entry of a message in the middle shows it and what follows."""
+    """O2: a reset to the first entry of a message in the middle delivers it and the following ones."""
     broker = a_broker([f"{BASE}t"])
     publish(broker, form, [f"{BASE}t"])
     async with subscribed(broker) as consumer:
@@ -185,7 +185,7 @@ async def test_a_reset_by_id(form: str) -> None:
 @for_each("form", FORMS)
 @virtual_time
 async def test_a_reset_by_ones_own_seek(form: str) -> None:
-    """O1: a seek to the id of a message shows it and what follows, whatever its form."""
+    """O1: a seek to the id of a message delivers it and the following ones, whatever its form."""
     broker = a_broker([f"{BASE}t"])
     publish(broker, form, [f"{BASE}t"])
     async with subscribed(broker) as consumer:
@@ -200,7 +200,7 @@ async def test_a_reset_by_ones_own_seek(form: str) -> None:
 @for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in TYPES])
 @virtual_time
 async def test_a_lost_connection(form: str, place: str, kind: str) -> None:
-    """O5: acknowledgements under way are sent again, confirmed ones hide what the broker lost: nothing is shown."""
+    """O5: open acknowledgements are sent again, confirmed ones hide what the broker lost: nothing is delivered."""
     selected, names = PLACES[place]
     broker = a_broker(names)
     publish(broker, form, names)
@@ -223,7 +223,7 @@ async def test_a_lost_connection(form: str, place: str, kind: str) -> None:
 @for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in TYPES])
 @virtual_time
 async def test_a_seek_while_acknowledgements_are_on_their_way(form: str, place: str, kind: str) -> None:
-    """O49: all that was being acknowledged is delivered again, once, and is unacknowledged at the broker."""
+    """O49: all messages being acknowledged are delivered again, once, and are unacknowledged at the broker."""
     selected, names = PLACES[place]
     broker = a_broker(names)
     publish(broker, form, names)
@@ -273,7 +273,7 @@ async def test_what_another_consumer_settled(form: str, place: str, kind: str) -
 @for_each(("form", "place"), EVERYWHERE)
 @virtual_time
 async def test_a_failover_switch(form: str, place: str) -> None:
-    """O53: what is held, and what is due and waits, is shown by the consumer that takes over alone."""
+    """O53: held messages, and due ones that wait, are delivered only by the consumer that takes over."""
     selected, names = PLACES[place]
     broker = a_broker(names)
     publish(broker, form, names)
@@ -293,7 +293,7 @@ async def test_a_failover_switch(form: str, place: str) -> None:
 @for_each("place", PLACES)
 @virtual_time
 async def test_members_are_acknowledged_before_they_come(place: str) -> None:
-    """O6: of the first batch of each topic, the second member: it is not shown."""
+    """O6: the second member of the first batch of each topic is not delivered."""
     selected, names = PLACES[place]
     broker = a_broker(names)
     publish(broker, "batch", names)

@@ -1,4 +1,4 @@
-"""The table of requests: one timer, for the earliest, and no more memory than what waits."""
+"""The table of requests: one timer, for the earliest, and no more memory than open requests need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def begin(requests: PendingRequests, what: str, timeout: float | None = None) ->
 
 @virtual_time
 async def test_each_has_its_own_time() -> None:
-    """PendingRequests time out each at its own time, exactly, whatever the order in which they were made."""
+    """Each request times out exactly at its own time, whatever the order in which they were made."""
     requests, loop = table(), asyncio.get_running_loop()
     ended: dict[str, float] = {}
 
@@ -46,7 +46,7 @@ async def test_each_has_its_own_time() -> None:
 
 @virtual_time
 async def test_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one timer however many wait, and none when all are answered or failed."""
+    """There is one timer for any number of requests, and none when all are answered or failed."""
     requests, loop = table(), asyncio.get_running_loop()
     timers: list[float] = []
     call_at = loop.call_at
@@ -69,7 +69,7 @@ async def test_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @virtual_time
 async def test_memory_is_that_of_what_waits() -> None:
-    """Deadlines of what was answered are dropped when they are the greater part."""
+    """Deadlines of answered requests are dropped when they are the greater part."""
     requests = table()
     for _ in range(10_000):
         requests.resolve(begin(requests, "ACK")[0], DONE)
@@ -79,7 +79,7 @@ async def test_memory_is_that_of_what_waits() -> None:
 
 @virtual_time
 async def test_answers_that_nobody_waits_for() -> None:
-    """Answers and failures of requests that are forgotten, cancelled or unknown are dropped."""
+    """Answers and failures of forgotten, cancelled or unknown requests are dropped."""
     requests = table()
     (_, cancelled), (_, forgotten) = begin(requests, "a"), begin(requests, "b")
     cancelled.cancel()
@@ -94,7 +94,7 @@ async def test_answers_that_nobody_waits_for() -> None:
 
 @virtual_time
 async def test_what_raises_keeps_nothing_from_the_others() -> None:
-    """What is called with an outcome and raises is reported to the loop; all others get theirs all the same."""
+    """A callback that raises is reported to the loop; all other callbacks get their outcomes."""
     requests = table()
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))

@@ -1,4 +1,4 @@
-"""The retry topic over the native wire, on a scripted broker: names, properties, attempts and long delays."""
+"""The retry topic with the native client, on a scripted broker: names, properties, attempts and long delays."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_twice_then_the_dead_letter_topic() -> None:
 @pytest.mark.parametrize("consumer_type", ["exclusive", "failover"])
 @virtual_time
 async def test_where_nothing_can_be_delayed(consumer_type: Any) -> None:
-    """U14: on Exclusive and Failover the setting is refused, by its name, before anything is connected."""
+    """U14: on Exclusive and Failover the setting is refused by name, before connecting."""
     broker = FakeBroker()
     async with Client(broker.url, dial=broker.dial) as client:
         with pytest.raises(InvalidArgumentError, match="retry_topic: expected None on Exclusive and Failover"):
@@ -90,7 +90,7 @@ async def test_where_nothing_can_be_delayed(consumer_type: Any) -> None:
 )
 @virtual_time
 async def test_settings_that_do_not_go_together(topic: Any, settings: dict[str, Any], match: str) -> None:
-    """N24: each is refused by its name, before anything is connected."""
+    """N24: each is refused by its name, before connecting."""
     broker = FakeBroker()
     async with Client(broker.url, dial=broker.dial) as client:
         with pytest.raises(InvalidArgumentError, match=match):
@@ -100,7 +100,7 @@ async def test_settings_that_do_not_go_together(topic: Any, settings: dict[str, 
 
 @virtual_time
 async def test_several_topics_share_a_named_one() -> None:
-    """U15: messages of two topics wait in one retry topic; their dead letters go to the topic of each."""
+    """U15: messages of two topics wait in one retry topic; each dead letter goes to the topic of its message."""
     broker = FakeBroker()
     for number, name in enumerate(("bills", "orders"), 20):
         broker.topic(f"persistent://public/default/{name}").ledger = number
@@ -121,7 +121,7 @@ async def test_several_topics_share_a_named_one() -> None:
 
 @virtual_time
 async def test_a_topic_of_a_property_is_not_trusted() -> None:
-    """U15: who publishes a message cannot choose where its dead letter goes to by writing ``REAL_TOPIC``."""
+    """U15: a publisher cannot choose where its message's dead letter goes by writing ``REAL_TOPIC``."""
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"order", properties={"REAL_TOPIC": "persistent://secret/place/x"})
     async with consuming(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
@@ -132,7 +132,7 @@ async def test_a_topic_of_a_property_is_not_trusted() -> None:
 
 @virtual_time
 async def test_partitions_share_one_retry_topic() -> None:
-    """U15, U46: one retry topic and one dead-letter topic for all partitions, named after the whole, as in Java."""
+    """U15, U46: one retry topic and one dead-letter topic for all partitions, named as in Java."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     for partition in range(2):
@@ -172,7 +172,7 @@ async def test_dead_letters_of_partitions_by_the_java_setting() -> None:
 
 @virtual_time
 async def test_killed_between_publishing_and_acknowledging() -> None:
-    """U15: killed between both steps there are two, of one origin, and never none."""
+    """U15: killed between both steps there are two messages, of one origin, and never none."""
     broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker) as consumer:
         message = await consumer.receive(timeout=1)
@@ -197,14 +197,14 @@ async def test_killed_between_publishing_and_acknowledging() -> None:
 
 @virtual_time
 async def test_a_long_nack_waits_there() -> None:
-    """U45: a nack for an hour, ``spill_after`` ten minutes: nothing is unacknowledged, and attempt 2 in an hour."""
+    """U45: a nack for an hour, ``spill_after`` ten minutes: nothing is unacknowledged; attempt 2 comes in an hour."""
     broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=timedelta(minutes=10))) as consumer:
         began_at = now()
         delayed = broker.topic(RETRY).subscriptions["billing"]
         delayed.is_paused = True
         await (await consumer.receive(timeout=1)).nack(3600, reason="busy")
-        await asyncio.sleep(3_598)  # as a broker, which delivers it a little early
+        await asyncio.sleep(3_598)  # like a broker, which delivers it a little early
         assert unacked(broker, TOPIC) == 0
         assert len(stored(broker)) == 1
         assert consumer.statistics().nacked == consumer.statistics().retried == 1
@@ -244,7 +244,7 @@ async def test_where_room_is_short_the_longest_go_first() -> None:
     broker = broker_with(*numbers(30), topic=TOPIC)
     retry_topic = RetryTopicPolicy(spill_after=600)
     about = {"retry_topic": retry_topic, "unacked_limit": 1_020, "redelivery": "broker"}
-    async with consuming(broker, **about) as consumer:  # 20 beside what is prefetched
+    async with consuming(broker, **about) as consumer:  # 20 beside the prefetched ones
         for number in range(30):
             message = await consumer.receive(timeout=1)
             async with asyncio.timeout(1):
@@ -260,7 +260,7 @@ async def test_where_room_is_short_the_longest_go_first() -> None:
 
 @virtual_time
 async def test_where_no_more_may_be_held() -> None:
-    """U17: beyond ``max_held`` nacks wait there, instead of their callers here."""
+    """U17: nacks beyond ``max_held`` wait there, and their callers do not wait here."""
     broker = broker_with(*numbers(5), topic=TOPIC)
     config = NackConfig(negative_ack_precision_bit_cnt=0, max_held=2)
     async with consuming(broker, retry_topic=RetryTopicPolicy(spill_after=600), config=config) as consumer:
@@ -299,7 +299,7 @@ async def test_durable_until_it_is_there(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_without_a_retry_topic() -> None:
-    """U14: without the setting the call says what is missing, and nothing changes: the message can be settled."""
+    """U14: without the setting the call says what is missing, and changes nothing: the message can be settled."""
     broker = broker_with(b"order", topic=TOPIC)
     async with consuming(broker, retry_topic=None) as consumer:
         message = await consumer.receive(timeout=1)
@@ -335,7 +335,7 @@ async def test_arguments_are_checked_first() -> None:
 
 @virtual_time
 async def test_forged_properties() -> None:
-    """N24: numbers that nobody meant neither stop the consumer nor hide a message."""
+    """N24: absurd numbers neither stop the consumer nor hide a message."""
     broker = FakeBroker()
     names = ("RECONSUMETIMES", "DELAY_TIME", "PULSAR_NACK_DELIVER_AT")
     values = ["9" * 18, "9" * 19, "-1", "x", "", "9" * 15, "1e3"]
@@ -354,7 +354,7 @@ async def test_forged_properties() -> None:
 
 @virtual_time
 async def test_deferred_ten_times() -> None:
-    """U12, U45: deferred for long ten times, then nacked: attempt 1 all the time, then 2, and never a dead letter."""
+    """U12, U45: deferred for long ten times, then nacked: attempt 1 until then, then 2, and never a dead letter."""
     broker = broker_with(b"order", topic=TOPIC)
     about = {"retry_topic": RetryTopicPolicy(spill_after=5), "dead_letter": DeadLetterPolicy(2)}
     async with consuming(broker, **about) as consumer:

@@ -1,4 +1,4 @@
-"""Random lives of consumers with a retry topic: whatever breaks, no message is lost, and attempts never go back."""
+"""Consumers with a retry topic and random faults: no message is lost, and attempts never decrease."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Life:
         self.attempts: dict[bytes, int] = {}
 
     async def run(self) -> None:
-        """Live until each message is acknowledged or a dead letter."""
+        """Run until each message is acknowledged or a dead letter."""
         for number in range(self.messages):
             self.broker.topic(TOPIC).publish(b"%d" % number)
         while not self.is_done():
@@ -47,12 +47,12 @@ class Life:
                 await asyncio.gather(*workers, return_exceptions=True)
 
     def is_done(self) -> bool:
-        """Return whether nothing is left, in either topic."""
+        """Return whether both topics are done."""
         topics = self.broker.topics
         return RETRY in topics and not unacked(self.broker, TOPIC) and not unacked(self.broker, RETRY)
 
     async def work(self, consumer: Consumer) -> None:
-        """Settle messages, each in a random way."""
+        """Settle each message in a random way."""
         while True:
             message = await consumer.receive()
             random, data = self.random, message.data

@@ -17,7 +17,7 @@ from pulsar_nack.wire._producer._routing import PartitionRouter, java_string_has
     [("", 0), ("a", 97), ("abc", 96354), ("order-17", 1234255109), ("polygenelubricants", 0), ("\U0001f600", 1772899)],
 )
 def test_java_string_hash(key: str, expected: int) -> None:
-    """The hash is that of java.lang.String without its sign, over UTF-16."""
+    """The hash equals that of java.lang.String without its sign, over UTF-16."""
     assert java_string_hash(key) == expected
 
 
@@ -36,14 +36,14 @@ def test_murmur3_hash(key: str, expected: int) -> None:
 
 
 def test_a_single_partition_is_drawn_once() -> None:
-    """All messages without a key go to the partition that was drawn; those with one do not."""
+    """All messages without a key go to a partition drawn at random; those with a key do not."""
     routing = PartitionRouter("single", "java_string", choose=lambda partitions: partitions - 1)
     assert [routing.partition(None, 4) for _ in range(3)] == [3, 3, 3]
     assert routing.partition("a", 4) == 97 % 4
 
 
 def test_a_function_decides() -> None:
-    """It gets key and number of partitions; what is no partition is refused."""
+    """The function gets key and number of partitions; an invalid result is refused."""
     routing = PartitionRouter(lambda key, partitions: len(key or "") % (partitions + 1), "murmur3")
     assert routing.partition("abc", 4) == 3
     with pytest.raises(InvalidArgumentError, match="routing"):
@@ -69,5 +69,5 @@ def test_wrong_settings_are_named(settings: dict[str, Any], named: str) -> None:
 
 
 def test_all_settings_are_known_to_type_checkers() -> None:
-    """What a producer's options have is what the client's method takes."""
+    """The options of a producer equal the parameters of the client's method."""
     assert set(ProducerSettings.__annotations__) == set(ProducerOptions.model_fields)

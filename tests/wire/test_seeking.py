@@ -1,4 +1,4 @@
-"""A consumer that seeks on a scripted broker: what it forgets by that, and does not move, comes again."""
+"""A consumer that seeks on a scripted broker: messages that the seek forgets without moving them come again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.wire.using import BASE, TOPIC, broker_with, now, publish, subscribed,
 @pytest.mark.parametrize("position", [-1, 2**63, 1.5, True, "x", None, 1_790_000_000, 1_790_000_000_000_000])
 @virtual_time
 async def test_what_is_no_position_is_refused_before_anything_changes(position: Any) -> None:
-    """O7: seconds and microseconds are none; a nack still comes back at its time."""
+    """O7: seconds and microseconds are refused; a nack is still redelivered at its deadline."""
     broker = broker_with(b"x")
     async with subscribed(broker) as consumer:
         await (await consumer.receive()).nack(5)
@@ -32,7 +32,7 @@ async def test_what_is_no_position_is_refused_before_anything_changes(position: 
 
 @virtual_time
 async def test_a_datetime_is_a_publish_time() -> None:
-    """O7: over all partitions the first messages that were published then or later come again."""
+    """O7: in all partitions the messages published then or later come again."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     noon = datetime(2026, 9, 21, 12, tzinfo=UTC)
@@ -48,7 +48,7 @@ async def test_a_datetime_is_a_publish_time() -> None:
 
 @virtual_time
 async def test_a_seek_in_one_partition_loses_nothing_of_another() -> None:
-    """What was held of the other one is forgotten with all nacks, and comes again."""
+    """Held messages of the other partition are forgotten with all nacks, and come again."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     for number in range(2):
@@ -63,7 +63,7 @@ async def test_a_seek_in_one_partition_loses_nothing_of_another() -> None:
 
 @virtual_time
 async def test_a_seek_to_another_topic_or_a_deleted_one_changes_nothing() -> None:
-    """It is refused, and what was held comes again at its time."""
+    """It is refused, and held messages are redelivered at their deadlines."""
     broker = broker_with(b"x")
     broker.creates_topics = False
     broker.topic(f"{BASE}t2").ledger = 60
@@ -85,7 +85,7 @@ async def test_a_seek_to_another_topic_or_a_deleted_one_changes_nothing() -> Non
 @pytest.mark.parametrize("answer", [refuse("MetadataError"), silence])
 @virtual_time
 async def test_a_seek_that_fails_or_is_cancelled_loses_nothing(answer: Any) -> None:
-    """What was held comes again."""
+    """Held messages come again."""
     broker = broker_with(b"x")
     async with subscribed(broker) as consumer:
         await (await consumer.receive()).nack(3600)
@@ -102,9 +102,9 @@ async def test_a_seek_that_fails_or_is_cancelled_loses_nothing(answer: Any) -> N
 async def test_what_is_asked_while_the_topic_is_unloaded_is_asked_again(
     kind: str, refusal: tuple[str, str], *, is_told_late: bool
 ) -> None:
-    """The broker has closed the consumer that asked, and does not know it any more; the next one is answered.
+    """The broker has closed and forgotten the consumer that asked; the next one gets an answer.
 
-    It may refuse before it says that it closed the consumer.
+    The broker may refuse before it says that it closed the consumer.
     """
     async with consuming() as made:
         entry = made.topic.publish(b"x")
@@ -129,6 +129,6 @@ async def test_what_is_asked_while_the_topic_is_unloaded_is_asked_again(
             assert (await consumer.last_message_id())[:2] == entry.place
         assert len(made.broker.commands(kind)) == 2
         made.broker.always(kind, refuse(*refusal))
-        if kind != "UNSUBSCRIBE":  # of a consumer that goes on it is an answer
+        if kind != "UNSUBSCRIBE":  # from a consumer that stays open it is an answer
             with pytest.raises(BrokerError, match=refusal[1]):
                 await (consumer.seek(0) if kind == "SEEK" else consumer.last_message_id())

@@ -25,7 +25,7 @@ EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 @virtual_time
 async def test_ten_messages() -> None:
-    """U50: events, statistics, metrics and spans say what happened; a dead letter carries its producer's context on."""
+    """U50: events, statistics, metrics and spans say what happened; a dead letter carries its producer's context."""
     broker, events, metrics, exporter = FakeBroker(), list[Any](), ConsumerMetrics(), InMemorySpanExporter()
     dead = broker.topic(f"{TOPIC}-billing-DLQ")
     provider = TracerProvider()

@@ -1,4 +1,4 @@
-"""Which topics and partitions a consumer is for."""
+"""Which topics and partitions a consumer reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.wire.using import BASE
 
 
 class FakeLookup:
-    """Stands for a lookup: topics of one namespace, and how many partitions they have, 0 for none."""
+    """Stands for a lookup: topics of one namespace with their numbers of partitions, 0 for none."""
 
     def __init__(self, *, fails: bool = False, **topics: int) -> None:
         self._topics = {f"{BASE}{name}": count for name, count in topics.items()}
@@ -39,7 +39,7 @@ class FakeLookup:
 
 
 def lookup_of(**topics: Any) -> Any:
-    """Return a lookup that knows these topics, with their numbers of partitions."""
+    """Return a lookup with these topics and numbers of partitions."""
     return FakeLookup(**topics)
 
 
@@ -47,7 +47,7 @@ LOOKUP = lookup_of(plain=0, parted=2, other=0, __change_events=0)
 
 
 async def test_one_topic_without_partitions() -> None:
-    """A short name is made whole; a topic without partitions is itself, and stays so."""
+    """A short name becomes a full one; a topic without partitions stays one."""
     selection = selection_of("plain")
     assert selection.only == selection.label == f"{BASE}plain"
     members = await selection.members(LOOKUP)
@@ -56,7 +56,7 @@ async def test_one_topic_without_partitions() -> None:
 
 
 async def test_a_topic_with_partitions() -> None:
-    """A topic with partitions is these, and may get more."""
+    """A partitioned topic is its partitions, and may get more."""
     selection = selection_of(f"{BASE}parted")
     members = await selection.members(LOOKUP)
     assert members == {f"{BASE}parted-partition-0": 0, f"{BASE}parted-partition-1": 1}
@@ -64,7 +64,7 @@ async def test_a_topic_with_partitions() -> None:
 
 
 async def test_one_partition() -> None:
-    """The name of a partition is that partition, with its number, whatever the broker says."""
+    """The name of a partition is that partition, with its number, whatever the broker answers."""
     selection = selection_of("parted-partition-1")
     members = await selection.members(lookup_of(**{"parted-partition-1": 3}))
     assert members == {f"{BASE}parted-partition-1": 1}
@@ -72,7 +72,7 @@ async def test_one_partition() -> None:
 
 
 async def test_a_list_of_topics() -> None:
-    """A list is all of its topics and partitions, each once; there is no only one."""
+    """A list is all its topics and partitions, each once; none of them is the only one."""
     selection = selection_of(["plain", "parted", f"{BASE}plain"])
     assert selection.only is None
     members = await selection.members(LOOKUP)
@@ -92,7 +92,7 @@ async def test_a_list_of_topics() -> None:
     ],
 )
 async def test_patterns(pattern: str, found: list[str]) -> None:
-    """A pattern matches whole names of topics in its namespace, not those of partitions, and always may find more."""
+    """A pattern matches full names of topics in its namespace, not those of partitions, and may always find more."""
     selection = selection_of(re.compile(pattern))
     members = await selection.members(LOOKUP)
     assert list(members) == found
@@ -128,7 +128,7 @@ ORDERS = lookup_of(**{"x-1": 0, "X-2": 0, "y-1": 0, "ax-1": 0})
     ],
 )
 async def test_patterns_mean_what_they_say(pattern: Any, found: list[str]) -> None:
-    """O18: with namespace or domain or without, anchored, with flags in the text or beside it."""
+    """O18: with namespace or domain or without, anchored, with flags in the text or as an argument."""
     selection = selection_of(re.compile(pattern))
     assert list(await selection.members(ORDERS)) == [BASE + name for name in found]
     assert isinstance(selection, PatternSelection)
@@ -136,7 +136,7 @@ async def test_patterns_mean_what_they_say(pattern: Any, found: list[str]) -> No
 
 
 async def test_a_pattern_for_many_topics() -> None:
-    """Others run between while 40 000 names are looked at."""
+    """Other tasks run while 40 000 names are matched."""
     many = lookup_of(**{f"other-{number}": 0 for number in range(40_000)}, orders=2)
     with blocked() as turns:
         members = await asyncio.create_task(selection_of(re.compile("orders")).members(many))
@@ -145,7 +145,7 @@ async def test_a_pattern_for_many_topics() -> None:
 
 
 async def test_the_namespace_of_a_pattern() -> None:
-    """O18: characters that a name may have are written as they are, or with a backslash, as re.escape does."""
+    """O18: characters of a name may be written as they are, or with a backslash, as re.escape does."""
     for text in ("my-tenant/my.space/x.*", r"^my\-tenant/my\.space/x.*", r"persistent://my\-tenant/my\.space/x.*"):
         selection = selection_of(re.compile(text))
         assert isinstance(selection, PatternSelection)
@@ -177,14 +177,14 @@ async def test_the_namespace_of_a_pattern() -> None:
     ],
 )
 def test_nonsense_is_refused(topic: Any) -> None:
-    """O18: what is no name, list or pattern of one namespace is refused by name."""
+    """O18: invalid names, lists and patterns of several namespaces are refused by name."""
     with pytest.raises(InvalidArgumentError, match="topic"):
         selection_of(topic)
 
 
 @pytest.mark.parametrize("topic", ["plain", ["plain", "other"], re.compile(".*")])
 async def test_errors_are_plain(topic: Any) -> None:
-    """What the broker says comes as it is, not in a group of errors."""
+    """A broker's error is raised as it is, not in a group of errors."""
     with pytest.raises(BrokerError, match=r"^no$"):
         await selection_of(topic).members(lookup_of(plain=0, fails=True))
 

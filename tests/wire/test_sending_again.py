@@ -1,4 +1,4 @@
-"""What producers send again, on a scripted broker: whole messages, divided batches, nothing that is there already."""
+"""What producers send again, on a scripted broker: whole messages, divided batches, and nothing that is stored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def sent(producer: Producer, numbers: range, *, large: bool = False) -> li
 
 
 async def sent_before(made: Made, numbers: range, **options: Any) -> None:
-    """Send numbers by an earlier producer of the name ``import``, to a broker that deduplicates."""
+    """Send numbers with an earlier producer named ``import``, to a broker that deduplicates."""
     made.broker.deduplicates = True
     producer = await made.open(name="import", **options)
     await sent(producer, numbers)
@@ -45,7 +45,7 @@ async def sent_before(made: Made, numbers: range, **options: Any) -> None:
 
 
 def parts(made: Made) -> dict[str, str]:
-    """Return the numbers of the parts that the topic holds of each message, in order."""
+    """Return the numbers of the chunks that the topic has of each message, in order."""
     found: dict[str, str] = {}
     for metadata in made.metadata():
         found[metadata.uuid] = found.get(metadata.uuid, "") + str(metadata.chunk_id)
@@ -53,7 +53,7 @@ def parts(made: Made) -> dict[str, str]:
 
 
 def is_whole(held: str, count: int = 3) -> bool:
-    """Return whether parts are those of a message, begun again from the first one at will, and whole at the end."""
+    """Return whether the chunks are those of one message: begun again at any time, and complete at the end."""
     whole = "".join(map(str, range(count)))
     return held.endswith(whole) and all(
         whole.startswith(piece) for piece in ("0" + rest for rest in held.split("0")[1:])
@@ -61,7 +61,7 @@ def is_whole(held: str, count: int = 3) -> bool:
 
 
 def unload(call: Call) -> None:
-    """Carry out what came, and give up the topic afterwards."""
+    """Carry out received commands, and unload the topic afterwards."""
     as_usual(call)
     call.broker.move(TOPIC, call.broker.url)
 
@@ -77,7 +77,7 @@ def untold(answer: Answer) -> Answer:
 
 
 def hang_up(call: Call) -> None:
-    """End the connection; what was said before still arrives."""
+    """End the connection; earlier answers still arrive."""
     call.link.transport.hang_up()
 
 
@@ -87,7 +87,7 @@ def hang_up(call: Call) -> None:
 @pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"batch_by_key": True}], ids=["", "zlib", "by key"])
 @virtual_time
 async def test_a_producer_that_begins_before_where_it_was(options: dict[str, Any]) -> None:
-    """O10: a batch holds no ids on both sides of what the broker has had: new messages are stored, with real ids."""
+    """O10: no batch holds ids on both sides of the broker's last one: new messages are stored, with real ids."""
     async with producing() as made:
         await sent_before(made, range(10), batching=True)
         second = await made.open(name="import", batching=True, **options)
@@ -100,7 +100,7 @@ async def test_a_producer_that_begins_before_where_it_was(options: dict[str, Any
 
 @virtual_time
 async def test_ids_that_the_producer_gives_itself_are_divided_too() -> None:
-    """O10: with batches by key, and ids that begin below what the broker has had, each message is stored once."""
+    """O10: with batches by key, and ids that begin below the broker's last one, each message is stored once."""
     async with producing() as made:
         await sent_before(made, range(10), batching=True)
         second = await made.open(name="import", batching=True, batch_by_key=True, initial_sequence_id=5)
@@ -112,7 +112,7 @@ async def test_ids_that_the_producer_gives_itself_are_divided_too() -> None:
 
 @virtual_time
 async def test_one_message_that_is_left_of_a_batch() -> None:
-    """O10: what remains alone on either side of what the broker has had goes without a batch."""
+    """O10: a single message on either side of the broker's last id is sent without a batch."""
     async with producing() as made:
         await sent_before(made, range(1))
         second = await made.open(name="import", batching=True)
@@ -122,7 +122,7 @@ async def test_one_message_that_is_left_of_a_batch() -> None:
 
 @virtual_time
 async def test_a_reconnect_that_tells_of_more() -> None:
-    """O10: a batch is divided where it is sent, by what the broker says then, in the middle of it too."""
+    """O10: a batch is divided when it is sent, by the broker's last id then, even inside it."""
     async with producing() as made:
         made.broker.deduplicates = True
         producer = await made.open(name="import", batching=True, batch_max_messages=10)
@@ -149,7 +149,7 @@ def _then_allows(made: Made, most: int, *, received: int = -1) -> Answer:
 
 
 def _strict(made: Made) -> Answer:
-    """Carry out what the limit of the broker allows, and break the connection at anything larger, as brokers do."""
+    """Carry out what the broker's limit allows, and break the connection at anything larger, as brokers do."""
 
     def answer(call: Call) -> None:
         (as_usual if len(call.rest) <= made.broker.max_message_bytes + 10 * 1024 else cut)(call)
@@ -161,7 +161,7 @@ def _strict(made: Made) -> Answer:
 @pytest.mark.parametrize("received", [-1, 3, 5])
 @virtual_time
 async def test_a_batch_for_a_broker_that_allows_less(received: int, compression: str) -> None:
-    """O10: what is too large now fails alone, with the error that it would get at first; all others are stored."""
+    """O10: only messages that are now too large fail, with the error of a first attempt; all others are stored."""
     loop_errors: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
     chance = random.Random(1)
@@ -191,7 +191,7 @@ async def test_a_batch_for_a_broker_that_allows_less(received: int, compression:
 
 @virtual_time
 async def test_a_batch_of_messages_with_large_properties() -> None:
-    """O10: what no consumer reads by default can still be divided, as it was sent."""
+    """O10: a batch that no consumer reads by default can still be divided."""
     large = {"name": "x" * 300_000}
     async with producing() as made:
         made.broker.deduplicates = True
@@ -243,7 +243,7 @@ async def test_chunks_for_a_broker_that_allows_less(compression: str) -> None:
 @pytest.mark.parametrize("seed", seeds(range(20)))
 @virtual_time
 async def test_programs_that_end_anywhere(seed: int) -> None:
-    """O10, O45: a program is started again and again from a little before where it was: each message is stored once."""
+    """O10, O45: a program restarts again and again a little before its last message: each message is stored once."""
     chance = random.Random(seed)
     ways: list[dict[str, Any]] = [
         {},
@@ -286,14 +286,14 @@ async def test_programs_that_end_anywhere(seed: int) -> None:
         assert all(len(places - {(-1, -1)}) <= 1 for places in reported.values())
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- chunks ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("confirmed", range(3))
 @pytest.mark.parametrize("last", [hang_up, untold(in_turn(as_usual, hang_up))], ids=["before", "after"])
 @virtual_time
 async def test_all_parts_go_again(confirmed: int, last: Answer) -> None:
-    """O44: a connection breaks after some parts were confirmed: all are sent again, under the same uuid."""
+    """O44: a connection breaks after some chunks were confirmed: all are sent again, under the same uuid."""
     async with producing() as made:
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
         made.broker.next("SEND", *[as_usual] * confirmed, last)
@@ -306,7 +306,7 @@ async def test_all_parts_go_again(confirmed: int, last: Answer) -> None:
 
 @virtual_time
 async def test_parts_that_wait_for_the_connection_are_part_of_a_whole_too() -> None:
-    """O44: parts that were confirmed come again where the others had not been written yet."""
+    """O44: confirmed chunks are sent again if the others had not been written yet."""
     async with producing(write_buffer_bytes=1_024) as made:
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
         (link,) = made.broker.links
@@ -328,7 +328,7 @@ async def test_parts_that_wait_for_the_connection_are_part_of_a_whole_too() -> N
 @pytest.mark.parametrize("deduplicates", [False, True])
 @virtual_time
 async def test_unloads_in_the_middle(seed: int, deduplicates: bool) -> None:
-    """O43, O44: messages in parts while their topic is unloaded again and again: all are stored whole."""
+    """O43, O44: chunked messages while their topic is unloaded repeatedly: all are stored whole."""
     chance = random.Random(seed)
     async with producing(backoff_minimum=0.01, backoff_maximum=0.1) as made:
         made.broker.deduplicates = deduplicates
@@ -346,7 +346,7 @@ async def test_unloads_in_the_middle(seed: int, deduplicates: bool) -> None:
 
 @virtual_time
 async def test_a_broker_that_took_some_parts_for_the_message() -> None:
-    """O43: parts that were stored before an unload do not count as the message: the broker takes the last one then."""
+    """O43: chunks stored before an unload do not count as the message: the broker then accepts the last one."""
     async with producing() as made:
         made.broker.deduplicates = True
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
@@ -359,7 +359,7 @@ async def test_a_broker_that_took_some_parts_for_the_message() -> None:
 @for_each(("first", "known"), [(20, 9), (10, 9), (9, 8), (0, -1)])
 @virtual_time
 async def test_parts_alone_change_nothing_of_what_the_broker_has_had(first: int, known: int) -> None:
-    """O45: a part that was stored before an unload counts as the message before it, of an earlier producer too."""
+    """O45: a chunk stored before an unload counts as the message before it, of an earlier producer too."""
     async with producing() as made:
         await sent_before(made, range(10) if first else range(0))
         if first == 9:
@@ -390,7 +390,7 @@ async def test_what_the_broker_cannot_tell_is_asked_again_and_stores_nothing() -
 
 @virtual_time
 async def test_sending_again_is_bounded() -> None:
-    """O43: what is refused for the moment, again and again, is sent more and more rarely until its time is over."""
+    """O43: a message that is refused temporarily is sent at growing intervals until it times out."""
     async with producing() as made:
         producer = await made.open(send_timeout=30)
         made.broker.always("SEND", refuse("PersistenceError", "not now"))
@@ -420,7 +420,7 @@ async def test_a_session_in_which_something_is_confirmed_is_no_failure() -> None
 @pytest.mark.parametrize("deduplicates", [False, True])
 @virtual_time
 async def test_a_receipt_that_is_missing(deduplicates: bool) -> None:
-    """O43: after a receipt for n + 1 before n, n is stored by sending it again, or fails; it is not taken as stored."""
+    """O43: after a receipt for n + 1 before n, n is sent again and stored, or fails; it does not count as stored."""
     async with producing() as made:
         made.broker.deduplicates = deduplicates
         producer = await made.open()
@@ -440,7 +440,7 @@ async def test_a_receipt_that_is_missing(deduplicates: bool) -> None:
 @pytest.mark.parametrize("which", range(3))
 @virtual_time
 async def test_a_part_whose_receipt_is_missing(which: int) -> None:
-    """O43: the receipts of parts that go astray are not made up for by those of others: the message is sent again."""
+    """O43: receipts of other chunks do not replace lost ones: the message is sent again."""
     async with producing(request_timeout=5) as made:
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
         made.broker.next("SEND", *[as_usual] * which, silence)
@@ -453,7 +453,7 @@ async def test_a_part_whose_receipt_is_missing(which: int) -> None:
 
 @virtual_time
 async def test_a_broker_that_knows_no_parts() -> None:
-    """O43: one that drops later parts as had already does not have the message: `send` raises."""
+    """O43: a broker that drops later chunks as duplicates does not have the message: `send` raises."""
 
     def drop(call: Call) -> None:
         call.reply(
@@ -490,12 +490,12 @@ async def test_a_batch_that_is_refused_is_told_by_its_last_message() -> None:
         assert made.context.loop.time() < 1
 
 
-# --- starting again --------------------------------------------------------------------------------------------------
+# --- restarts --------------------------------------------------------------------------------------------------------
 
 
 @virtual_time
 async def test_a_program_that_starts_again_with_parts() -> None:
-    """O45: what the broker has had comes back with ledger -1 and stores nothing; what is new is stored whole."""
+    """O45: stored messages return ledger -1 and are not stored again; new ones are stored whole."""
     async with producing() as made:
         made.broker.deduplicates = True
         first = await made.open(name="import", chunking=True, chunk_max_bytes=PART)
@@ -531,7 +531,7 @@ async def test_sequence_ids_have_to_grow(options: dict[str, Any]) -> None:
 
 @virtual_time
 async def test_a_message_that_failed_is_sent_again_under_its_id() -> None:
-    """O45: the ids of what has failed at the end may be used again, in a new session if they had been sent before."""
+    """O45: the ids of messages that failed last may be used again, in a new session if they had been sent before."""
     async with producing() as made:
         producer = await made.open(send_timeout=5, chunking=True, chunk_max_bytes=PART)
         await producer.send(b"before", sequence_id=4)
@@ -572,7 +572,7 @@ async def test_flush_waits_for_all_before(options: dict[str, Any]) -> None:
 
 @virtual_time
 async def test_flush_waits_for_those_that_wait_for_room() -> None:
-    """O46: calls of `send` that have no room yet are waited for, with what they put into batches."""
+    """O46: calls of `send` that wait for room are waited for, with their messages in batches."""
     async with producing() as made:
         producer = await made.open(max_pending_messages=2, batching=True, batch_delay=1_000)
         sending = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(7)]
@@ -586,7 +586,7 @@ async def test_flush_waits_for_those_that_wait_for_room() -> None:
 
 @virtual_time
 async def test_flush_through_a_reconnect() -> None:
-    """O46: over partitions, while one is away, with parts of messages; a cancelled flush leaves nothing behind."""
+    """O46: over partitions, while one is away, with chunks; a cancelled flush leaves nothing behind."""
     async with producing() as made:
         made.broker.partitions[TOPIC] = 2
         producer = await made.open(chunking=True, chunk_max_bytes=PART)

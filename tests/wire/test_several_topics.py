@@ -1,4 +1,4 @@
-"""Consumers of several topics and partitions on a scripted broker: ids find their own, topics come, go and fail."""
+"""Consumers of several topics and partitions on a scripted broker: topics of ids; topics appear, go and fail."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def acked(broker: FakeBroker, name: str) -> int:
 )
 @virtual_time
 async def test_ids_find_their_topics(selected: Any, message_id: MessageId, found: str) -> None:
-    """One topic owns any id that names no other; a partition's number is enough; among several an id names its own."""
+    """A single topic owns any id that names no other; a partition's number suffices; among several an id names it."""
     broker = a_broker()
     async with subscribed(broker, selected) as consumer:
         port, answers = consumer.port, Ended()
@@ -82,7 +82,7 @@ async def test_ids_find_their_topics(selected: Any, message_id: MessageId, found
 
 @virtual_time
 async def test_calls_go_to_all_their_topics() -> None:
-    """One call acknowledges or requests messages of several topics; the first error is raised, the others are done."""
+    """One call acknowledges or requests messages of several topics; it raises the first error and goes on."""
     broker = a_broker(2)
     async with subscribed(broker, ["a", "b"]) as consumer:
         port = consumer.port
@@ -103,7 +103,7 @@ async def test_calls_go_to_all_their_topics() -> None:
 
 @virtual_time
 async def test_a_seek_to_a_message_moves_its_own_topic() -> None:
-    """A time and the ids of both ends move all topics; a message moves one, and what came before is dropped there."""
+    """Times and the ids of both ends move all topics; a message's id moves one, and drops its earlier messages."""
     broker = a_broker(2)
     async with subscribed(broker, "parted") as consumer:
         port = consumer.port
@@ -117,12 +117,12 @@ async def test_a_seek_to_a_message_moves_its_own_topic() -> None:
         assert len(broker.commands("SEEK")) == 7
 
 
-# --- topics that come ------------------------------------------------------------------------------------------------
+# --- new topics ------------------------------------------------------------------------------------------------------
 
 
 @virtual_time
 async def test_many_share_what_is_prefetched() -> None:
-    """With many partitions each fetches less, 50 000 messages in all."""
+    """With many partitions each prefetches less, 50 000 messages in all."""
     broker = FakeBroker()
     broker.partitions[PARTED] = 100
     async with subscribed(broker, "parted", client_options=ClientOptions(max_prefetched_bytes=0)):
@@ -132,9 +132,9 @@ async def test_many_share_what_is_prefetched() -> None:
 
 @virtual_time
 async def test_new_topics_are_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A new partition that cannot be opened is closed, logged and tried again; so is looking for new ones, logged once.
+    """A new partition that cannot be opened is closed, logged and tried again; so are failed looks, logged once.
 
-    Partitions that the broker does not name any more stay.
+    Partitions that the broker no longer names stay.
     """
     caplog.set_level("INFO", "pulsar_nack.wire")
     broker = a_broker()
@@ -160,7 +160,7 @@ async def test_new_topics_are_tried_again(caplog: pytest.LogCaptureFixture) -> N
         assert (await consumer.receive(timeout=1)).data == b"still"
 
 
-# --- topics that go --------------------------------------------------------------------------------------------------
+# --- topics that disappear -------------------------------------------------------------------------------------------
 
 
 def pattern_of(broker: FakeBroker, **settings: Any) -> Any:
@@ -170,7 +170,7 @@ def pattern_of(broker: FakeBroker, **settings: Any) -> Any:
 
 @virtual_time
 async def test_a_topic_that_is_gone_keeps_no_other_from_redelivery() -> None:
-    """Messages of both come due together; that of the topic which is left comes, whatever became of the other."""
+    """Messages of both topics are due together; the remaining topic's comes, whatever happened to the other."""
     broker = a_broker()
     async with pattern_of(broker, discovery_interval=1) as consumer:
         for message in await take(consumer, 2):
@@ -179,13 +179,13 @@ async def test_a_topic_that_is_gone_keeps_no_other_from_redelivery() -> None:
             "GET_TOPICS_OF_NAMESPACE", lambda call: call.reply("GET_TOPICS_OF_NAMESPACE_RESPONSE", topics=[B])
         )
         await asyncio.sleep(3)
-        assert consumer.statistics().held == 1  # what is held of the topic that is gone is forgotten
+        assert consumer.statistics().held == 1  # held messages of the deleted topic are forgotten
         assert (await consumer.receive(timeout=60)).data == B.encode()
 
 
 @virtual_time
 async def test_messages_of_a_topic_that_was_deleted_can_be_settled(caplog: pytest.LogCaptureFixture) -> None:
-    """Acknowledged or nacked, also before it is known that the topic is gone, they are done with; others go on.
+    """Acknowledged or nacked, also before the deletion is known, they are done; other messages continue.
 
     One log line says so. A topic that is created again is consumed as before.
     """
@@ -226,7 +226,7 @@ async def test_messages_of_a_topic_that_was_deleted_can_be_settled(caplog: pytes
 
 @virtual_time
 async def test_acknowledgements_under_way_are_done_when_their_topic_is_deleted() -> None:
-    """What the broker has not answered to, and will not, ends as done with the topic, not as an error."""
+    """Acknowledgements that the broker has not answered and will not answer end without an error."""
     broker = a_broker()
     broker.always("ACK", silence)
     async with pattern_of(broker, discovery_interval=1) as consumer:
@@ -237,7 +237,7 @@ async def test_acknowledgements_under_way_are_done_when_their_topic_is_deleted()
         await asyncio.wait_for(acknowledging, 20)
 
 
-# --- all together ----------------------------------------------------------------------------------------------------
+# --- all topics ------------------------------------------------------------------------------------------------------
 
 
 @virtual_time
@@ -276,12 +276,12 @@ async def test_the_states_of_all() -> None:
 
 @virtual_time
 async def test_closing_closes_all() -> None:
-    """Closing, by several at once, closes all, also topics that are just leaving, and though one fails."""
+    """Closing, by several calls at once, closes all, also topics that are being dropped, and although one fails."""
     broker = a_broker(0)
     before = asyncio.all_tasks()
     async with pattern_of(broker, discovery_interval=1) as consumer:
         port: Any = consumer.port
-        broker.next("CLOSE_CONSUMER", silence)  # that of the topic which leaves: it takes 5 s
+        broker.next("CLOSE_CONSUMER", silence)  # the topic that is dropped, which takes 5 s
         await asyncio.sleep(0.5)
         del broker.topics[A]
         await asyncio.sleep(1)
@@ -314,7 +314,7 @@ async def test_closing_closes_all() -> None:
 
 @virtual_time
 async def test_it_is_a_port() -> None:
-    """It can all that a consumer may want of a port."""
+    """It supports every optional call of a port."""
     async with subscribed(a_broker(), "a") as consumer:
         port: ConsumerPort = consumer.port
         for ability in (SupportsNowait, SupportsSessions, SupportsSubscription, SupportsPause, SupportsPublishing):
@@ -323,7 +323,7 @@ async def test_it_is_a_port() -> None:
 
 @for_each(("kind", "honours"), [("shared", True), ("key_shared", True), ("exclusive", False), ("failover", False)])
 def test_traits(kind: Any, honours: bool) -> None:
-    """Ids are honoured on shared subscriptions; a redelivery comes at once and is asked for at its time."""
+    """Ids are honoured on Shared subscriptions; a redelivery comes at once, so it is requested at its deadline."""
     traits = traits_of(SubscribeOptions("sub", type=kind, receiver_queue_size=7, batch_index_ack=False))
     assert traits.honours_ids is honours
     assert traits.redelivery_latency < 0.001

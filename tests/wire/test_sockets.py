@@ -1,4 +1,4 @@
-"""Connections over real sockets, on asyncio's own loop and on uvloop: whatever a transport does differently there."""
+"""Connections over real sockets, on asyncio's own loop and on uvloop, whose transports differ."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def request(connection: Connection, kind: str, part: str, **fields: Any) -
 
 
 def test_messages_of_all_sizes(run: Run) -> None:
-    """What is sent arrives whole and in order, from nothing to megabytes; who sends waits for room now and then."""
+    """Messages arrive whole and in order, from nothing to megabytes; senders wait for room now and then."""
 
     async def test(there: Served) -> None:
         connection = await connect(there, write_buffer_bytes=100_000)
@@ -84,7 +84,7 @@ def test_messages_of_all_sizes(run: Run) -> None:
 
 
 def test_the_broker_ends_it(run: Run) -> None:
-    """A broker that hangs up is seen at once, by those who wait and by those who come later."""
+    """Waiting and later calls notice at once that the broker closed the connection."""
 
     async def test(there: Served) -> None:
         connection = await connect(there)
@@ -98,7 +98,7 @@ def test_the_broker_ends_it(run: Run) -> None:
 
 
 def test_we_end_it(run: Run) -> None:
-    """What was written before the end still arrives, and the broker sees the end."""
+    """Bytes written before the end still arrive, and the broker sees the end."""
 
     async def test(there: Served) -> None:
         connection = await connect(there)
@@ -114,7 +114,7 @@ def test_we_end_it(run: Run) -> None:
 
 
 def test_nobody_listens(run: Run) -> None:
-    """An address where nobody listens is a lost connection at once; so is a name that does not exist."""
+    """An address where nothing listens is a lost connection at once; so is an unknown host name."""
 
     async def test(there: Served) -> None:
         for address in (Address("127.0.0.1", 1), Address("nobody.invalid", there.port)):
@@ -126,7 +126,7 @@ def test_nobody_listens(run: Run) -> None:
 
 @pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
 async def test_an_embedded_broker() -> None:
-    """A broker of another make lets us in, and finds topics."""
+    """Another implementation of a broker accepts us, and finds topics."""
     async with EmbeddedBroker() as broker:
         pool = Pool(broker.service_url)
         try:

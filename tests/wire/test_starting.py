@@ -23,7 +23,7 @@ SECOND = "pulsar://second:6650"
 
 
 async def subscribe(client: Client, topic: Any = "t") -> None:
-    """Subscribe, and leave."""
+    """Subscribe, and close."""
     async with client.subscribe(topic, "s"):
         pass
 
@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[[Client], Awaitable[Any]]] = {
 
 
 def a_broker() -> FakeBroker:
-    """Return one with a topic, and one with partitions."""
+    """Return a broker with a plain and a partitioned topic."""
     broker = FakeBroker()
     broker.topic(TOPIC)
     broker.partitions["persistent://public/default/parted"] = 3
@@ -54,7 +54,7 @@ def a_broker() -> FakeBroker:
 
 
 def dialling(broker: FakeBroker, error: Exception | None, up_at: float) -> Any:
-    """Fail to dial until then, with an error or by hanging."""
+    """Fail to dial until a time, with an error or by hanging."""
 
     async def dial(protocol: Any, address: Any) -> None:
         if asyncio.get_running_loop().time() >= up_at:
@@ -80,7 +80,7 @@ TROUBLES = [("subscribe", trouble) for trouble in NOT_YET] + [(call, "refused") 
 
 @for_each(("call", "trouble"), TROUBLES)
 def test_it_works_once_the_broker_is_there(call: str, trouble: str) -> None:
-    """O13: the broker is there 5 s after the call, which then succeeds within moments."""
+    """O13: the broker starts 5 s after the call, which then succeeds within moments."""
 
     async def life() -> None:
         broker = a_broker()
@@ -94,7 +94,7 @@ def test_it_works_once_the_broker_is_there(call: str, trouble: str) -> None:
 
 @for_each(("call", "trouble"), TROUBLES)
 def test_it_ends_with_the_time_of_a_request(call: str, trouble: str) -> None:
-    """O13: nobody there for longer: an error that says how often and how long was tried, and the last cause."""
+    """O13: no broker for longer: an error says how often and how long it was tried, and the last cause."""
 
     async def life() -> None:
         broker = a_broker()
@@ -110,7 +110,7 @@ def test_it_ends_with_the_time_of_a_request(call: str, trouble: str) -> None:
 
 @virtual_time
 async def test_a_late_broker_is_found_and_said_to_be_awaited(caplog: pytest.LogCaptureFixture) -> None:
-    """O13: it comes up shortly before the end; one line said that it is tried again."""
+    """O13: it starts shortly before the timeout; one log line said that the call is retried."""
     broker = a_broker()
     async with Client(broker.url, dial=dialling(broker, ConnectionRefusedError("nobody"), 27)) as client:
         await subscribe(client)
@@ -120,7 +120,7 @@ async def test_a_late_broker_is_found_and_said_to_be_awaited(caplog: pytest.LogC
 
 @virtual_time
 async def test_one_of_several_hosts_comes_up() -> None:
-    """O13: all are tried in turn; the error at the end names the last one."""
+    """O13: all hosts are tried in turn; the error at the end names the last one."""
     broker = a_broker()
     broker.node(SECOND)
     for node in broker.nodes.values():
@@ -136,7 +136,7 @@ async def test_one_of_several_hosts_comes_up() -> None:
 
 @for_each("call", CALLS)
 def test_what_cannot_pass_ends_at_once(call: str) -> None:
-    """O13: the broker does not know us, or the certificate is not trusted, or the token cannot be read."""
+    """O13: the broker refuses us, or the certificate is not trusted, or the token cannot be read."""
 
     async def life(trouble: str) -> None:
         broker = a_broker()
@@ -163,7 +163,7 @@ def test_what_cannot_pass_ends_at_once(call: str) -> None:
 @pytest.mark.parametrize("code", ["AuthorizationError", "InvalidTopicName", "TopicNotFound"])
 @virtual_time
 async def test_a_refusal_that_cannot_pass_ends_at_once(code: str) -> None:
-    """O13: the broker's answer to a request or to the subscription is treated the same way."""
+    """O13: a refusal of a request or of the subscription is treated the same way."""
     for kind in ("PARTITIONED_METADATA", "LOOKUP", "SUBSCRIBE"):
         broker = a_broker()
         broker.always(kind, refuse(code, "no"))
@@ -175,7 +175,7 @@ async def test_a_refusal_that_cannot_pass_ends_at_once(code: str) -> None:
 
 @virtual_time
 async def test_the_whole_of_a_call_takes_the_time_of_one_request() -> None:
-    """O13, O42: however the time is spent: on slow answers, on redirects, on one that never comes, on trying again."""
+    """O13, O42: slow answers, redirects, one that never comes, and retries together take at most one timeout."""
     loop = asyncio.get_running_loop()
     broker = a_broker()
     scripts: list[dict[str, Any]] = [
@@ -203,7 +203,7 @@ async def test_the_whole_of_a_call_takes_the_time_of_one_request() -> None:
 
 @virtual_time
 async def test_very_many_topics_have_more_time() -> None:
-    """O13: each 32 have the time of a request, so that what takes long because it is much succeeds."""
+    """O13: each 32 topics have the time of a request, so that many topics succeed."""
     broker = FakeBroker()
     for number in range(70):
         broker.topic(f"{TOPIC}{number}")

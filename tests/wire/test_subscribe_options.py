@@ -1,4 +1,4 @@
-"""The options of a subscription: what is taken, what is refused and how."""
+"""The options of a subscription: which are accepted, which are refused and how."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_only_a_name_is_needed() -> None:
     ],
 )
 def test_bad_options_are_named(name: str, value: Any) -> None:
-    """An option that cannot be is refused before anything happens, by its name."""
+    """An invalid option is refused by name, before anything happens."""
     with pytest.raises(InvalidArgumentError) as caught:
         SubscribeOptions(**{"subscription": "orders", name: value})
     assert caught.value.field == name
 
 
 def test_options_that_need_others() -> None:
-    """What goes only with certain other options is taken with those."""
+    """Options that need certain other options are accepted with those."""
     shares = KeyShared(ranges=((0, 100), (200, 65_535)))
     assert SubscribeOptions("orders", type="key_shared", key_shared=shares).key_shared is shares
     start = MessageId(1, 2)
@@ -66,6 +66,6 @@ def test_options_that_need_others() -> None:
 
 @pytest.mark.parametrize("ranges", [((5, 4),), ((0, 10), (10, 20)), ((0, 65_536),), ((-1, 3),), [(0, 1)], ((0, "1"),)])
 def test_ranges_of_hashes(ranges: Any) -> None:
-    """Ranges that are none, or that overlap, are refused."""
+    """Invalid or overlapping ranges are refused."""
     with pytest.raises(InvalidArgumentError, match="ranges"):
         KeyShared(ranges=ranges)

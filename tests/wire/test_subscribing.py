@@ -1,4 +1,4 @@
-"""Clients and their consumers as users have them, on a scripted broker and virtual time."""
+"""Clients and their consumers as users use them, on a scripted broker and virtual time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def connected(broker: FakeBroker) -> AsyncIterator[Client]:
 
 @virtual_time
 async def test_a_nack_comes_back_in_time() -> None:
-    """N33: nacked messages come back by the broker, each at its own time plus the way there and back."""
+    """N33: the broker redelivers nacked messages, each at its deadline plus the round trip."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
     async with connected(broker) as client, client.subscribe("orders", "billing", config=EXACT) as consumer:
@@ -64,7 +64,7 @@ async def test_an_ack_is_confirmed_when_it_returns() -> None:
 
 @virtual_time
 async def test_partitions_and_new_ones() -> None:
-    """A topic with partitions is consumed whole, and a new partition from its first message on."""
+    """All partitions of a topic are consumed, and a new partition from its first message on."""
     broker = FakeBroker()
     broker.partitions[f"{BASE}orders"] = 2
     partitions = [broker.topic(f"{BASE}orders-partition-{number}") for number in range(3)]
@@ -90,7 +90,7 @@ async def test_partitions_and_new_ones() -> None:
 
 @virtual_time
 async def test_topics_of_a_pattern() -> None:
-    """A pattern is all topics whose names match it, those that appear later too."""
+    """A pattern consumes all topics whose names match, later ones too."""
     broker = FakeBroker()
     broker.topic(f"{BASE}orders-a")
     broker.topic(f"{BASE}bills")
@@ -112,7 +112,7 @@ async def test_topics_of_a_pattern() -> None:
 
 @virtual_time
 async def test_refusals_have_the_words_of_the_broker() -> None:
-    """U22: what the broker says is in the error, with topic and subscription; nothing is left open."""
+    """U22: the error has the broker's text, the topic and the subscription; nothing is left open."""
     broker = FakeBroker()
     broker.partitions[f"{BASE}orders"] = 4
     async with connected(broker) as client:
@@ -129,7 +129,7 @@ async def test_refusals_have_the_words_of_the_broker() -> None:
 
 @virtual_time
 async def test_closing_the_client_closes_what_it_made() -> None:
-    """A consumer whose client is closed ends: receiving calls raise, and its messages go to the others."""
+    """A consumer of a closed client ends: receiving calls raise, and its messages go to other consumers."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
     async with connected(broker) as other, other.subscribe("orders", "billing") as second:
@@ -150,7 +150,7 @@ async def test_closing_the_client_closes_what_it_made() -> None:
 @pytest.mark.parametrize("kind", TYPES)
 @virtual_time
 async def test_every_type(kind: Any) -> None:
-    """A nacked message alone comes back on every type of subscription, and what is acknowledged does not."""
+    """Only a nacked message is redelivered on every type of subscription, and no acknowledged one."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
     async with (
@@ -172,7 +172,7 @@ async def test_every_type(kind: Any) -> None:
 
 @virtual_time
 async def test_who_becomes_inactive_drops_its_holds() -> None:
-    """On Failover what is held goes with the messages to the consumer that takes over, and is shown by that alone."""
+    """On Failover held messages go to the consumer that takes over, which alone delivers them."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
     settings: dict[str, Any] = {"consumer_type": "failover"}
@@ -194,7 +194,7 @@ async def test_who_becomes_inactive_drops_its_holds() -> None:
 
 @virtual_time
 async def test_who_became_inactive_does_not_show_its_nacks() -> None:
-    """On Failover a message in work goes to the consumer that takes over; a later nack does not show it here again."""
+    """On Failover a message in flight goes to the consumer that takes over; a later nack does not redeliver it here."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
     settings: dict[str, Any] = {"consumer_type": "failover"}
@@ -213,7 +213,7 @@ async def test_who_became_inactive_does_not_show_its_nacks() -> None:
 
 @virtual_time
 async def test_closed_while_it_subscribes() -> None:
-    """A client that is closed while one of its consumers is being opened lets that know, and leaves nothing."""
+    """A client that closes while a consumer opens fails that call, and leaves nothing."""
     broker = FakeBroker()
     for turns in range(40):
         async with connected(broker) as client:
@@ -252,7 +252,7 @@ async def test_a_cancelled_subscribe_leaves_nothing() -> None:
 @pytest.mark.parametrize("answer", [refuse("ServiceNotReady"), refuse("AuthorizationError"), silence])
 @virtual_time
 async def test_only_what_may_have_begun_is_closed_at_the_broker(kind: str, close: str, answer: Any) -> None:
-    """What the broker refused is not closed there; what it did not answer in time is."""
+    """A refused consumer is not closed at the broker; one without an answer in time is."""
     broker = FakeBroker()
     broker.always(kind, answer)
     async with connected(broker) as client:

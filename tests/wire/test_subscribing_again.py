@@ -22,7 +22,7 @@ OTHER = "pulsar://other:6650"
 
 
 def active(consumer: TopicConsumer) -> bool | None:
-    """Return whether it is active, read again each time."""
+    """Return whether it is active; a function, so that each call reads it again."""
     return consumer.is_active
 
 
@@ -71,7 +71,7 @@ async def test_acks_are_sent_again() -> None:
 
 @virtual_time
 async def test_acks_go_before_permits() -> None:
-    """What is acknowledged again does not come again: the broker hears of it before it may send anything."""
+    """Acknowledged messages do not come again: the broker gets the acknowledgements before any permits."""
     async with consuming() as made:
         consumer, deliveries = await made.holding(10)
         ids = [delivery.id for delivery in deliveries]
@@ -83,7 +83,7 @@ async def test_acks_go_before_permits() -> None:
 
 @virtual_time
 async def test_a_batch_acked_over_two_connections() -> None:
-    """Members acknowledged before and after a lost connection complete their entry, wherever the indexes are kept."""
+    """Members acknowledged before and after a lost connection complete their entry, with either kind of index."""
     for keeps_indexes in (True, False):
         async with consuming() as made:
             entry = made.topic.publish_batch([b"a", b"b", b"c"])
@@ -95,13 +95,13 @@ async def test_a_batch_acked_over_two_connections() -> None:
             assert [delivery.id for delivery in again] == (ids[1:] if keeps_indexes else ids)
             await consumer.acknowledge(ids[1:])
             assert (entry.place in made.subscription.acked) is keeps_indexes
-            await consumer.acknowledge(ids[:1])  # as a consumer does with what it has seen and comes again
+            await consumer.acknowledge(ids[:1])  # as a consumer does with duplicates
             assert entry.place in made.subscription.acked
 
 
 @virtual_time
 async def test_a_redelivery_without_a_connection() -> None:
-    """An id that is asked for while there is no connection comes with the next one."""
+    """An id that is requested without a connection comes with the next one."""
     async with consuming() as made:
         consumer, (delivery,) = await made.holding(1)
         made.broker.cut()
@@ -124,7 +124,7 @@ async def test_a_redelivery_that_is_lost() -> None:
 
 @virtual_time
 async def test_backoff_is_bounded_and_ends() -> None:
-    """While the broker is down attempts become rarer, up to the longest pause; then it is subscribed again."""
+    """While the broker is down attempts become rarer, up to the longest pause; then it subscribes again."""
     async with consuming(backoff_minimum=0.1, backoff_maximum=2) as made:
         consumer = await made.open()
         made.broker.node(URL).kill()
@@ -141,7 +141,7 @@ async def test_backoff_is_bounded_and_ends() -> None:
 
 @virtual_time
 async def test_a_topic_moves() -> None:
-    """When the broker gives the topic away the consumer finds it at its new place; nothing is lost."""
+    """When the broker unloads the topic the consumer finds its new broker; nothing is lost."""
     async with consuming() as made:
         for number in range(6):
             made.topic.publish(b"%d" % number)
@@ -158,7 +158,7 @@ async def test_a_topic_moves() -> None:
 @pytest.mark.parametrize("code", ["ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"])
 @virtual_time
 async def test_what_may_pass_is_tried_again_at_the_beginning(code: str) -> None:
-    """A broker that is not ready yet is asked again while opening."""
+    """While opening, a broker that is not ready yet is asked again."""
     async with consuming() as made:
         made.broker.next("SUBSCRIBE", refuse(code), refuse(code))
         made.broker.next("LOOKUP", cut, refuse(code))
@@ -168,7 +168,7 @@ async def test_what_may_pass_is_tried_again_at_the_beginning(code: str) -> None:
 
 @virtual_time
 async def test_a_place_that_is_taken_is_tried_for_a_moment() -> None:
-    """That of a predecessor whose connection just broke is taken when it is free; else the refusal is raised soon."""
+    """A predecessor's place is taken once it is free, if its connection just broke; else the refusal is raised soon."""
     async with consuming() as made:
         made.broker.next("SUBSCRIBE", refuse("ConsumerBusy"), refuse("ConsumerBusy"))
         consumer = await made.open(type="exclusive")
@@ -182,7 +182,7 @@ async def test_a_place_that_is_taken_is_tried_for_a_moment() -> None:
 @pytest.mark.parametrize("code", ["AuthorizationError", "TopicNotFound", "NotAllowedError"])
 @virtual_time
 async def test_what_does_not_pass_is_told_at_once(code: str) -> None:
-    """What the broker refuses for good is raised with its words, after one attempt."""
+    """A lasting refusal is raised with the broker's text, after one attempt."""
     async with consuming() as made:
         made.broker.next("SUBSCRIBE", refuse(code, "in its own words"))
         with pytest.raises(BrokerRefusedError, match=f"{code}: in its own words"):
@@ -192,7 +192,7 @@ async def test_what_does_not_pass_is_told_at_once(code: str) -> None:
 
 @virtual_time
 async def test_opening_ends_when_a_request_would() -> None:
-    """Where nobody is there opening raises after the time that a request may take."""
+    """Without a broker opening raises after one request's timeout."""
     async with consuming(request_timeout=5) as made:
         made.broker.node(URL).kill()
         with pytest.raises(ConnectionLostError):
@@ -202,7 +202,7 @@ async def test_opening_ends_when_a_request_would() -> None:
 
 @virtual_time
 async def test_no_answer_to_subscribing() -> None:
-    """A subscription whose answer does not come is taken back, for the broker may have made it; then tried again."""
+    """A subscription without an answer is closed, because the broker may have made it; then it is tried again."""
     async with consuming(request_timeout=5) as made:
         made.broker.next("SUBSCRIBE", later(6))
         with pytest.raises(RequestTimeoutError):
@@ -213,7 +213,7 @@ async def test_no_answer_to_subscribing() -> None:
 
 @virtual_time
 async def test_a_cancelled_opening_takes_the_subscription_back() -> None:
-    """Cancelled while the answer is on its way, nothing is left at the broker."""
+    """Cancelled before the answer arrives, nothing is left at the broker."""
     async with consuming() as made:
         made.broker.next("SUBSCRIBE", in_turn(later(0), later(0)))
         opening = asyncio.create_task(made.open(type="exclusive"))
@@ -228,7 +228,7 @@ async def test_a_cancelled_opening_takes_the_subscription_back() -> None:
 
 @virtual_time
 async def test_half_an_answer() -> None:
-    """A connection that ends in the middle of an answer is one that is lost."""
+    """A connection that ends in the middle of an answer is lost."""
     async with consuming() as made:
         made.broker.next("SUBSCRIBE", half())
         consumer = await made.open()
@@ -237,7 +237,7 @@ async def test_half_an_answer() -> None:
 
 @virtual_time
 async def test_refused_later_it_keeps_trying(caplog: pytest.LogCaptureFixture) -> None:
-    """A broker that does not let it in again is asked again and again; acknowledgements fail with its words."""
+    """A broker that refuses it afterwards is asked again and again; acknowledgements fail with its text."""
     async with consuming() as made:
         consumer, (delivery,) = await made.holding(1)
         made.broker.always("SUBSCRIBE", refuse("AuthorizationError", "not any more"))
@@ -254,7 +254,7 @@ async def test_refused_later_it_keeps_trying(caplog: pytest.LogCaptureFixture) -
 
 @virtual_time
 async def test_an_exclusive_subscription_that_is_taken_meanwhile() -> None:
-    """While another one has an Exclusive subscription, acknowledgements wait; it is taken back when it is free."""
+    """While another consumer has an Exclusive subscription, acknowledgements wait; it subscribes when that is free."""
     async with consuming() as made:
         consumer, (delivery,) = await made.holding(1, type="exclusive")
         made.broker.always("SUBSCRIBE", refuse("ConsumerBusy"))
@@ -269,7 +269,7 @@ async def test_an_exclusive_subscription_that_is_taken_meanwhile() -> None:
 
 @virtual_time
 async def test_closing_while_there_is_no_connection() -> None:
-    """Closing does not wait for a broker that is away; what is not confirmed fails."""
+    """Closing does not wait for a broker that is away; unconfirmed acknowledgements fail."""
     async with consuming() as made:
         consumer, (delivery,) = await made.holding(1)
         made.broker.node(URL).kill()
@@ -340,7 +340,7 @@ async def test_the_client_is_closed_first() -> None:
 
 @virtual_time
 async def test_sessions_that_do_not_last() -> None:
-    """A broker that closes the consumer each time shortly after it subscribed is asked more and more rarely."""
+    """A broker that closes the consumer shortly after each subscription is asked less and less often."""
     async with consuming(backoff_minimum=0.1, backoff_maximum=10) as made:
         made.topic.publish(b"a")
         consumer = await made.open()
@@ -359,7 +359,7 @@ async def test_sessions_that_do_not_last() -> None:
 
 @virtual_time
 async def test_questions_are_asked_again() -> None:
-    """The last message id is asked for again when the connection breaks, for as long as a request may take."""
+    """The last message id is requested again when the connection breaks, within one request's timeout."""
     async with consuming(request_timeout=5) as made:
         entry = made.topic.publish(b"a")
         consumer = await made.open()
@@ -373,11 +373,11 @@ async def test_questions_are_asked_again() -> None:
         assert now() - began == pytest.approx(5)
 
 
-# --- moving ---
+# --- seeking ---
 
 
 async def moved_to_the_beginning(made: Consuming, consumer: TopicConsumer) -> None:
-    """Seek, and see that everything comes once more and no more."""
+    """Seek, and check that everything comes once more and no more."""
     await consumer.seek(0)
     seen = await made.arrived.take(len(made.topic.entries))
     assert [delivery.id.position for delivery in seen] == [entry.place for entry in made.topic.entries]
@@ -387,7 +387,7 @@ async def moved_to_the_beginning(made: Consuming, consumer: TopicConsumer) -> No
 
 @virtual_time
 async def test_seek() -> None:
-    """The queue is dropped and the message that was sought is next, at once; by id and by time."""
+    """The queue is dropped and the message sought comes next, at once; by id and by time."""
     async with consuming() as made:
         for number in range(10):
             made.topic.publish(b"%d" % number, publish_time=100 * number)
@@ -406,7 +406,7 @@ async def test_seek() -> None:
 
 @virtual_time
 async def test_seek_at_a_broker_that_does_not_close_the_consumer() -> None:
-    """The session ends with a seek whether the broker ends it or not: what came before is of the old place."""
+    """A seek ends the session whether the broker ends it or not: earlier messages belong to the old position."""
     async with consuming() as made:
 
         def only_rewind(call: Any) -> None:
@@ -424,7 +424,7 @@ async def test_seek_at_a_broker_that_does_not_close_the_consumer() -> None:
 
 @virtual_time
 async def test_a_refused_seek_changes_nothing() -> None:
-    """Where the broker refuses, what was not taken comes again, and everything goes on."""
+    """If the broker refuses, messages that were not taken come again, and everything continues."""
     async with consuming() as made:
         consumer, (first,) = await made.holding(1, published=5)
         await consumer.acknowledge([first.id])
@@ -437,7 +437,7 @@ async def test_a_refused_seek_changes_nothing() -> None:
 @pytest.mark.parametrize("answer", [cut, carried_out_then_cut, half()])
 @virtual_time
 async def test_a_seek_whose_connection_breaks(answer: Any) -> None:
-    """A seek whose answer is lost is asked for again over the next connection."""
+    """A seek whose answer is lost is sent again over the next connection."""
     async with consuming() as made:
         for number in range(5):
             made.topic.publish(b"%d" % number)
@@ -450,7 +450,7 @@ async def test_a_seek_whose_connection_breaks(answer: Any) -> None:
 
 @virtual_time
 async def test_a_cancelled_seek_leaves_it_usable() -> None:
-    """Cancelled while the broker moves the subscription, the consumer subscribes again and goes on."""
+    """Cancelled while the broker moves the subscription, the consumer subscribes again and continues."""
     async with consuming() as made:
         for number in range(5):
             made.topic.publish(b"%d" % number)
@@ -468,7 +468,7 @@ async def test_a_cancelled_seek_leaves_it_usable() -> None:
 
 @virtual_time
 async def test_seeks_at_a_time() -> None:
-    """Seeks that are asked for together are carried out one after the other, and the last one counts."""
+    """Concurrent seeks are carried out one after another, and the last one counts."""
     async with consuming() as made:
         ids = [MessageId(*made.topic.publish(b"%d" % number).place) for number in range(5)]
         consumer = await made.open()
@@ -478,7 +478,7 @@ async def test_seeks_at_a_time() -> None:
 
 @virtual_time
 async def test_acks_before_a_seek_are_before_it() -> None:
-    """An acknowledgement that was under way when the subscription was moved does not touch what comes afterwards."""
+    """An acknowledgement that was open during the seek does not affect later messages."""
     async with consuming() as made:
         consumer, deliveries = await made.holding(3)
         ids = [delivery.id for delivery in deliveries]
@@ -492,7 +492,7 @@ async def test_acks_before_a_seek_are_before_it() -> None:
 
 @virtual_time
 async def test_batch_acks_are_forgotten_by_a_seek() -> None:
-    """A batch of which most was acknowledged before a seek is not done with the rest of it afterwards."""
+    """A batch of which most was acknowledged before a seek is not complete with its remaining members afterwards."""
     async with consuming() as made:
         entry = made.topic.publish_batch([b"a", b"b", b"c"])
         consumer = await made.open(batch_index_ack=False)
@@ -508,7 +508,7 @@ async def test_batch_acks_are_forgotten_by_a_seek() -> None:
 
 @virtual_time
 async def test_a_seek_into_a_batch() -> None:
-    """The members before the one that was sought are not shown, and the entry is done without them."""
+    """Members before the one sought are not delivered, and the entry is complete without them."""
     for keeps_indexes in (True, False):
         async with consuming() as made:
             entry = made.topic.publish_batch([b"a", b"b", b"c"])
@@ -527,7 +527,7 @@ async def test_a_seek_into_a_batch() -> None:
 
 @virtual_time
 async def test_a_reader_goes_on_where_it_was() -> None:
-    """A subscription that is not durable begins behind what was taken last when it is subscribed to again."""
+    """A non-durable subscription begins after the last message taken when it subscribes again."""
     async with consuming() as made:
         for number in range(6):
             made.topic.publish(b"%d" % number)
@@ -545,7 +545,7 @@ async def test_a_reader_goes_on_where_it_was() -> None:
 
 @virtual_time
 async def test_failover_tells_when_another_one_takes_over() -> None:
-    """What was not taken is dropped when another consumer becomes active, and that is reported."""
+    """Messages that were not taken are dropped when another consumer becomes active, which is reported."""
     async with consuming() as made:
         for number in range(6):
             made.topic.publish(b"%d" % number)
@@ -591,7 +591,7 @@ async def test_failover_that_was_lost_meanwhile() -> None:
 
 @virtual_time
 async def test_the_end_of_a_topic_is_known() -> None:
-    """A terminated topic's end is noted; the consumer stays."""
+    """The end of a terminated topic is noted; the consumer stays."""
     async with consuming() as made:
         made.topic.is_terminated = True
         consumer = await made.open()

@@ -34,7 +34,7 @@ def put(topic: FakeTopic, **values: Any) -> None:
 
 @virtual_time
 async def test_newest_values() -> None:
-    """U48: a=1, b=2, a=3, b=null is {a: 3}; changes come as they happen."""
+    """U48: a=1, b=2, a=3, b=null is {a: 3}; changes are reported as they happen."""
     async with cluster() as (broker, topic, client):
         put(topic, a=1, b=2)
         put(topic, a=3, b=None)
@@ -60,7 +60,7 @@ async def test_newest_values() -> None:
 
 @virtual_time
 async def test_it_follows_partitions_through_lost_connections() -> None:
-    """U48: the newest of each key also from several partitions, after a cut and an unload."""
+    """U48: the newest value of each key from several partitions, after a cut and an unload too."""
     async with cluster() as (broker, _, client):
         broker.partitions[TOPIC] = 2
         topics = [broker.topic(f"{TOPIC}-partition-{number}") for number in range(2)]
@@ -80,7 +80,7 @@ async def test_it_follows_partitions_through_lost_connections() -> None:
 
 @virtual_time
 async def test_a_slow_loop_gets_the_newest_change_of_each_key() -> None:
-    """U48: however many changes come, one waits for each key; loops are independent, and see only later changes."""
+    """U48: of any number of changes one waits for each key; loops are independent, and see only later changes."""
     async with cluster() as (_, topic, client), client.table_view("t") as view:
         slow, other = view.changes(), view.changes()
         for number in range(300):
@@ -112,7 +112,7 @@ class Value:
 
 @virtual_time
 async def test_memory_is_one_value_a_key() -> None:
-    """U48: after 2 000 values for four keys, of which one has gone, three values are held, and no message."""
+    """U48: after 2 000 values for four keys, of which one was removed, three values are held, and no message."""
     made: WeakSet[Value] = WeakSet()
     total = 0
 
@@ -143,7 +143,7 @@ async def test_memory_is_one_value_a_key() -> None:
 
 @virtual_time
 async def test_messages_that_change_nothing() -> None:
-    """Those without a key and those whose value cannot be read are counted; an empty value removes the key."""
+    """Messages without a key and unreadable values are counted; an empty value removes the key."""
 
     def decode(message: Any) -> Any:
         return json.loads(message.data)
@@ -166,7 +166,7 @@ async def test_messages_that_change_nothing() -> None:
 
 @virtual_time
 async def test_values_and_keys_are_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A large value that cannot be read, which the error of its decoder quotes, fills no log; neither does its key."""
+    """A large unreadable value, which its decoder's error quotes, fills no log; neither does its key."""
     async with cluster() as (_, topic, client):
         topic.publish(b"x" * 1_000_000, partition_key="k" * 100_000)
         async with client.table_view("t", decode=lambda message: float(message.data)) as view:
@@ -199,7 +199,7 @@ async def test_an_error_reaches_the_user(caplog: pytest.LogCaptureFixture) -> No
 
 @virtual_time
 async def test_a_codec_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The view ends with the error that names the extra, rather than with values that are too old."""
+    """The view ends with the error that names the extra, and shows no outdated values."""
     async with cluster() as (_, topic, client):
         put(topic, a=1)
         async with client.table_view("t") as view:
@@ -243,7 +243,7 @@ async def test_it_ends() -> None:
 
 @virtual_time
 async def test_opening_that_fails_or_is_cancelled() -> None:
-    """Nothing is left of it."""
+    """A failed or cancelled opening leaves nothing."""
     async with cluster() as (broker, topic, client):
         put(topic, a=1)
         with pytest.raises(InvalidArgumentError, match="decode"):
@@ -268,7 +268,7 @@ async def failing(client: Any) -> None:
 
 @virtual_time
 async def test_a_dropped_view_closes_itself() -> None:
-    """It warns, and the broker has no consumer of it any more."""
+    """It warns, and the broker no longer has its consumer."""
     async with cluster() as (broker, topic, client):
         put(topic, a=1)
         with pytest.warns(ResourceWarning, match="TableView of"):

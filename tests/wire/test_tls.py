@@ -1,4 +1,4 @@
-"""TLS over loopback: who is trusted, who is not, and who we are; on the real clock, with certificates of our own."""
+"""TLS over loopback: trust, host names, and client certificates; on the real clock, with our own certificates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.wire.served import served
 
 
 def serving(files: Files, *, asks_for_certificate: bool = False) -> ssl.SSLContext:
-    """Return the server's context, perhaps only for who has a certificate."""
+    """Return the server's context, which may require a client certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files.server)
     if asks_for_certificate:
@@ -41,7 +41,7 @@ async def connect(
 
 
 async def test_a_trusted_broker(files: Files) -> None:
-    """A broker whose certificate is for its host and from an authority that is trusted is connected to."""
+    """A broker with a certificate for its host from a trusted authority is connected to."""
     async with served(tls=serving(files)) as there:
         connection = await connect(there.port, trust_certs_file=files.authority.certificate)
         assert connection.connected.server_version == "fake"
@@ -49,7 +49,7 @@ async def test_a_trusted_broker(files: Files) -> None:
 
 
 async def test_an_authority_that_is_not_trusted(files: Files) -> None:
-    """Another authority's certificate, or one that the system does not know, is refused, not to be tried again."""
+    """A certificate of an untrusted authority is refused, and not retried."""
     async with served(tls=serving(files)) as there:
         for trusted in (files.other_authority.certificate, None):
             with pytest.raises(BrokerError, match="certificate is not trusted") as caught:
@@ -59,7 +59,7 @@ async def test_an_authority_that_is_not_trusted(files: Files) -> None:
 
 
 async def test_another_host(files: Files) -> None:
-    """A certificate for another host is refused, unless host names are not to be checked."""
+    """A certificate for another host is refused, unless host names are not checked."""
     async with served(tls=serving(files)) as there:
         with pytest.raises(BrokerError, match=r"127\.0\.0\.1.*not trusted"):
             await connect(there.port, "127.0.0.1", trust_certs_file=files.authority.certificate)
@@ -71,7 +71,7 @@ async def test_another_host(files: Files) -> None:
 
 
 async def test_any_certificate(files: Files) -> None:
-    """Who allows insecure connections gets them."""
+    """Clients that allow insecure connections accept any certificate."""
     async with served(tls=serving(files)) as there:
         connection = await connect(there.port, "127.0.0.1", allow_insecure=True)
         await connection.aclose()
@@ -88,7 +88,7 @@ async def test_our_certificate_by_authentication(files: Files) -> None:
 
 
 async def test_our_certificate_by_settings(files: Files) -> None:
-    """A certificate among the TLS settings is shown too, with whatever authentication."""
+    """A certificate in the TLS settings is sent too, with any authentication."""
     async with served(tls=serving(files, asks_for_certificate=True)) as there:
         connection = await connect(
             there.port,
@@ -102,7 +102,7 @@ async def test_our_certificate_by_settings(files: Files) -> None:
 
 
 async def test_no_certificate_and_a_strangers(files: Files) -> None:
-    """A broker that asks for a certificate lets nobody in who has none, or one that it does not trust."""
+    """A broker that requires a certificate refuses clients without one, or with one that it does not trust."""
     async with served(tls=serving(files, asks_for_certificate=True)) as there:
         for own in (None, TlsAuthentication(*files.stranger)):
             with pytest.raises(ConnectionLostError):
@@ -138,7 +138,7 @@ async def test_a_broker_that_hangs_up() -> None:
 
 
 async def test_a_context_of_ones_own(files: Files) -> None:
-    """A context that is given is used as it is."""
+    """A given context is used as it is."""
     context = ssl.create_default_context(cafile=files.authority.certificate)
     async with served(tls=serving(files)) as there:
         connection = await connect(there.port, context=context)
@@ -147,7 +147,7 @@ async def test_a_context_of_ones_own(files: Files) -> None:
 
 @pytest.mark.parametrize("setting", ["trust_certs_file", "certificate_file"])
 async def test_files_that_cannot_be_used(setting: str, tmp_path: Path) -> None:
-    """A file that is not there, or not what it should be, is named before anything is dialled."""
+    """A missing or invalid file is named before anything is dialled."""
     wrong = tmp_path / "wrong.pem"
     for content in (None, "no certificate"):
         if content is not None:
@@ -171,7 +171,7 @@ async def test_a_key_with_a_password(files: Files, tmp_path: Path) -> None:
 
 
 def test_settings_are_checked() -> None:
-    """A key without its certificate, paths that are none, and unknown settings are refused by name."""
+    """A key without its certificate, invalid paths, and unknown settings are refused by name."""
     with pytest.raises(ValueError, match="key_file"):
         TlsOptions(key_file="own.key")
     with pytest.raises(ValueError, match="trust_certs_file"):

@@ -52,7 +52,7 @@ async def test_subscribes_with_all_options() -> None:
 
 @virtual_time
 async def test_messages_arrive_whole() -> None:
-    """A delivery has what the producer and the broker gave the message."""
+    """A delivery has all fields from the producer and the broker."""
     async with consuming() as made:
         entry = made.topic.publish(
             b"data", properties={"a": "b"}, partition_key="k", ordering_key=b"o", publish_time=12, event_time=34
@@ -69,7 +69,7 @@ async def test_messages_arrive_whole() -> None:
 
 @virtual_time
 async def test_permits_go_back_half_a_queue_at_a_time() -> None:
-    """At most the queue is here and not taken; taken messages are permitted again, half a queue at a time."""
+    """At most the queue is here and not taken; permits for taken messages are returned half a queue at a time."""
     async with consuming() as made:
         for number in range(30):
             made.topic.publish(b"%d" % number)
@@ -89,7 +89,7 @@ async def test_permits_go_back_half_a_queue_at_a_time() -> None:
 
 @virtual_time
 async def test_a_batch_counts_its_messages() -> None:
-    """A batch uses as many permits as it has messages to show, and those come back one by one."""
+    """A batch uses as many permits as it has messages to deliver, and those are returned one by one."""
     async with consuming() as made:
         made.topic.publish_batch([b"a", b"b", b"c"])
         await made.open(receiver_queue_size=2)
@@ -116,7 +116,7 @@ async def test_a_lone_ack_takes_one_round_trip() -> None:
 
 @virtual_time
 async def test_acks_are_grouped_while_some_are_unanswered() -> None:
-    """Those of one turn go together in the next; those that come while others are on their way, with their receipt."""
+    """Acknowledgements of one turn share a command in the next; those during an open command wait for its receipt."""
     async with consuming() as made:
         consumer, deliveries = await made.holding(50, ack_group_ms=10)
         began = now()
@@ -159,7 +159,7 @@ async def test_many_acks_in_one_call() -> None:
 
 @virtual_time
 async def test_a_refused_ack_tells_why() -> None:
-    """What the broker says no to is the error of those calls only that were in that command."""
+    """The broker's refusal is raised only for the calls in that command."""
     async with consuming() as made:
         consumer, (delivery,) = await made.holding(1)
         made.broker.next("ACK", refuse("MetadataError", "no room"))
@@ -172,7 +172,7 @@ async def test_a_refused_ack_tells_why() -> None:
 @pytest.mark.parametrize("keeps_indexes", [True, False])
 @virtual_time
 async def test_a_member_whose_ack_failed_is_not_acknowledged_by_its_mates(keeps_indexes: bool) -> None:
-    """After a refusal the others of the batch are acknowledged without it, and the entry is done with it only."""
+    """After a refusal the other members are acknowledged without it; the entry completes only with it."""
     async with consuming() as made:
         entry = made.topic.publish_batch([b"a", b"b"])
         consumer = await made.open(batch_index_ack=keeps_indexes)
@@ -194,7 +194,7 @@ async def test_a_member_whose_ack_failed_is_not_acknowledged_by_its_mates(keeps_
 
 @virtual_time
 async def test_an_ack_without_receipt_times_out() -> None:
-    """A receipt that does not come is an error after the time that a request may take."""
+    """A missing receipt raises after one request's timeout."""
     async with consuming(request_timeout=3) as made:
         consumer, (delivery,) = await made.holding(1)
         made.broker.next("ACK", silence)
@@ -238,7 +238,7 @@ async def test_ack_soon_tells_later() -> None:
 
 @virtual_time
 async def test_members_of_a_batch_are_acknowledged_by_index() -> None:
-    """The broker gets the remaining indexes of a batch; with the last one the entry is acknowledged as a whole."""
+    """The broker gets the remaining indexes of a batch; the last member acknowledges the whole entry."""
     async with consuming() as made:
         entry = made.topic.publish_batch([b"%d" % number for number in range(70)])
         consumer = await made.open()
@@ -267,7 +267,7 @@ async def test_without_index_acks_an_entry_is_acknowledged_at_its_end() -> None:
 
 @virtual_time
 async def test_a_member_without_batch_size_is_refused() -> None:
-    """An id that lacks the size of its batch would acknowledge too much or too little: nothing is sent."""
+    """An id without the size of its batch would acknowledge too much or too little: nothing is sent."""
     async with consuming() as made:
         entry = made.topic.publish_batch([b"a", b"b"])
         consumer = await made.open()
@@ -284,7 +284,7 @@ async def test_a_member_without_batch_size_is_refused() -> None:
 
 @virtual_time
 async def test_acked_indexes_are_not_shown_again() -> None:
-    """Of an entry that comes again only what is not acknowledged is shown, and permits count that only."""
+    """Only the unacknowledged members of a redelivered entry are delivered, and permits count only those."""
     async with consuming() as made:
         made.topic.publish_batch([b"a", b"b", b"c"])
         consumer = await made.open(receiver_queue_size=4)
@@ -300,7 +300,7 @@ async def test_acked_indexes_are_not_shown_again() -> None:
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
 @virtual_time
 async def test_cumulative_acks(kind: Any) -> None:
-    """Everything up to a message is acknowledged, inside of a batch up to its index."""
+    """Everything up to a message is acknowledged, inside a batch up to its index."""
     async with consuming() as made:
         first = made.topic.publish(b"a")
         batch = made.topic.publish_batch([b"b", b"c", b"d"])
@@ -317,7 +317,7 @@ async def test_cumulative_acks(kind: Any) -> None:
 @pytest.mark.parametrize("is_first_of_ledger", [False, True])
 @virtual_time
 async def test_cumulative_acks_without_index_acks(is_first_of_ledger: bool) -> None:
-    """Without batch index acknowledgement a cumulative acknowledgement ends before a batch that is not done."""
+    """Without batch index acknowledgement a cumulative acknowledgement ends before an incomplete batch."""
     async with consuming() as made:
         first = made.topic.publish(b"a")
         made.topic.ledger += is_first_of_ledger
@@ -333,7 +333,7 @@ async def test_cumulative_acks_without_index_acks(is_first_of_ledger: bool) -> N
 
 @virtual_time
 async def test_cumulative_acks_are_not_for_shared() -> None:
-    """A subscription of several consumers has no order, so there nothing is acknowledged cumulatively."""
+    """A subscription with several consumers has no order, so cumulative acknowledgement is refused."""
     async with consuming() as made:
         consumer, (delivery,) = await made.holding(1)
         with pytest.raises(BrokerError, match="shared"):
@@ -342,7 +342,7 @@ async def test_cumulative_acks_are_not_for_shared() -> None:
 
 @virtual_time
 async def test_redelivers_chosen_entries() -> None:
-    """Only what was named comes again, each entry once, within one round trip."""
+    """Only requested entries are redelivered, each once, within one round trip."""
     async with consuming() as made:
         entries = [made.topic.publish(b"%d" % number) for number in range(5)]
         consumer = await made.open()
@@ -358,7 +358,7 @@ async def test_redelivers_chosen_entries() -> None:
 
 @virtual_time
 async def test_requests_for_redelivery_are_gathered() -> None:
-    """Requests of a few milliseconds go together, and no command has more than 1 000 entries."""
+    """Requests within a few milliseconds share a command, and no command has more than 1 000 entries."""
     async with consuming() as made:
         consumer, deliveries = await made.holding(2_102, receiver_queue_size=5_000)
         ids = [delivery.id for delivery in deliveries]
@@ -378,7 +378,7 @@ async def test_requests_for_redelivery_are_gathered() -> None:
 
 @virtual_time
 async def test_redelivery_rewinds_where_one_consumer_gets_all() -> None:
-    """On Exclusive all that is unacknowledged comes again, and what was on its way before is dropped."""
+    """On Exclusive all unacknowledged messages come again, and messages on their way are dropped."""
     async with consuming() as made:
         consumer, (first, *_) = await made.holding(2, published=5, type="exclusive", receiver_queue_size=4)
         await consumer.acknowledge([first.id])
@@ -395,7 +395,7 @@ async def test_redelivery_rewinds_where_one_consumer_gets_all() -> None:
 
 @virtual_time
 async def test_messages_of_an_old_epoch_are_dropped() -> None:
-    """What the broker sent before it rewound arrives after the request: it is dropped, and its permits go back."""
+    """Messages that the broker sent before the rewind are dropped, and their permits returned."""
     async with consuming() as made:
         made.topic.publish(b"0")
         consumer = await made.open(type="exclusive", receiver_queue_size=4)
@@ -411,7 +411,7 @@ async def test_messages_of_an_old_epoch_are_dropped() -> None:
 
 @virtual_time
 async def test_closing_gives_back_and_confirms() -> None:
-    """Closing waits for acknowledgements that are under way, then gives the rest to others."""
+    """Closing waits for open acknowledgements, then gives the remaining messages to others."""
     async with consuming() as made:
         consumer, (first, *_) = await made.holding(3)
         acking = asyncio.create_task(consumer.acknowledge([first.id]))
@@ -449,7 +449,7 @@ async def test_closing_does_not_wait_for_ever() -> None:
 
 @virtual_time
 async def test_a_connection_lost_while_closing() -> None:
-    """When the connection breaks while closing waits, it is closed, and acknowledgements not confirmed fail."""
+    """When the connection breaks during a close, the consumer is closed, and unconfirmed acknowledgements fail."""
     async with consuming() as made:
         consumer, (delivery,) = await made.holding(1)
         made.broker.always("ACK", cut)
@@ -504,7 +504,7 @@ async def test_a_message_that_cannot_be_read() -> None:
 
 @virtual_time
 async def test_a_batch_that_is_damaged_in_the_middle() -> None:
-    """The messages before the damage arrive; those behind it are delivered as unreadable, one by one."""
+    """The members before the damage arrive; later ones are delivered as unreadable, one by one."""
     async with consuming() as made:
         metadata = metadata_of(num_messages_in_batch=3)
         made.topic.append(message_rest(metadata, batch_payload([b"a" * 9, b"b", b"c"])[:-1]), messages=3)

@@ -1,4 +1,4 @@
-"""Topics of a pattern that appear and go, reported by a scripted broker as they do."""
+"""Topics of a pattern that appear and disappear, announced by a scripted broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = "persistent://public/default/"
 
 @asynccontextmanager
 async def watching(broker: FakeBroker, **settings: Any) -> AsyncIterator[Any]:
-    """Consume a pattern; look for topics each minute, or when the broker reports a change."""
+    """Consume a pattern; look for topics each minute, or when the broker announces a change."""
     before = asyncio.all_tasks()
     async with (
         Client(broker.url, dial=broker.dial, **settings) as client,
@@ -44,7 +44,7 @@ def create(broker: FakeBroker, name: str) -> None:
 
 
 def telling() -> FakeBroker:
-    """A broker that reports changes, with a topic."""
+    """A broker that announces changes, with a topic."""
     broker = FakeBroker()
     broker.tells_of_topics = True
     create(broker, "orders-0")
@@ -52,7 +52,7 @@ def telling() -> FakeBroker:
 
 
 async def comes(consumer: Any, broker: FakeBroker, name: str) -> float:
-    """Create a topic with a message; return how long it takes to come."""
+    """Create a topic with a message; return how long the message takes to arrive."""
     began_at = asyncio.get_running_loop().time()
     create(broker, name)
     message = await consumer.receive(timeout=100)
@@ -63,7 +63,7 @@ async def comes(consumer: Any, broker: FakeBroker, name: str) -> float:
 
 @virtual_time
 async def test_topics_appear_and_go_at_once() -> None:
-    """One that matches is consumed within a moment of its creation, and leaves when it is deleted; others are not."""
+    """A matching topic is consumed within a moment of its creation, and dropped when it is deleted; others are not."""
     broker = telling()
     async with watching(broker) as consumer:
         await (await consumer.receive(timeout=1)).ack()
@@ -85,7 +85,7 @@ async def test_topics_appear_and_go_at_once() -> None:
 
 @virtual_time
 async def test_invalid_names_are_passed_over() -> None:
-    """Whatever others name their topics, the connection stays, and topics with valid names are found."""
+    """If other topics have invalid names, the connection stays, and topics with valid names are found."""
     broker = telling()
     async with watching(broker) as consumer:
         for name in ("orders-\x01", "orders//1", f"orders-partition-{'9' * 5_000}", f"elsewhere://{BASE}"):
@@ -98,7 +98,7 @@ async def test_invalid_names_are_passed_over() -> None:
 
 @virtual_time
 async def test_many_that_appear_together_are_looked_for_together() -> None:
-    """A hundred topics take a few questions for the topics that there are."""
+    """A hundred new topics take only a few requests for the list of topics."""
     broker = telling()
     async with watching(broker) as consumer:
         before = len(broker.commands("GET_TOPICS_OF_NAMESPACE"))
@@ -112,7 +112,7 @@ async def test_many_that_appear_together_are_looked_for_together() -> None:
 
 @virtual_time
 async def test_another_watch_is_begun_where_a_connection_breaks() -> None:
-    """Topics that appeared meanwhile are found with it, and later ones are reported again."""
+    """Topics that appeared meanwhile are found by the new watch, and later ones are announced again."""
     broker = telling()
     async with watching(broker) as consumer:
         await (await consumer.receive(timeout=1)).ack()
@@ -126,7 +126,7 @@ async def test_another_watch_is_begun_where_a_connection_breaks() -> None:
 @pytest.mark.parametrize("answer", [None, refuse("NotAllowedError"), refuse("MetadataError"), silence, cut])
 @virtual_time
 async def test_a_broker_that_does_not_tell(answer: Answer | None) -> None:
-    """Whether it cannot, refuses, says nothing or breaks the connection: topics are found by looking."""
+    """If the broker cannot announce, refuses, is silent or breaks the connection, topics are found by polling."""
     broker = telling()
     broker.tells_of_topics = answer is not None
     if answer is not None:
@@ -143,7 +143,7 @@ async def test_a_broker_that_does_not_tell(answer: Answer | None) -> None:
 
 @virtual_time
 async def test_names_are_not_watched() -> None:
-    """A consumer of names asks for no such thing."""
+    """A consumer of topic names watches nothing."""
     broker = telling()
     async with Client(broker.url, dial=broker.dial) as client, client.subscribe(["a", "b"], "s"):
         await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""A topic's consumer on an embedded broker of another make, over real sockets, on asyncio's own loop and on uvloop."""
+"""A topic's consumer on the embedded broker, over real sockets, on asyncio's own loop and on uvloop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[[Callable[[str, ClientContext], Coroutine[Any, Any, None]]], None
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a test with a broker and a client's context on each kind of loop; nothing may be left of it."""
+    """Run a test with a broker and a client's context on each kind of loop; nothing of it may be left."""
     factory = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
     def run_on_it(test: Callable[[str, ClientContext], Coroutine[Any, Any, None]]) -> None:
@@ -49,7 +49,7 @@ async def publish(url: str, count: int) -> None:
 
 
 def test_receives_redelivers_and_moves(run: Run) -> None:
-    """What was acknowledged does not come again, what was asked for does, and a seek brings what it should."""
+    """Acknowledged messages do not come again, requested ones do, and a seek moves the subscription."""
 
     async def test(url: str, context: ClientContext) -> None:
         arrived = Arrived()
@@ -69,7 +69,7 @@ def test_receives_redelivers_and_moves(run: Run) -> None:
 
 
 def test_what_is_unacknowledged_comes_again_over_another_connection(run: Run) -> None:
-    """When the connection breaks the rest comes again, and acknowledgements go on over the next one."""
+    """When the connection breaks unacknowledged messages come again, and acknowledgements continue on the next one."""
 
     async def test(url: str, context: ClientContext) -> None:
         arrived = Arrived()
@@ -85,7 +85,7 @@ def test_what_is_unacknowledged_comes_again_over_another_connection(run: Run) ->
         await acking
         assert consumer.sessions.subscribed_times == 2
         again = set(ids[:0])
-        while not again >= set(ids[12:]):  # this broker chooses what comes again before it hears what is acknowledged
+        while not again >= set(ids[12:]):  # this broker chooses what to redeliver before it processes acknowledgements
             again |= {delivery.id for delivery in await arrived.take()}
         assert again <= set(ids[10:])
         await consumer.aclose()

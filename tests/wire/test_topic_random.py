@@ -1,4 +1,4 @@
-"""A topic's consumer under random faults on virtual time: nothing is lost, nothing is acknowledged that was not."""
+"""A topic's consumer under random faults on virtual time: nothing is lost, nothing unacked is acknowledged."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ FAULTS: Final[tuple[tuple[str, Answer], ...]] = (
 
 
 class Work:
-    """Takes what arrives, acknowledges some of it, asks for the rest again, as a consumer above does it."""
+    """Takes messages, acknowledges some of them, and requests the others again, as a Consumer does."""
 
     def __init__(self, made: Consuming, chance: random.Random, *, keeps_indexes: bool) -> None:
         self.made = made
         self.chance = chance
         self.keeps_indexes = keeps_indexes
         self.asked: set[MessageId] = set()
-        """What an acknowledgement was begun of; it may have reached the broker."""
+        """Messages whose acknowledgement was begun; the broker may have it."""
         self.confirmed: set[MessageId] = set()
         self.seen: set[MessageId] = set()
         self._calls: set[asyncio.Task[None]] = set()
@@ -85,12 +85,12 @@ class Work:
         while True:
             await asyncio.sleep(self.chance.random() / 10)
             consumer.redeliver_nowait([message_id])
-            await asyncio.sleep(5)  # asked for again if it does not come, as a consumer above does it after a while
+            await asyncio.sleep(5)  # requested again after a while if it does not come, as a Consumer does
             if message_id in self.asked or self.chance.random() < 0.9:
                 return
 
     def check(self) -> None:
-        """Compare with what the broker knows: an entry is acknowledged only if all of it was."""
+        """Compare with the broker's state: an entry is acknowledged only if all of it was."""
         subscription = self.made.subscription
         for message_id in self.confirmed:
             left = subscription.unacked_indexes.get(message_id.position)
@@ -108,7 +108,7 @@ class Work:
 
 
 def disturb(made: Consuming, chance: random.Random) -> None:
-    """Let one thing go wrong."""
+    """Cause one random fault."""
     kind = chance.random()
     if kind < 0.2:
         made.broker.cut()
@@ -125,7 +125,7 @@ def disturb(made: Consuming, chance: random.Random) -> None:
 @pytest.mark.parametrize("seed", seeds(range(8), fast=2))
 @virtual_time
 async def test_nothing_is_lost(seed: int) -> None:
-    """Through cuts, moves, refusals and lost answers every message is seen and gets acknowledged, and no other."""
+    """Through cuts, moves, refusals and lost answers every message is delivered and acknowledged, and no other."""
     chance = random.Random(seed)
     keeps_indexes = seed % 2 == 0
     async with consuming(request_timeout=2) as made:
@@ -155,5 +155,5 @@ async def test_nothing_is_lost(seed: int) -> None:
         assert sum(message_id.is_chunked for message_id in work.seen) == 5
         assert len(made.topic.entries) == 40 * 2 + 5 * 4
         await asyncio.sleep(10)
-        copies = made.arrived.take_nowait()  # asked for before the acknowledgement that ended it all
+        copies = made.arrived.take_nowait()  # requested before the acknowledgement that ended it all
         assert {delivery.id for delivery in copies} <= work.asked

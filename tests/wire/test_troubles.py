@@ -1,4 +1,4 @@
-"""Many who ask at once through a cluster in trouble, by chance: each call ends, with an answer or an error of ours."""
+"""Many concurrent calls to a cluster with random faults: each call ends, with an answer or one of our errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Trouble:
         self.random.choice(good if self.random.random() < 0.7 else bad)(call)
 
     async def go_on(self) -> None:
-        """Disturb a node now and then, for ever."""
+        """Cause a fault now and then, without end."""
         while True:
             await asyncio.sleep(self.random.random() * 2)
             node = self.broker.node(self.random.choice(URLS))
@@ -90,7 +90,7 @@ class Trouble:
                 node.is_down = node.hangs = False
 
     def end(self) -> None:
-        """Let all be well again."""
+        """End all faults."""
         for url in URLS:
             self.broker.node(url).is_down = self.broker.node(url).hangs = False
         for kind in ("CONNECT", "LOOKUP", "PARTITIONED_METADATA", "GET_TOPICS_OF_NAMESPACE", "PING"):
@@ -99,7 +99,7 @@ class Trouble:
 
 
 async def ask(lookup: ClientContext, random: Random, on_them: list[tuple[LossCounter, Connection]]) -> str:
-    """Ask something, perhaps for a short while only; return how it ended."""
+    """Make a call, perhaps with a short timeout; return how it ended."""
     topic = random.choice(TOPICS)
     questions: list[Any] = [
         lambda: lookup.broker(topic), lambda: lookup.partitions(topic), lambda: lookup.topics("public/default")
@@ -121,7 +121,7 @@ async def ask(lookup: ClientContext, random: Random, on_them: list[tuple[LossCou
 
 
 async def live(seed: int) -> Counter[str]:
-    """Let twenty ask ten times each in trouble, then look whether all is as before."""
+    """Let twenty tasks make ten calls each during faults, then check that nothing has changed."""
     trouble = Trouble(Random(seed))
     pool = Pool(
         ",".join([URLS[0], *(url.removeprefix("pulsar://") for url in URLS[1:])]),
@@ -160,13 +160,13 @@ async def live(seed: int) -> Counter[str]:
 @given(st.integers(0, 2**32))
 @example(0)
 def test_every_call_ends(seed: int) -> None:
-    """In any trouble each call ends in time, each handler is called once about each loss, and nothing is left."""
+    """With any faults each call ends in time, each handler is called once about each loss, and nothing is left."""
     ended = run(live(seed), patience=5)
     assert sum(ended.values()) == 200
 
 
 def test_trouble_is_trouble() -> None:
-    """The troubles above happen: some calls get an answer, some an error, and some are given up."""
+    """The faults above happen: some calls get an answer, some an error, and some are cancelled."""
     total: Counter[str] = Counter()
     for seed in range(3):
         total += run(live(seed))

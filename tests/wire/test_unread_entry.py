@@ -1,4 +1,4 @@
-"""Entries that are here and not read yet: what they count as, and what becomes of one that cannot be read now."""
+"""Entries that have arrived and are not read yet: how they count, and what happens if reading fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZE: Final = 1_000
 
 @virtual_time
 async def test_a_batch_of_which_only_the_first_is_shown_leaves_nothing_counted() -> None:
-    """The broker sends all 300, and one is shown: those behind it do not count once it is received."""
+    """The broker sends all 300, and one is delivered: the later ones do not count once it is received."""
     async with consuming(max_prefetched_bytes=1 << 20) as made:
         consumer = await made.open(batch_index_ack=True)
         for _ in range(5):
@@ -81,7 +81,7 @@ async def test_what_is_here_counts_whatever_its_producer_claims(rest: bytes) -> 
 
 @virtual_time
 async def test_what_is_kept_here_counts_with_its_properties_and_keys() -> None:
-    """``max_local_bytes`` bounds them too; beyond it the broker is asked."""
+    """``max_local_bytes`` limits properties and keys too; beyond it the broker is asked."""
     broker = FakeBroker()
     for _ in range(20):
         broker.topic(TOPIC).publish(b"", properties=PROPERTIES, partition_key="k" * 50_000)
@@ -101,7 +101,7 @@ def _packed(payload: bytes, **fields: Any) -> bytes:
 
 
 def _failing(real: Callable[..., Any], error: Exception, times: int) -> Callable[..., Any]:
-    """Return a function that raises this error in one call, after this many others, else calls the real one."""
+    """Return a function that raises this error in one call, after this many others, and else calls the real one."""
     calls = iter(range(1_000_000))
 
     def once(*args: Any, **named: Any) -> Any:
@@ -130,7 +130,7 @@ def _failing(real: Callable[..., Any], error: Exception, times: int) -> Callable
 async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
     where: Any, name: str, rest: bytes, messages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Want of memory or of threads is raised, once; all messages come, in order, and nothing stays counted."""
+    """A lack of memory or threads is raised once; all messages come, in order, and nothing stays counted."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     limited = ClientOptions(max_prefetched_bytes=64 << 20)
@@ -157,7 +157,7 @@ async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
 
 
 async def test_large_messages_come_while_the_threads_of_the_loop_wait_for_them() -> None:
-    """As workers do that ``asyncio.to_thread`` has started; the client's own threads end with it."""
+    """Threads of ``asyncio.to_thread`` may wait for them; the client's own threads end with it."""
     broker = FakeBroker(latency=0)
     topic = broker.topic(TOPIC)
     loop = asyncio.get_running_loop()
@@ -177,7 +177,7 @@ async def test_large_messages_come_while_the_threads_of_the_loop_wait_for_them()
 
 
 async def _left() -> list[threading.Thread]:
-    """Return the threads, once those that are to end had time to."""
+    """Return the remaining threads, after those that should end had time to."""
     for _ in range(500):
         await asyncio.sleep(0.01)
         if not any(thread.name.startswith("pulsar-nack-wire") for thread in threading.enumerate()):

@@ -31,7 +31,7 @@ def security(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, 
 
 
 def test_there_and_back(run: Run, security: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """300 messages in batches and a large one are sent, received, nacked once each, come in time, and are settled."""
+    """300 messages in batches and a large one are sent, received, nacked once, redelivered in time, and settled."""
     of_broker, of_client = security
 
     async def test(there: Served) -> None:
@@ -63,7 +63,7 @@ def test_there_and_back(run: Run, security: tuple[dict[str, Any], dict[str, Any]
 
 
 def test_cut_again_and_again(run: Run, security: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """While the connection is cut five times all messages are stored, shown and settled in the end."""
+    """While the connection is cut five times all messages are stored, delivered and settled in the end."""
     of_broker, of_client = security
 
     async def test(there: Served) -> None:

@@ -1,4 +1,4 @@
-"""Texts of a broker, or of a publisher, that are not UTF-8."""
+"""Texts of a broker or a publisher that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRONG: Final = b"SECRET-\xffark"
 
 
 def _fill(message: Any, path: list[FieldDescriptor]) -> None:
-    """Set the text at the end of a path of fields, and whatever is required on the way."""
+    """Set the text at the end of a path of fields, and every field required on the way."""
     for field in message.DESCRIPTOR.fields:
         is_on_the_way = bool(path) and field.name == path[0].name
         if not is_on_the_way and not field.is_required:
@@ -68,7 +68,7 @@ PATHS: Final = {".".join(field.name for field in path): path for path in _texts(
 
 @for_each("path", list(PATHS))
 def test_a_text_of_a_command(path: str) -> None:
-    """Each text of each command, lists and parts included: an error that names it, and quotes nothing of it."""
+    """Each text field of each command, nested ones too: an error names it, and does not quote it."""
     body, *_ = PATHS[path]
     made = pb.BaseCommand()
     _fill(made, PATHS[path])
@@ -83,7 +83,7 @@ def test_a_text_of_a_command(path: str) -> None:
 
 
 def _wrong(kind: str, **fields: Any) -> Callable[[Call], None]:
-    """Answer with a command in which the mark is not UTF-8."""
+    """Answer with a command in which the marked text is not UTF-8."""
 
     def answer(call: Call) -> None:
         made = command(kind)
@@ -130,7 +130,7 @@ ANSWERS: Final[dict[str, tuple[str, Callable[[Call], None], Callable[[Client], A
 
 @for_each("path", list(ANSWERS))
 def test_a_text_of_an_answer(path: str) -> None:
-    """The call fails with an error of the broker that names it; the connection is closed and counted as any other."""
+    """The call fails with a broker error that names the field; the connection is closed and counted like any other."""
     kind, answer, call = ANSWERS[path]
 
     async def test() -> None:
@@ -154,7 +154,7 @@ EVENTS: Final = {
 
 @for_each("path", list(EVENTS))
 def test_a_text_of_an_event(path: str) -> None:
-    """It ends the connection; the consumer subscribes again and goes on."""
+    """It ends the connection; the consumer subscribes again and continues."""
 
     async def test() -> None:
         broker = FakeBroker()
@@ -176,7 +176,7 @@ def test_a_text_of_an_event(path: str) -> None:
 
 
 def _checked(metadata: pb.MessageMetadata, payload: bytes = b"x") -> bytes:
-    """Return an entry with the mark in its metadata replaced."""
+    """Return an entry with the marked text in its metadata replaced."""
     return hostile.with_metadata(metadata.SerializeToString().replace(MARK.encode(), WRONG), payload)
 
 
@@ -195,13 +195,13 @@ ENTRIES: Final = {
 
 @for_each("name", list(ENTRIES))
 def test_a_text_of_a_message(name: str) -> None:
-    """The message comes with its error and its stored bytes; those around it come as ever, and nothing is lost."""
+    """The message is delivered with its error and its stored bytes; those around it arrive, and nothing is lost."""
 
     async def test() -> None:
         broker = FakeBroker()
         topic = broker.topic(TOPIC)
         async with subscribed(broker, receiver_queue_size=2) as consumer:
-            for _ in range(5):  # more than the queue has: a permit that is lost shows
+            for _ in range(5):  # more than the queue has, so that a lost permit shows
                 topic.publish(b"before")
                 topic.append(ENTRIES[name])
             topic.publish(b"after")
@@ -228,7 +228,7 @@ def _assert_unreadable(message: Any, name: str) -> None:
 
 @virtual_time
 async def test_a_text_of_a_message_in_a_batch() -> None:
-    """Only that message is unreadable; what is behind it in the batch is not."""
+    """Only that message is unreadable; later members of the batch are not."""
     members = [pb.SingleMessageMetadata(partition_key=key) for key in ("a", MARK, "c")]
     payload = encode_batch((each, b"%d" % at) for at, each in enumerate(members)).replace(MARK.encode(), WRONG)
     broker = FakeBroker()
@@ -247,7 +247,7 @@ async def test_a_text_of_a_message_in_a_batch() -> None:
 
 @virtual_time
 async def test_a_text_of_a_batch() -> None:
-    """A batch whose own metadata is wrong is one unreadable message, counted as the broker counts it."""
+    """A batch whose own metadata is invalid is one unreadable message, counted as the broker counts it."""
     metadata = hostile.about(num_messages_in_batch=3, producer_name=MARK)
     payload = encode_batch((pb.SingleMessageMetadata(), b"") for _ in range(3))
     broker = FakeBroker()
@@ -265,7 +265,7 @@ async def test_a_text_of_a_batch() -> None:
 
 @virtual_time
 async def test_a_text_of_a_chunked_message() -> None:
-    """A key that is wrong in each chunk makes one unreadable message, not one for each chunk."""
+    """An invalid key in each chunk makes one unreadable message, not one for each chunk."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     for index, payload in enumerate((b"ab", b"cd")):
@@ -282,7 +282,7 @@ async def test_a_text_of_a_chunked_message() -> None:
 
 @virtual_time
 async def test_names_in_other_alphabets() -> None:
-    """Text that is not ASCII is text."""
+    """Text that is not ASCII is valid."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     topic.publish(b"x", producer_name="производитель", partition_key="ключ", properties={"é": "ü"})

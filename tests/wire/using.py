@@ -1,4 +1,4 @@
-"""Consumers as users have them, on a scripted broker: subscribed from the first message on, with exact delays."""
+"""Consumers as users use them, on a scripted broker: subscribed from the first message on, with exact delays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def subscribed(
     client_options: ClientOptions | None = None,
     **settings: Any,
 ) -> AsyncIterator[Consumer]:
-    """A consumer with a client of its own."""
+    """A consumer with its own client."""
     about = {"initial_position": "earliest", "config": EXACT, **settings}
     async with (
         Client(broker.url, client_options, dial=broker.dial) as client,
@@ -39,7 +39,7 @@ async def subscribed(
 
 
 async def take(consumer: Consumer, count: int, *, seconds: float = 5.0) -> list[Message]:
-    """Receive what must be there."""
+    """Receive a message that must be there."""
     return [await consumer.receive(timeout=seconds) for _ in range(count)]
 
 
@@ -57,7 +57,7 @@ async def shown(consumer: Consumer, *, seconds: float = 5.0, ack: bool = True) -
 
 
 async def is_quiet(consumer: Consumer, seconds: float = 5.0) -> bool:
-    """Return whether nothing is shown for a while."""
+    """Return whether nothing is delivered for a while."""
     return await shown(consumer, seconds=seconds, ack=False) == []
 
 
@@ -67,7 +67,7 @@ def now() -> float:
 
 
 def numbers(count: int) -> list[bytes]:
-    """Return payloads that differ."""
+    """Return different payloads."""
     return [b"%d" % number for number in range(count)]
 
 
