@@ -103,7 +103,7 @@ def test_exponential_jitter(drawn: float, delay: float) -> None:
     assert Exponential(1, 60, random=lambda: drawn)(2) == delay
 
 
-def test_exponential_draws_anew() -> None:
+def test_exponential_draws_each_delay() -> None:
     """By default jitter is on, and two delays differ."""
     backoff = Exponential(1, 60)
     delays = {backoff(3) for _ in range(50)}

@@ -79,7 +79,7 @@ def test_what_is_no_version(maven: Maven, monkeypatch: pytest.MonkeyPatch, given
 
 
 @pytest.mark.parametrize("harm", ["missing", "cut", "added", "stamp", "pom"])
-def test_assembles_anew_what_is_broken(
+def test_assembles_a_broken_folder_again(
     maven: Maven, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A jar that is missing, cut short or unknown, no stamp, or another pom makes it fetch the broker again."""

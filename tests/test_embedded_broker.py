@@ -162,7 +162,7 @@ def test_takes_another_port_when_its_own_was_taken(monkeypatch: pytest.MonkeyPat
     assert list(folders.iterdir()) == []
 
 
-async def test_tells_why_it_ended(stand_in: Callable[[str], None], folders: Path) -> None:
+async def test_says_why_it_ended(stand_in: Callable[[str], None], folders: Path) -> None:
     """A broker that ends while starting raises an error with its exit code and its last output."""
     stand_in("echo no space left >&2; exit 3")
     with pytest.raises(BrokerError, match=r"exit code 3 while starting; .*no space left"):

@@ -137,7 +137,7 @@ def test_redelivery_brings_the_whole_entry(topic_allows: bool, again: list[bytes
 
 
 @virtual_time
-async def test_batch_without_index_acks_counts_anew_after_redelivery() -> None:
+async def test_batch_without_index_acks_counts_again_after_redelivery() -> None:
     """Without index acknowledgement a member acknowledged before the redelivery must be acknowledged again."""
     port = FakePort()
     ids = port.topic.publish_batch([b"0", b"1"])

@@ -71,7 +71,7 @@ def test_stop_kills_a_deaf_one(tmp_path: Path) -> None:
     assert group_is_gone(process.pid)
 
 
-def test_ends_by_itself(tmp_path: Path) -> None:
+def test_ends_without_a_stop(tmp_path: Path) -> None:
     """The exit code of a child that ended is known, and stopping it then, or twice, does no harm."""
     process = GuardedProcess(["/bin/sh", "-c", "echo done; exit 5"], log=tmp_path / "log")
     while process.exit_code is None:

@@ -86,7 +86,7 @@ def test_replace_keeps_and_checks() -> None:
         FULL._replace(batch_index=-2)
 
 
-def test_chunked_ids_and_those_with_a_topic_can_be_told_by_their_type() -> None:
+def test_chunked_ids_and_those_with_a_topic_have_types() -> None:
     """The type alone distinguishes plain ids, those with a topic, and chunked ones, however they were made."""
     named = FULL._replace(first_chunk=None, chunks=())
     plain = named._replace(topic=None)

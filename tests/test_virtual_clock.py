@@ -170,7 +170,7 @@ async def test_a_thread_may_call_back_into_the_loop() -> None:
 
 
 @virtual_time
-async def test_hold_time_waits_for_a_thread_of_ones_own() -> None:
+async def test_hold_time_waits_for_your_own_thread() -> None:
     """Inside the block a timer does not fire while the loop waits for ``call_soon_threadsafe``."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()

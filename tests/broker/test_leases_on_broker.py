@@ -53,7 +53,7 @@ async def test_the_lease_of_one_member_does_not_touch_the_others(
         assert await nothing_comes(consumer, 1.5)
 
 
-async def test_whoever_gets_the_messages_of_hung_handlers_shows_them_once(service_url: str, topic: str) -> None:
+async def test_messages_of_hung_handlers_are_delivered_once(service_url: str, topic: str) -> None:
     """U21, U44: 20 messages whose leases ended are redelivered by the broker once each, to either consumer."""
     settings: dict[str, Any] = {"lease": 3, "backoff": 0.2, "redelivery": "broker"}
     async with (

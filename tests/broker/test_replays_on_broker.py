@@ -19,7 +19,7 @@ from tests.broker._admin import Admin
 from tests.broker._native import native
 from tests.consumer.official import numbered, official_client, payloads, send, take
 from tests.patience import patience
-from tests.wire.using import shown
+from tests.wire.using import received
 
 SUBSCRIPTION: Final = "sub"
 FROM_THE_FIRST: Final[dict[str, Any]] = {"initial_position": pulsar.InitialPosition.Earliest}
@@ -45,10 +45,10 @@ async def test_a_seek_by_one_worker_shows_all_again(service_url: str, topic: str
     settings: dict[str, Any] = {"receiver_queue_size": 5}
     async with native(service_url, topic, **settings) as one, native(service_url, topic, **settings) as two:
         expected = await sent(service_url, topic, 100, batched=batched)
-        first = await asyncio.gather(shown(one, seconds=1.5), shown(two, seconds=1.5))
+        first = await asyncio.gather(received(one, seconds=1.5), received(two, seconds=1.5))
         assert sorted(first[0] + first[1]) == expected
         await one.seek(began)
-        again = await asyncio.gather(shown(one, seconds=3), shown(two, seconds=3))
+        again = await asyncio.gather(received(one, seconds=3), received(two, seconds=3))
         assert sorted(again[0] + again[1]) == expected
 
 
@@ -59,11 +59,11 @@ async def test_a_reset_shows_everything_at_once(service_url: str, topic: str, ad
     began = a_moment_ago()
     async with native(service_url, topic, consumer_type=kind) as consumer:
         expected = await sent(service_url, topic, 10)
-        assert sorted(await shown(consumer, seconds=1.5)) == expected
+        assert sorted(await received(consumer, seconds=1.5)) == expected
         await asyncio.to_thread(admin.reset_cursor, topic, SUBSCRIPTION, began)
-        assert sorted(await shown(consumer, seconds=3)) == expected
+        assert sorted(await received(consumer, seconds=3)) == expected
         await asyncio.to_thread(admin.unload, topic)
-        assert await shown(consumer, seconds=3) == []
+        assert await received(consumer, seconds=3) == []
     assert admin.backlog(topic, SUBSCRIPTION) == 0
 
 
@@ -81,10 +81,10 @@ async def test_a_reset_by_id(
             large = b"5" * (250_000 if form == "chunks" else 1)
             found = await producer.send(large)
             await producer.send(b"6")
-        assert len(await shown(consumer, seconds=1.5)) == 6
+        assert len(await received(consumer, seconds=1.5)) == 6
         assert len(found.parts) == (3 if form == "chunks" else 1)
         await asyncio.to_thread(admin.reset_cursor_to, topic, SUBSCRIPTION, *found.parts[0])
-        assert sorted(await shown(consumer, seconds=3)) == [large, b"6"]
+        assert sorted(await received(consumer, seconds=3)) == [large, b"6"]
         assert consumer.statistics().acked_again == 0
     assert admin.backlog(topic, SUBSCRIPTION) == 0
 
@@ -97,12 +97,12 @@ async def test_a_reset_while_a_durable_consumer_is_away(
     began, folder = a_moment_ago(), tmp_path / "state"
     async with native(service_url, topic, durable=folder) as consumer:
         expected = await sent(service_url, topic, 10)
-        assert sorted(await shown(consumer, seconds=1.5)) == expected
+        assert sorted(await received(consumer, seconds=1.5)) == expected
         if is_killed:
             folder = Path(shutil.copytree(folder, tmp_path / "left"))
     await asyncio.to_thread(admin.reset_cursor, topic, SUBSCRIPTION, began)
     async with native(service_url, topic, durable=folder) as consumer:
-        assert sorted(await shown(consumer, seconds=3)) == expected
+        assert sorted(await received(consumer, seconds=3)) == expected
 
 
 @pytest.mark.parametrize("kind", ["shared", "failover"])
@@ -119,12 +119,12 @@ async def test_partitions_that_are_reset(
     settings: dict[str, Any] = {"durable": tmp_path, "consumer_type": kind}
     async with native(service_url, topic, **settings) as consumer:
         expected = await sent(service_url, topic, 10)
-        assert sorted(await shown(consumer, seconds=1.5)) == expected
+        assert sorted(await received(consumer, seconds=1.5)) == expected
         await reset()
-        assert sorted(await shown(consumer, seconds=3)) == expected
+        assert sorted(await received(consumer, seconds=3)) == expected
     await reset()
     async with native(service_url, topic, **settings) as consumer:
-        assert sorted(await shown(consumer, seconds=3)) == expected
+        assert sorted(await received(consumer, seconds=3)) == expected
 
 
 async def test_a_new_subscription_on_the_folder_of_one_that_is_gone(
@@ -165,7 +165,7 @@ async def test_seek_to_the_latest(service_url: str, topic: str) -> None:
         await take(consumer, 1)
         await consumer.seek(LATEST)
         await sent(service_url, topic, 2, first=7)
-        assert await shown(consumer, seconds=1.5) == [b"7", b"8"]
+        assert await received(consumer, seconds=1.5) == [b"7", b"8"]
 
 
 async def test_members_are_acknowledged_before_they_come(service_url: str, topic: str, admin: Admin) -> None:
@@ -177,7 +177,7 @@ async def test_members_are_acknowledged_before_they_come(service_url: str, topic
     async with native(service_url, topic) as consumer:
         for message_id in ids[1:3]:
             await consumer.acknowledge(message_id)
-        assert await shown(consumer, seconds=1.5) == [expected[0], *expected[3:]]
+        assert await received(consumer, seconds=1.5) == [expected[0], *expected[3:]]
     assert admin.backlog(topic, SUBSCRIPTION) == 0
 
 
@@ -250,6 +250,6 @@ async def test_a_failover_switch(service_url: str, partitioned_topic: Callable[[
         await asyncio.sleep(1)
         assert (second.statistics().ready, second.statistics().held) == (2, 2)
         async with native(service_url, topic, consumer_name="a", **settings) as first:
-            assert sorted(await shown(first, seconds=3)) == expected
-            assert await shown(second, seconds=1.5) == []
+            assert sorted(await received(first, seconds=3)) == expected
+            assert await received(second, seconds=1.5) == []
             assert second.statistics().dropped == 4

@@ -132,7 +132,7 @@ def test_a_registration_loop_that_begins_late(
         assert pauses == ends_after + 1
 
 
-def test_tells_why_it_did_not_start() -> None:
+def test_says_why_it_did_not_start() -> None:
     """A setting that the broker refuses raises an error that ends with its log; nothing is left behind."""
     broker = Standalone(settings={"managedLedgerDefaultEnsembleSize": "many"})
     with pytest.raises(StandaloneError, match=r"(?s)ended with \d+ while starting.*managedLedgerDefaultEnsembleSize"):

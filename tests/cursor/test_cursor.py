@@ -109,7 +109,7 @@ async def test_reset_comes_back(home: Home) -> None:
         assert await acked(cursor) == []
 
 
-async def test_begins_where_it_is_told(home: Home) -> None:
+async def test_begins_at_a_given_position(home: Home) -> None:
     """A new cursor begins before the first ledger, or after the position that it is given."""
     async with home.cursor({4: 5, 6: 5}) as cursor:
         assert cursor.mark_delete_position == (4, -1)
@@ -237,7 +237,7 @@ async def test_what_is_acked_during_a_write_is_written_next() -> None:
 
 
 @virtual_time
-async def test_written_by_itself() -> None:
+async def test_written_without_a_flush() -> None:
     """Nobody has to flush: a change is written ``flush_interval`` later, once, and then nothing more."""
     loop = asyncio.get_running_loop()
     async with memory_home().cursor(TWENTY, CursorConfig(flush_interval=1)) as cursor:
@@ -252,7 +252,7 @@ async def test_written_by_itself() -> None:
 
 
 @virtual_time
-async def test_written_by_itself_after_an_ack_again() -> None:
+async def test_written_without_a_flush_after_a_repeated_ack() -> None:
     """An entry that is acknowledged again while it is written does not keep later ones from being written."""
     async with memory_home().cursor(TWENTY, CursorConfig(flush_interval=1)) as cursor:
         await cursor.acknowledge([Position(1, 3)])
@@ -267,7 +267,7 @@ async def test_written_by_itself_after_an_ack_again() -> None:
 
 
 @virtual_time
-async def test_written_by_itself_after_a_rollover() -> None:
+async def test_written_without_a_flush_after_a_rollover() -> None:
     """Acks that a write takes along because it first makes a new log do not keep later ones from being written."""
     async with memory_home().cursor({1: 9_999}, CursorConfig(flush_interval=1, rollover_bytes=1024)) as cursor:
         entries = iter(range(1, 9_999, 2))

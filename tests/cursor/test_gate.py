@@ -168,7 +168,7 @@ def test_ratios_that_are_refused(ratio: float) -> None:
 # -- pausing and going on --------------------------------------------------------------------------------------------
 
 
-def test_pauses_and_resumes_by_itself() -> None:
+def test_pauses_and_resumes() -> None:
     """K41: every second is acknowledged until new messages stop; acknowledging the others makes them go on."""
     subscription = Subscription(10_000, 4_096)
     subscription.pause()

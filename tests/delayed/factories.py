@@ -1,4 +1,4 @@
-"""A subscription that outlives its trackers: what a dispatcher does with whatever tracker the factory makes."""
+"""A subscription that outlives its trackers: what a dispatcher does with any tracker of the factory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOPIC = "persistent://public/default/orders"
 
 
 class Names(TypedDict):
-    """Whose a tracker is."""
+    """The owner of a tracker."""
 
     topic_name: str
     cursor_name: str
@@ -39,19 +39,19 @@ NAMES: Names = {"topic_name": TOPIC, "cursor_name": "billing"}
 
 
 class SlowStorage(MemorySnapshotStorage):
-    """A storage of which the start can be held up or fail, and that counts starts and closes."""
+    """A storage whose start can be delayed or fail, and that counts starts and closes."""
 
     async def start(self) -> None:
         """Start."""
         await self.faults.enter("start")
 
     async def close(self) -> None:
-        """Count."""
+        """Count the close."""
         self.faults.calls["close"] += 1
 
 
 def config_of(kind: str, **more: Any) -> BucketConfig:
-    """Return a config with a kind of tracker: small buckets, exact to the ms, much patience."""
+    """Return a config with a kind of tracker: small buckets, exact to the ms, long timeouts."""
     settings: dict[str, Any] = {
         "delayed_delivery_tracker_factory_class_name": kind,
         "delayed_delivery_tick_time_millis": 1,
@@ -64,7 +64,7 @@ def config_of(kind: str, **more: Any) -> BucketConfig:
 
 
 async def assert_is_closed(tracker: DelayedDeliveryTracker) -> None:
-    """Check that each call but those for figures says that the tracker is closed, and closing again does nothing."""
+    """Check that each call except figures says that the tracker is closed, and that closing again does nothing."""
     await tracker.aclose()
     calls: list[Callable[[], object]] = [
         lambda: tracker.add_message(1, 2, 30),
@@ -98,8 +98,8 @@ async def assert_is_closed(tracker: DelayedDeliveryTracker) -> None:
 class Subscription:
     """A topic of messages (i, i) that are due at 10 i, its cursor, and the storage: all that outlives a run.
 
-    ``unacked`` is what the dispatcher would read: a run begins by offering all of it; what comes out, or is refused,
-    is dispatched and acknowledged.
+    ``unacked`` is what the dispatcher would read: a run begins by offering all of it; what comes out, or is refused, is
+    dispatched and acknowledged.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Subscription:
 
     @asynccontextmanager
     async def run(self, kind: str, *, clean: bool = True, **more: Any) -> AsyncIterator[Subscription]:
-        """Make a tracker of a kind and read the topic; let what is going on end before it is closed."""
+        """Open a tracker of a kind and read the topic; let running work end before it is closed."""
         async with self.factory_of(kind, **more) as self.factory:
             self.tracker = await self.factory.new_tracker(self.cursor, **NAMES)
             self.read(*sorted(self.unacked))
@@ -142,13 +142,13 @@ class Subscription:
         self.read(*range(first, last + 1))
 
     def read(self, *numbers: int) -> None:
-        """Offer messages to the tracker; dispatch what it refuses."""
+        """Offer messages to the tracker; dispatch those that it refuses."""
         for number in numbers:
             if not self.tracker.add_message(number, number, 10 * number):
                 self.dispatch(number)
 
     def dispatch(self, number: int) -> None:
-        """Dispatch and acknowledge a message: it is in its time, and was not before."""
+        """Dispatch and acknowledge a message: it is in time, and was not dispatched before."""
         assert 10 * number <= self.clock.now_ms() or isinstance(self.tracker, DisabledDelayedDeliveryTracker)
         assert number in self.unacked
         self.unacked.remove(number)
@@ -160,7 +160,7 @@ class Subscription:
             await self.tracker.wait_until_idle()
 
     async def deliver(self, now: int) -> list[int]:
-        """Move the clock and dispatch all that is due; return it."""
+        """Move the clock and dispatch all due messages; return them."""
         self.clock.set(now)
         found: list[Position] = []
         empty = 0

@@ -1,4 +1,4 @@
-"""What every tracker that holds messages back has to do: in memory, in buckets in memory and in a folder."""
+"""What every tracker that delays messages has to do: in memory, in buckets in memory and in a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .factories import assert_is_closed, config_of
 
 
 class Opener:
-    """Opens trackers of one kind on a clock that is moved by hand; ``woken`` are the times of ``on_due``."""
+    """Opens trackers of one kind on a manual clock; ``woken`` are the times of ``on_due``."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
@@ -60,7 +60,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
 
 async def drain(tracker: DelayedDeliveryTracker, batch: int = 100) -> list[Position]:
-    """Take out all that is due, waiting for storage in between."""
+    """Take out all due messages, and wait for storage in between."""
     found: list[Position] = []
     while tracker.has_message_available():
         found += tracker.get_scheduled_messages(batch)
@@ -70,7 +70,7 @@ async def drain(tracker: DelayedDeliveryTracker, batch: int = 100) -> list[Posit
 
 
 async def test_messages_come_when_they_may(opened: Opener) -> None:
-    """D1: messages are counted, held until their time, and come out in as many calls as it takes."""
+    """D1: messages are counted, held until their time, and come out in as many calls as needed."""
     async with opened(1) as tracker:
         assert isinstance(tracker, DelayedDeliveryTracker)
         times = [(1, 2, 20), (2, 1, 10), (3, 3, 30), (4, 5, 50), (5, 4, 40)]
@@ -134,14 +134,14 @@ async def test_a_cancelled_timer_triggers_nothing(opened: Opener) -> None:
 
 
 async def test_cutoff_is_a_tick_ahead(opened: Opener) -> None:
-    """D3: not strict, what is at most a tick away is refused."""
+    """D3: not strict, a message at most a tick away is refused."""
     async with opened(100) as tracker:
         assert [tracker.add_message(1, at, at) for at in (10, 99, 100, 101, 200)] == [False, False, False, True, True]
         assert tracker.number_of_delayed_messages == 2
 
 
 async def test_cutoff_is_now_when_strict(opened: Opener) -> None:
-    """D4: strict, only what is past is refused."""
+    """D4: strict, only past messages are refused."""
     opened.clock.set(10)
     async with opened(1_000, strict=True) as tracker:
         assert [tracker.add_message(1, at, at) for at in (9, 10, 11)] == [False, False, True]
@@ -151,7 +151,7 @@ async def test_cutoff_is_now_when_strict(opened: Opener) -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 async def test_what_comes_out_would_be_refused(opened: Opener, strict: bool) -> None:
-    """D5: what is taken out at a time would be refused at that time, also after the tick was changed."""
+    """D5: a message taken out at a time would be refused at that time, also after the tick was changed."""
     async with opened(8, strict=strict) as tracker:
         times = {Position(1 + i // 5, i): 20 + 3 * i for i in range(60)}
         assert all(tracker.add_message(*position, at) for position, at in times.items())
@@ -164,7 +164,7 @@ async def test_what_comes_out_would_be_refused(opened: Opener, strict: bool) -> 
 
 
 async def test_the_end(opened: Opener) -> None:
-    """A closed tracker refuses every call but its figures and another close, and wakes nobody."""
+    """A closed tracker refuses every call except its figures and another close, and calls nobody."""
     async with opened(1) as tracker:
         assert tracker.add_message(1, 1, 10)
     await tracker.aclose()
@@ -176,7 +176,7 @@ async def test_the_end(opened: Opener) -> None:
 
 @for_each("value", [True, 1.0, "1", None, float("nan"), 2**63, -1])
 async def test_bad_arguments(opened: Opener, value: Any) -> None:
-    """What is no position, time, limit or tick is refused by name, and nothing has changed."""
+    """An invalid position, time, limit or tick is refused by name, and nothing has changed."""
     async with opened(1) as tracker:
         assert tracker.add_message(1, 1, 10)
         bulk: Any = tracker

@@ -18,7 +18,7 @@ EPOCH_S = 1_700_000_000
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], list[str]]:
-    """Runs an example to its end; returns the lines that it printed."""
+    """Run an example; return the lines that it printed."""
 
     def run(example: str) -> list[str]:
         with monkeypatch.context() as patch:
@@ -41,7 +41,7 @@ def test_reminders_come_in_order_of_their_times(run: Callable[[str], list[str]])
 
 
 def test_a_restarted_dispatcher_goes_on(run: Callable[[str], list[str]]) -> None:
-    """Over two runs each reminder that comes soon is sent once, and the others are there again at once."""
+    """Over two runs each early reminder is sent once, and the others are known again at once."""
     lines = run("delayed_buckets.py")
     assert lines[0].startswith("0 reminders were on disk")
     (restarted,) = [place for place, line in enumerate(lines) if line == "restarted"]

@@ -1,4 +1,4 @@
-"""Factories: which tracker is made, when it is made in memory instead, and what ends with the factory."""
+"""Factories: which tracker is created, when it is in memory instead, and what is closed with the factory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_unknown_name_is_refused(name: object) -> None:
 
 
 async def test_a_disabled_tracker_holds_nothing() -> None:
-    """It refuses every message, checks its arguments as others do, and ends like them."""
+    """It refuses every message, checks its arguments like others, and closes like them."""
     async with DisabledDelayedDeliveryTracker() as tracker:
         assert not tracker.add_message(1, 1, 2**60)
         assert not tracker.has_message_available()
@@ -104,7 +104,7 @@ async def test_a_disabled_tracker_holds_nothing() -> None:
 
 
 async def test_what_is_missing_is_named() -> None:
-    """Buckets need a storage, each tracker of them a cursor, a shared index a cursor and a name more."""
+    """Buckets need a storage, each bucket tracker a cursor, a shared index a cursor and a name more."""
     with pytest.raises(InvalidArgumentError, match="storage"):
         DelayedDeliveryTrackerFactory(config_of("bucket"))
     cursor: Any = MemoryDelayedCursor()
@@ -173,7 +173,7 @@ async def test_storage_in_trouble(call: str, trouble: str, caplog: pytest.LogCap
 
 
 async def test_opening_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever opening raises, the tracker is made in memory."""
+    """Whatever opening raises, the tracker is created in memory."""
     subscription = await with_snapshots()
 
     def properties() -> dict[str, str]:
@@ -199,7 +199,7 @@ async def test_some_snapshots_that_fail_are_no_reason() -> None:
 
 @virtual_time
 async def test_recovery_that_fails_at_first() -> None:
-    """While every snapshot fails they are tried again within the time allowed, and then it is a bucket tracker."""
+    """While every snapshot fails they are tried again within the time limit, and then it is a bucket tracker."""
     storage, cursor = SlowStorage(), MemoryDelayedCursor()
     config = config_of("bucket", recovery_timeout=10)
     async with DelayedDeliveryTrackerFactory(config, storage, clock=LoopClock()) as factory:
@@ -221,7 +221,7 @@ async def test_recovery_that_fails_at_first() -> None:
 
 @virtual_time
 async def test_waits_for_a_slow_storage_once() -> None:
-    """A storage that hangs is waited for once in all; when it is there after all, the next tracker is in buckets."""
+    """A storage that hangs is waited for only once; when it works after all, the next tracker is in buckets."""
     storage = SlowStorage()
     gate = storage.faults.hold("start")
     loop = asyncio.get_running_loop()
@@ -262,7 +262,7 @@ async def test_a_start_that_failed_is_tried_again() -> None:
 
 
 async def test_a_call_that_hangs_does_not_hold_dispatch_up() -> None:
-    """Storage that cannot even be cancelled keeps no tracker waiting; it is waited for when the factory is closed."""
+    """A storage call that ignores cancellation delays no tracker; closing the factory waits for it."""
     subscription = await with_snapshots()
     release = asyncio.Event()
 
@@ -285,7 +285,7 @@ async def test_a_call_that_hangs_does_not_hold_dispatch_up() -> None:
 
 
 async def test_a_cancelled_opening_leaves_nothing() -> None:
-    """A call that is cancelled while it opens has made no tracker; the next one can."""
+    """A call that is cancelled while it opens has created no tracker; the next one can."""
     subscription = await with_snapshots()
     gate = subscription.memory.faults.hold("metadata")
     async with subscription.factory_of("bucket") as factory:
@@ -318,7 +318,7 @@ async def test_a_subscription_has_one_tracker_at_a_time() -> None:
 
 
 async def test_closed_trackers_are_forgotten() -> None:
-    """Trackers that were closed, or dropped, are not listed, and a thousand of them leave no entries."""
+    """Closed or dropped trackers are not listed, and a thousand of them leave no entries."""
     async with DelayedDeliveryTrackerFactory() as factory:
         kept = await factory.new_tracker(cursor_name="kept")
         for number in range(1_000):
@@ -393,7 +393,7 @@ async def test_a_shared_index_ends_with_its_last_subscription() -> None:
 
 @pytest.mark.parametrize("is_first_shared", [True, False])
 async def test_sharing_changes_between_runs(is_first_shared: bool) -> None:
-    """D34: the snapshots of a shared index are cleaned when it is not shared any more, and the other way round."""
+    """D34: the snapshots of a shared index are cleaned when it is no longer shared, and the other way round."""
     storage, topic_cursor, cursor = SlowStorage(), MemoryDelayedCursor(), MemoryDelayedCursor()
     for is_shared in (is_first_shared, not is_first_shared):
         config = config_of("bucket", delayedDeliverySharedIndexEnabled=is_shared)
@@ -413,7 +413,7 @@ async def test_sharing_changes_between_runs(is_first_shared: bool) -> None:
 
 
 async def test_what_it_owns_ends_with_it() -> None:
-    """Closing ends trackers, cleaning and the storage, once; then nothing is made any more."""
+    """Closing ends trackers, cleaning and the storage, once; then nothing more is created."""
     subscription = await with_snapshots()
     subscription.memory.faults.hold("delete")
     factory = subscription.factory_of("memory")
@@ -435,7 +435,7 @@ async def test_what_it_owns_ends_with_it() -> None:
 
 
 async def test_closed_while_a_tracker_is_made() -> None:
-    """A tracker that is being made when the factory is closed is not given out."""
+    """A tracker that is being created when the factory closes is not returned."""
     subscription = await with_snapshots()
     gate = subscription.memory.faults.hold("metadata")
     factory = subscription.factory_of("bucket")
@@ -451,7 +451,7 @@ async def test_closed_while_a_tracker_is_made() -> None:
 
 
 async def test_closing_goes_on_when_it_is_cancelled() -> None:
-    """A closing that is cancelled goes on, and the next call waits for its end."""
+    """A cancelled close continues, and the next call waits for its end."""
     storage = SlowStorage()
     factory = DelayedDeliveryTrackerFactory(config_of("bucket"), storage)
     await factory.start()
@@ -481,7 +481,7 @@ async def test_closing_while_the_storage_starts() -> None:
 
 
 async def test_errors_of_the_callback_disturb_nobody() -> None:
-    """What ``on_fallback`` raises goes to the loop's exception handler; the tracker is made."""
+    """An error of ``on_fallback`` goes to the loop's exception handler; the tracker is created."""
     storage = SlowStorage()
     storage.faults.fail["start"] = -1
     seen: list[dict[str, Any]] = []

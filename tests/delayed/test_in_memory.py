@@ -1,4 +1,4 @@
-"""The in-memory tracker on a clock that is moved by hand: the numbered cases and what lies beside them."""
+"""The in-memory tracker on a manual clock: the numbered cases and more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiers import size
 
 
 class Stage:
-    """A tracker on a clock that is moved by hand, and the times at which it called."""
+    """A tracker on a manual clock, and the times at which it called."""
 
     def __init__(self, tick: int, *, strict: bool = False, lookahead: int = 0, now: int = 0) -> None:
         self.clock = ManualClock(now)
@@ -91,7 +91,7 @@ def test_order_within_a_tick_counts_as_fixed() -> None:
 
 
 def test_message_without_delay_ends_the_pause() -> None:
-    """D8: a message that is not delayed is refused and ends the pause."""
+    """D8: an undelayed message is refused and ends the pause."""
     stage = paused()
     assert not stage.add(5, 6, -1)
     assert not stage.tracker.should_pause_all_deliveries()
@@ -189,7 +189,7 @@ def test_one_bucket_in_parts() -> None:
     assert stage.count == 0
 
 
-async def test_clear_starts_anew() -> None:
+async def test_clear_starts_again() -> None:
     """D14: clear drops everything, the timer too, and the detection of fixed delays restarts."""
     stage = paused()
     stage.add(5, 6, 5)
@@ -201,8 +201,8 @@ async def test_clear_starts_anew() -> None:
     assert stage.tracker.should_pause_all_deliveries()
 
 
-def test_detection_starts_anew_when_empty() -> None:
-    """D14: so it does when everything was taken out."""
+def test_detection_starts_again_when_empty() -> None:
+    """D14: also when everything was taken out."""
     stage = paused()
     stage.add(5, 6, -1)
     stage.clock.set(1_000)
@@ -235,7 +235,7 @@ def test_due_to_the_ms(strict: bool, tick: int, deliver_at: int) -> None:
 
 
 def test_buckets_keep_their_bits() -> None:
-    """A shorter tick leaves a wide bucket wide: it is due, and woken up for, when its last time is."""
+    """A shorter tick leaves a wide bucket wide: it is due, and fires, when its last time is."""
     stage = Stage(1_000)
     assert stage.add(1, 1, 5_000)  # bucket 4608 .. 5119
     stage.tracker.reset_tick_time(10)
@@ -249,7 +249,7 @@ def test_buckets_keep_their_bits() -> None:
 
 
 def test_longer_tick_makes_due_earlier() -> None:
-    """A longer tick makes what is held available sooner, and leaves the timer at the key."""
+    """A longer tick makes messages due sooner, and leaves the timer at the key."""
     stage = Stage(10)
     assert stage.add(1, 1, 5_000)
     stage.clock.set(4_500)
@@ -266,8 +266,8 @@ def test_tick_of_zero_that_grows() -> None:
     assert stage.add(1, 1, 101)
 
 
-def test_told_is_told_again_when_no_longer_due() -> None:
-    """When the tick shrinks below what made a message due, the wake-up comes again at its new time."""
+def test_is_called_again_when_no_longer_due() -> None:
+    """When the tick shrinks below what made a message due, the call comes again at its new time."""
     stage = Stage(1_000)
     assert stage.add(1, 1, 4_700)  # bucket 4608 .. 5119
     assert stage.timer_at() == 4_608
@@ -281,7 +281,7 @@ def test_told_is_told_again_when_no_longer_due() -> None:
 
 
 def test_no_two_wake_ups_within_a_tick() -> None:
-    """With a message each ms the dispatcher is woken once a tick; all come, none before its bucket."""
+    """With a message each ms the dispatcher is called once a tick; all come, none before its bucket."""
     stage = Stage(100)
     for t in range(101, 2_001):
         assert stage.add(1, t, t)
@@ -297,7 +297,7 @@ def test_no_two_wake_ups_within_a_tick() -> None:
 
 
 def test_wide_ticks_of_two_are_never_late() -> None:
-    """With a tick that is a power of two a message never waits for the next wake-up beyond its time."""
+    """With a tick that is a power of two a message never waits for the next call beyond its time."""
     stage = Stage(64)
     for t in range(65, 2_001):
         assert stage.add(1, t, t)
@@ -306,7 +306,7 @@ def test_wide_ticks_of_two_are_never_late() -> None:
         assert all(at <= t < at + 65 for _, t in stage.get(10_000))
 
 
-def test_told_once() -> None:
+def test_is_called_once() -> None:
     """Due messages that the dispatcher was called for and does not take cause no further call."""
     stage = Stage(10)
     stage.add(1, 1, 100)
@@ -321,7 +321,7 @@ def test_told_once() -> None:
 
 
 def test_taken_early_is_not_called_for() -> None:
-    """What was taken out before the timer fired causes no call."""
+    """Messages taken out before the timer fired cause no call."""
     stage = Stage(1_000)
     stage.add(1, 1, 2_000)
     stage.clock.set(1_500)
@@ -331,7 +331,7 @@ def test_taken_early_is_not_called_for() -> None:
 
 
 def test_clock_that_is_set_back() -> None:
-    """A wall clock that is set back after a wake-up leads to another one when the time has come again."""
+    """A wall clock that is set back after a call leads to another one when the time has come again."""
     stage = Stage(10)
     stage.add(1, 1, 5_000)
     stage.clock.set(5_000)
@@ -346,7 +346,7 @@ def test_clock_that_is_set_back() -> None:
 
 
 def test_failing_callback_breaks_nothing() -> None:
-    """An error of ``on_due`` comes out of the clock that called, and the tracker goes on."""
+    """An error of ``on_due`` is raised by the clock that called, and the tracker continues."""
     clock = ManualClock()
     woken: list[int] = []
 
@@ -400,7 +400,7 @@ def test_many_at_once(entries: Any) -> None:
 
 
 def test_many_that_are_not_delayed() -> None:
-    """Many due entries are refused and end a pause; for no entries only the verdict is returned."""
+    """Many due entries are refused and end a pause; without entries only the verdict is returned."""
     stage = paused()
     assert stage.tracker.add_messages(9, [], 500)
     assert not stage.tracker.add_messages(9, [], 0)
@@ -424,7 +424,7 @@ def test_times_without_end(strict: bool) -> None:
 
 
 def test_bad_callback() -> None:
-    """What cannot be called is refused, or is a coroutine function, whose tasks nobody would own, or has no clock."""
+    """An object that cannot be called, a coroutine function, or a callback without a clock is refused."""
 
     async def coroutine() -> None: ...
 
@@ -451,7 +451,7 @@ def test_without_a_loop() -> None:
 
 
 def test_memory_figure() -> None:
-    """D15: the figure for memory grows far slower than the messages and is back where it was when they are gone."""
+    """D15: the memory figure grows far slower than the messages, and returns when they are gone."""
     stage = Stage(1_024)
     empty = stage.tracker.buffer_memory_usage
     count, ledger = size(200_000, fast=50_000), size(50_000, fast=12_500)

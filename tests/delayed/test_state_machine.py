@@ -1,4 +1,4 @@
-"""The in-memory tracker beside a dumb reference: a dict of positions, in both modes, while ticks change."""
+"""The in-memory tracker beside a simple reference: a dict of positions, in both modes, while ticks change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICKS = st.sampled_from([0, 1, 2, 5, 8, 100, 1_000])
 
 
 class Held:
-    """One message of the reference: its time, and the first and last time of the bucket that it was put into."""
+    """One message of the reference: its time, and the first and last time of its bucket."""
 
     def __init__(self, deliver_at: int, tick: int, *, strict: bool) -> None:
         self.deliver_at = deliver_at
@@ -61,7 +61,7 @@ class TrackerMachine(RuleBasedStateMachine):
         return [position for position, held in self.held.items() if held.due_at_cutoff <= cutoff]
 
     def expect(self, positions: list[Position], deliver_at: int) -> bool:
-        """Do to the reference what adding does; return whether the message is taken."""
+        """Do to the reference what adding does; return whether the message is held."""
         if deliver_at < 0 or deliver_at <= self.cutoff():
             self.fixed = False
             return False
@@ -145,7 +145,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @invariant()
     def knows_when(self) -> None:
-        """The wake-up is at the key of the earliest bucket, or when that is due where the tick has become shorter."""
+        """The call is at the key of the earliest bucket, or when that is due if the tick has become shorter."""
         if not self.held:
             assert self.tracker.next_at() is None
             return
@@ -155,7 +155,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @invariant()
     def has_one_timer_in_time(self) -> None:
-        """There is one timer unless nothing is held or the dispatcher knows; runs are a tick apart."""
+        """There is one timer unless nothing is held or the dispatcher knows; calls are a tick apart."""
         assert self.clock.alarms <= 1
         if self.held and not self.due():
             assert self.clock.alarms == 1

@@ -1,4 +1,4 @@
-"""The kind of tracker changes between runs: nothing is lost, and what nobody wants is cleaned."""
+"""The kind of tracker changes between runs: nothing is lost, and unused snapshots are deleted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def subscription_in(home: str, path: Path) -> AsyncIterator[Subscription]:
 
 
 def stored(subscription: Subscription) -> list[object]:
-    """Return all that is left on storage: names and snapshots."""
+    """Return everything on storage: names and snapshots."""
     return [*subscription.names, *subscription.memory.snapshots]
 
 
@@ -80,7 +80,7 @@ async def test_bucket_to_memory_and_back() -> None:
     ids="-".join,
 )
 async def test_any_way_round(home: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
-    """D34: over any change of kinds each message is dispatched once, in its time, and memory leaves nothing stored."""
+    """D34: over any change of kinds each message is dispatched once, in time, and memory leaves nothing stored."""
     async with subscription_in(home, tmp_path / "store") as subscription:
         for number, kind in enumerate(kinds):
             async with subscription.run(kind):
@@ -96,7 +96,7 @@ async def test_any_way_round(home: str, kinds: tuple[str, ...], tmp_path: Path) 
 
 
 async def test_none_holds_nothing_back() -> None:
-    """D34: without delayed delivery all is dispatched when it is read; then buckets begin empty, and end clean."""
+    """D34: without delayed delivery all is dispatched when read; then buckets begin empty, and end clean."""
     subscription = Subscription()
     async with subscription.run("bucket"):
         subscription.publish(1, 30)
@@ -117,7 +117,7 @@ async def test_none_holds_nothing_back() -> None:
 
 
 async def test_leftovers_are_recovered() -> None:
-    """D34: snapshots that could not be cleaned are taken up by the next buckets, less what was dispatched meanwhile."""
+    """D34: snapshots that could not be deleted are recovered by the next buckets, except dispatched messages."""
     subscription = Subscription()
     async with subscription.run("bucket"):
         subscription.publish(1, 60)
@@ -159,7 +159,7 @@ async def test_cleaning_fails_once() -> None:
 
 
 async def test_cleaning_fails_for_long() -> None:
-    """D34: attempts are further and further apart, at most 30 s, and hold nothing up."""
+    """D34: attempts are further and further apart, at most 30 s, and delay nothing."""
     subscription = Subscription()
     async with subscription.run("bucket"):
         subscription.publish(1, 30)
@@ -182,7 +182,7 @@ async def test_cleaning_fails_for_long() -> None:
 
 
 async def test_snapshots_without_a_name_are_cleaned() -> None:
-    """D34: what a crash left between a snapshot and its name is found by the storage's listing and deleted too."""
+    """D34: orphans of a crash between a snapshot and its name are found in the storage's list and deleted too."""
     subscription = Subscription()
     async with subscription.run("bucket"):
         subscription.publish(1, 30)
@@ -226,7 +226,7 @@ async def test_what_is_cleaned_is_the_subscription_s_own() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "bucket"])
 async def test_a_process_that_was_taken_over_deletes_nothing(kind: str) -> None:
-    """On object storage, a process that has lost the cursor to another one leaves the snapshots of that one alone."""
+    """On object storage, a process that has lost the cursor to another one leaves that one's snapshots alone."""
     store_of = pytest.importorskip("obstore.store").MemoryStore
     shared = store_of()
     async with await ObjectLogStore.open(shared) as first, await ObjectLogStore.open(shared) as second:

@@ -1,4 +1,4 @@
-"""Random lives of a subscription: kinds of trackers, faults and crashes one after the other, compared with a model."""
+"""A subscription at random: kinds of trackers, faults and crashes one after another, compared with a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Life(Subscription):
         self.times: dict[int, int] = {}
 
     async def live(self, kind: str, steps: int) -> None:
-        """Run with a kind of tracker, under faults, and end it in the middle of whatever goes on."""
+        """Run with a kind of tracker, under faults, and end in the middle of any operation."""
         self.trouble()
         factory = self.factory_of(kind, recovery_timeout=0.01)
         await factory.start()
@@ -37,7 +37,7 @@ class Life(Subscription):
                 await asyncio.sleep(0)
             self.take(tracker)
             self.clock.advance(self.random.randrange(40))
-        self.memory.faults.heal()  # closing waits for calls that are held up
+        self.memory.faults.heal()  # closing waits for calls that are blocked
         self.properties.faults.heal()
         await factory.aclose()
 
@@ -62,7 +62,7 @@ class Life(Subscription):
         self.offer(tracker, numbers)
 
     def offer(self, tracker: DelayedDeliveryTracker, numbers: list[int]) -> None:
-        """Read messages: what is refused is dispatched."""
+        """Read messages: dispatch those that the tracker refuses."""
         for number in numbers:
             if not tracker.add_message(1 + number // 20, number, self.times[number]):
                 self.deliver_one(tracker, number)
@@ -70,13 +70,13 @@ class Life(Subscription):
                 assert tracker.contains_message(1 + number // 20, number)
 
     def take(self, tracker: DelayedDeliveryTracker) -> None:
-        """Dispatch what the tracker gives."""
+        """Dispatch messages of the tracker."""
         for position in tracker.get_scheduled_messages(self.random.choice((3, 100))):
             if position.entry in self.unacked:  # a dispatcher leaves out what is acknowledged
                 self.deliver_one(tracker, position.entry)
 
     def deliver_one(self, tracker: DelayedDeliveryTracker, number: int) -> None:
-        """Dispatch and acknowledge a message: not before its time, unless nothing is to be held back."""
+        """Dispatch and acknowledge a message: not before its time, unless nothing is delayed."""
         is_free = isinstance(tracker, DisabledDelayedDeliveryTracker)
         assert is_free or self.times[number] <= self.clock.now_ms()
         self.unacked.remove(number)
@@ -85,7 +85,7 @@ class Life(Subscription):
 
 @for_each("seed", sample(range(40)))
 async def test_lives(seed: int) -> None:
-    """D34: whatever fails and whatever follows on what, each message is dispatched once, in time; the end is clean."""
+    """D34: with any faults and any sequence, each message is dispatched once, in time; the end is clean."""
     life = Life(seed)
     for _ in range(life.random.randrange(2, 7)):
         await life.live(life.random.choice(KINDS), life.random.randrange(1, 12))

@@ -22,7 +22,7 @@ class EpochClock:
 
 
 def open_tracker(clock: Clock, woken: list[int], tick: int = 100) -> InMemoryDelayedDeliveryTracker:
-    """Make a strict tracker that notes when it called."""
+    """Open a strict tracker that records its calls."""
     return InMemoryDelayedDeliveryTracker(
         DelayedDeliveryConfig(delayed_delivery_tick_time_millis=tick, is_delayed_delivery_deliver_at_time_strict=True),
         clock=clock,
@@ -32,7 +32,7 @@ def open_tracker(clock: Clock, woken: list[int], tick: int = 100) -> InMemoryDel
 
 @virtual_time
 async def test_wakes_on_the_loop() -> None:
-    """On the loop's clock the dispatcher is woken at the exact ms, again for what comes later, and not in between."""
+    """On the loop's clock the dispatcher is called at the exact ms, again for later messages, and not in between."""
     woken: list[int] = []
     async with open_tracker(LoopClock(), woken) as tracker:
         tracker.add_message(1, 1, 1_000)
@@ -52,7 +52,7 @@ async def test_wakes_on_the_loop() -> None:
 
 @virtual_time
 async def test_wakes_on_another_clock() -> None:
-    """On a wall clock the loop is asked for the difference."""
+    """On a wall clock the timer is set for the difference."""
     woken: list[int] = []
     async with open_tracker(EpochClock(1_700_000_000_000), woken, tick=1) as tracker:
         tracker.add_message(1, 1, 1_700_000_000_500)
@@ -91,7 +91,7 @@ async def test_nothing_is_left_on_the_loop() -> None:
 
 @virtual_time
 async def test_time_without_end_on_the_loop() -> None:
-    """A message for the end of time does not upset the loop."""
+    """A message for the end of time does not disturb the loop."""
     woken: list[int] = []
     async with open_tracker(LoopClock(), woken) as tracker:
         tracker.add_message(1, 1, 2**63 - 1)
@@ -101,7 +101,7 @@ async def test_time_without_end_on_the_loop() -> None:
 
 @virtual_time
 async def test_late_loop_does_not_add_up() -> None:
-    """When the loop is late by a little each time, the wake-ups stay on their grid."""
+    """When the loop is late by a little each time, the calls stay on their grid."""
     clock = LoopClock()
     woken: list[int] = []
     taken: list[Position] = []

@@ -1,4 +1,4 @@
-"""Read-only encodings: what goes in comes out, and the smallest one is taken."""
+"""Read-only encodings: sets survive, and the smallest encoding is chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = st.one_of(
 
 @given(NUMBERS, st.sampled_from([BitMap, BitMap64]), st.sampled_from([BitMap, BitMap64]))
 def test_what_is_sealed_comes_back(numbers: set[int], made_of: Any, read_as: Any) -> None:
-    """Any set of numbers survives, whichever width it was sealed with and is read as."""
+    """Any set of numbers survives, in any width when sealed and when read."""
     read = unseal(seal(made_of(sorted(numbers))), read_as)
     assert type(read) is read_as
     assert set(read) == numbers
@@ -42,11 +42,11 @@ def test_wide_numbers_come_back(numbers: set[int]) -> None:
         ("R", 30_000, 65_536, 2.0),  # one bit an entry
         ("R", 4_273, 3_300_000, 2.2),  # thin: two bytes
         ("G", 768, 10_240, 1.1),  # a byte a gap
-        ("I", 71, 3_300_000, 4.1),  # a handful that lie far apart
+        ("I", 71, 3_300_000, 4.1),  # a few numbers that lie far apart
     ],
 )
 def test_the_smallest_encoding_wins(kind: str, count: int, span: int, most: float) -> None:
-    """Each kind of bucket gets the encoding that it is made for, and no more bytes a number than that costs."""
+    """Each kind of bucket gets its own encoding, and no more bytes a number than that costs."""
     numbers = BitMap(random.Random(1).sample(range(span), count))
     sealed = seal(numbers)
     assert chr(sealed[0]) == kind

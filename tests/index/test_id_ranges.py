@@ -15,7 +15,7 @@ ROWS = st.lists(st.tuples(st.integers(-5, 20), st.integers(0, 3), st.integers(0,
 
 
 def laid_out(rows: list[tuple[int, int, int]]) -> list[IdRange]:
-    """Return id ranges of these starts that follow each other with gaps."""
+    """Return id ranges with these starts that follow each other with gaps."""
     ranges, low = [], 0
     for start, gap, length in rows:
         low += gap + 1
@@ -26,7 +26,7 @@ def laid_out(rows: list[tuple[int, int, int]]) -> list[IdRange]:
 
 @given(ROWS, st.integers(-6, 21))
 def test_id_ranges_are_kept_by_start(rows: list[tuple[int, int, int]], now: int) -> None:
-    """In whatever order ranges are added, they are found and taken by start; ``covered`` is their union."""
+    """Ranges added in any order are found and taken by start; ``covered`` is their union."""
     wanted = laid_out(rows)
     ranges = IdRanges()
     for each in wanted:
@@ -81,7 +81,7 @@ else:
 
 
 class CountedArray(Numbers):
-    """An array that counts the items that are read one by one, and those that a deletion moves."""
+    """An array that counts the items that are read singly, and those that a deletion moves."""
 
     read = 0
     moved = 0
@@ -106,7 +106,7 @@ def many(count: int) -> tuple[IdRanges, CountedArray, CountedArray]:
 
 
 def test_taking_id_ranges_in_order_does_not_move_the_others_each_time() -> None:
-    """Buckets that are due one after the other cost a few moves each, and not a move of half of all rows."""
+    """Buckets that are due one after another cost a few moves each, and not a move of half of all rows."""
     ranges, starts, _ = many(2_000)
     for place in range(2_000):
         assert ranges.first_start() == place
@@ -127,7 +127,7 @@ def test_a_range_is_found_without_looking_at_all_where_they_are_in_order() -> No
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "over", "until"]), st.integers(0, 8)), max_size=60))
 def test_id_ranges_come_and_go_in_any_order(steps: list[tuple[str, int]]) -> None:
-    """After any steps the ranges are those of a plain list."""
+    """After any steps the ranges equal those of a plain list."""
     ranges, wanted = IdRanges(), list[IdRange]()
     for number, (step, start) in enumerate(steps):
         if step == "add":

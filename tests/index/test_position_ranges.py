@@ -17,7 +17,7 @@ POSITIONS = st.tuples(st.integers(0, 3), st.one_of(st.integers(0, 12), st.intege
 
 
 def test_k9_empty() -> None:
-    """K9: a set without positions, and one whose ledgers have all become empty, has none, and is no error."""
+    """K9: a set without positions, and one whose ledgers have all become empty, has no positions and raises nothing."""
     emptied = PositionRanges()
     assert emptied.add(1, 5)
     assert emptied.add(2, 3)
@@ -32,7 +32,7 @@ def test_k9_empty() -> None:
 
 @pytest.mark.parametrize("modulo", [3, 6, 8])
 def test_k10_single_acks(modulo: int) -> None:
-    """K10: 10 000 single acks by i%3, i%6 and i%8 are those of a reference set."""
+    """K10: 10 000 single acks by i%3, i%6 and i%8 equal those of a reference set."""
     positions, reference = PositionRanges(), set[Pair]()
     for entry in range(10_000):
         if entry % modulo == 0:
@@ -47,7 +47,7 @@ def test_k10_single_acks(modulo: int) -> None:
 @pytest.mark.parametrize("kind", [PositionRanges, PositionSet])
 @given(steps=st.lists(st.tuples(st.sampled_from(["add", "discard", "trim"]), POSITIONS), max_size=30))
 def test_k10_any_steps(kind: type[PositionRanges | PositionSet], steps: list[tuple[str, Pair]]) -> None:
-    """K10: whatever is added, discarded and trimmed, a set of either kind is that of the reference at each step."""
+    """K10: after adding, discarding and trimming, a set of either kind equals the reference at each step."""
     positions, reference = kind(), set[Pair]()
     for step, position in steps:
         before = len(reference)
@@ -70,7 +70,7 @@ def test_k10_any_steps(kind: type[PositionRanges | PositionSet], steps: list[tup
 
 
 def test_random_wide_positions() -> None:
-    """Entries and ledgers near 2**63 are as good as small ones."""
+    """Entries and ledgers near 2**63 work like small ones."""
     random = Random(3)
     positions, reference = PositionRanges(), set[Pair]()
     for _ in range(300):

@@ -25,7 +25,7 @@ def test_takes_the_first(positions: set[tuple[int, int]], limit: int) -> None:
 
 
 def test_dumps_portable_bitmaps() -> None:
-    """Each ledger is dumped in the portable form that other languages read, and alike by ``portable_bitmap``."""
+    """Each ledger is dumped in the portable form that other languages read, as by ``portable_bitmap``."""
     sets = PositionSet()
     for entry in (1, 5, 70_000):
         sets.add(9, entry)
@@ -37,7 +37,7 @@ def test_dumps_portable_bitmaps() -> None:
 
 
 def test_memory_follows_what_is_in_it() -> None:
-    """Ledgers that are full take next to nothing, and nothing at all when they are gone."""
+    """Full ledgers take hardly any memory, and none at all when they are removed."""
     sets = PositionSet()
     for ledger in range(4):
         for entry in range(20_000):

@@ -36,7 +36,7 @@ def ranges_of(entries: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def apply(ranges: EntryRanges, model: set[int], step: str, entry: int, width: int) -> None:
-    """Carry out one step on both, and compare what it says."""
+    """Carry out one step on both, and compare the results."""
     before = len(model)
     last = min(entry + width, 2**63 - 1)
     if step == "add":
@@ -79,7 +79,7 @@ def test_behaves_as_a_set(steps: list[tuple[str, int, int]]) -> None:
 
 @pytest.mark.parametrize("base", [0, 2**32 - 3000, 2**63 - 6000])
 def test_many_random_changes(base: int) -> None:
-    """Thousands of changes in arrays, bitmaps and runs, and over the change to wide numbers, keep all figures."""
+    """Thousands of changes in arrays, bitmaps and runs, and across the change to wide numbers, keep all figures."""
     random = Random(7)
     ranges, model = EntryRanges(), set[int]()
     for number in range(4000):
@@ -104,7 +104,7 @@ def test_from_ranges(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_copies_are_independent() -> None:
-    """A copy has the same entries, and changes of one do not show in the other."""
+    """A copy has the same entries, and changes of one do not affect the other."""
     ranges = EntryRanges.from_ranges([(3, 5), (2**40, 2**40 + 1)])
     copy = ranges.copy()
     assert copy == ranges
@@ -134,7 +134,7 @@ def test_merge_adds_all_of_another_set() -> None:
 
 
 def test_equality_looks_at_entries_only() -> None:
-    """Two sets are equal when their entries are, however these came about; nothing else equals one."""
+    """Two sets are equal when their entries are, however these were added; nothing else equals one."""
     narrow, wide = EntryRanges.from_ranges([(1, 2)]), EntryRanges.from_ranges([(1, 2), (2**33, 2**33)])
     assert narrow != wide
     wide.discard_range(2**33, 2**33)
@@ -145,7 +145,7 @@ def test_equality_looks_at_entries_only() -> None:
 
 @for_each("entry", [-1, 2**63, 2**64, -(2**70)])
 def test_refuses_what_is_no_entry(entry: int) -> None:
-    """A number that no entry can have is refused before anything changed, and is never in it."""
+    """An invalid entry is refused before anything changes, and is never in the set."""
     ranges = EntryRanges.from_ranges([(4, 6)])
     with pytest.raises(InvalidArgumentError, match="entries"):
         ranges.add(entry)
@@ -166,7 +166,7 @@ def test_refuses_ranges_that_end_before_they_begin() -> None:
 
 
 def test_k9_empty() -> None:
-    """K9: an empty set, and one that has become empty, has no first and last entry, no range, and is no error."""
+    """K9: a set that is or became empty has no first and last entry and no range, and raises nothing."""
     emptied = EntryRanges.from_ranges([(3, 5), (70_000, 80_000)])
     assert emptied.discard_range(0, 2**63 - 1) == 10_004
     for ranges in (EntryRanges(), emptied):
@@ -176,7 +176,7 @@ def test_k9_empty() -> None:
 
 
 def test_cost_grows_with_holes() -> None:
-    """K33: 30 million entries with few holes, and one entry far out, take next to nothing; every second one a bit."""
+    """K33: 30 million entries with few holes, and one far away, take hardly any memory; every second one a bit."""
     huge = EntryRanges.from_ranges([(0, 9_999_999), (10_000_001, 20_000_000), (20_000_002, 30_000_001)])
     assert (len(huge), huge.range_count) == (30_000_000, 3)
     assert huge.memory_bytes < 30_000
@@ -192,7 +192,7 @@ def test_cost_grows_with_holes() -> None:
 
 
 def test_shrinks_as_holes_are_filled() -> None:
-    """Filling the holes of every second entry gives its memory back, and so does taking most of it out."""
+    """Filling the holes of every second entry returns its memory, and so does removing most entries."""
     ranges = EntryRanges()
     for start in (0, 1):
         for entry in range(start, 50_000, 2):
@@ -207,7 +207,7 @@ def test_shrinks_as_holes_are_filled() -> None:
 
 
 def test_in_order_stays_tiny() -> None:
-    """Entries that are added one after another are runs, and are measured as such."""
+    """Entries added one after another are runs, and measured as such."""
     ranges = EntryRanges()
     for entry in range(1, 30_000):
         ranges.add(entry)
@@ -216,7 +216,7 @@ def test_in_order_stays_tiny() -> None:
 
 
 def test_next_absent_over_long_runs() -> None:
-    """The end of a run is found whatever its length, beside other runs."""
+    """The end of a run of any length is found, beside other runs."""
     for length in (1, 2, 3, 4, 5, 63, 64, 65, 65_535, 65_536, 65_537, 3_000_000):
         ranges = EntryRanges.from_ranges([(2, 1 + length), (9_000_000, 9_000_001)])
         for start in (2, 1 + length, 2 + length // 2):
@@ -229,7 +229,7 @@ def test_next_absent_over_long_runs() -> None:
 
 @for_each("boundary", [65_536, 2**20, 2**32, 2**33, 2**48])
 def test_runs_end_at_a_boundary(boundary: int) -> None:
-    """A run that ends where 65 536 entries do is not taken to go on, though entries follow far away."""
+    """A run that ends at a multiple of 65 536 does not continue, though entries follow far away."""
     for length in range(1, 9):
         ranges = EntryRanges.from_ranges([(boundary - length, boundary - 1), (2**63 - 4, 2**63 - 4)])
         assert [ranges.next_absent(boundary - before) for before in range(1, length + 1)] == [boundary] * length
@@ -238,7 +238,7 @@ def test_runs_end_at_a_boundary(boundary: int) -> None:
 
 
 def test_k10_overlapping_intervals() -> None:
-    """K10: intervals of width 7 every 5 entries, and removals every 4, are those of a reference set at each step."""
+    """K10: intervals of width 7 every 5 entries, and removals every 4, equal a reference set at each step."""
     ranges, reference = EntryRanges(), set[int]()
     for number in range(size(10_000, fast=4_000)):
         first = number * 5

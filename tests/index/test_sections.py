@@ -1,4 +1,4 @@
-"""Acknowledged entries as they are written down."""
+"""Acknowledged entries in their stored form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ranges_of(entries: set[int]) -> EntryRanges:
 
 
 def runs_of(entries: set[int]) -> list[tuple[int, int]]:
-    """Return the runs of entries as (first, end), in the dumb way."""
+    """Return the runs of entries as (first, end), in the simple way."""
     found = []
     for _, group in groupby(enumerate(sorted(entries)), lambda pair: pair[1] - pair[0]):
         run = [entry for _, entry in group]
@@ -43,18 +43,18 @@ def runs_of(entries: set[int]) -> list[tuple[int, int]]:
     ("value", "size"), [(0, 1), (1, 1), (127, 1), (128, 2), (16383, 2), (16384, 3), (2**63 - 1, 9), (2**64 - 1, 10)]
 )
 def test_a_varint_takes_a_byte_for_seven_bits(value: int, size: int) -> None:
-    """Seven bits fit into each byte, and nothing takes no byte."""
+    """Seven bits fit into each byte; zero takes one."""
     assert varint_bytes(value) == size
 
 
 @given(ENTRIES)
 def test_a_section_knows_its_lengths_and_their_sizes(entries: set[int]) -> None:
-    """Lengths, and the bytes that they take as varints, are those of a dumb look at each entry."""
+    """Lengths, and their sizes as varints, equal those of a simple look at each entry."""
     check_lengths(entries)
 
 
 def check_lengths(entries: set[int]) -> None:
-    """Compare a section with a dumb look at each entry."""
+    """Compare a section with a simple look at each entry."""
     ranges = ranges_of(entries)
     runs = runs_of(entries)
     lengths = [end - first for first, end in runs]
@@ -77,7 +77,7 @@ def test_sizes_are_found_without_a_list(entries: set[int], base: int) -> None:
 
 @given(st.one_of(NEAR, LONG), st.integers(0, 2**40))
 def test_bits_and_back(entries: set[int], base: int) -> None:
-    """Bits are those of the entries, from the first one on, and give the same entries again."""
+    """Bits represent the entries from the first one on, and give the same entries again."""
     wanted = {entry + base for entry in entries}
     (section,) = sections_of(ranges_of(wanted))
     words = section.words()
@@ -91,7 +91,7 @@ def test_bits_and_back(entries: set[int], base: int) -> None:
 
 
 def test_bits_are_read_in_slices() -> None:
-    """Bits that are longer than a slice, with nothing in some, give the entries that are set."""
+    """Bits longer than a slice, with some slices empty, give the set entries."""
     data = b"\x01" + bytes(3 * module._SLICE) + b"\x80" + bytes(module._SLICE)
     ranges = EntryRanges()
     assert add_words(ranges, data, 5) == (5 + 8 * (3 * module._SLICE + 2), 2)
@@ -101,7 +101,7 @@ def test_bits_are_read_in_slices() -> None:
 
 @given(ENTRIES)
 def test_runs_are_added(entries: set[int]) -> None:
-    """Runs with an end that is not in them make the entries, and the counts are right."""
+    """Runs with an exclusive end make the entries, and the counts are right."""
     ranges = EntryRanges()
     add_runs(ranges, runs_of(entries))
     assert ranges == ranges_of(entries)
@@ -121,7 +121,7 @@ def test_entries_are_added_in_slices(entries: set[int]) -> None:
 
 
 def test_nothing_has_no_section() -> None:
-    """Of no entries there is no section."""
+    """Without entries there is no section."""
     assert list(sections_of(EntryRanges())) == []
 
 
@@ -147,7 +147,7 @@ def test_many_ranges_are_cut(base: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("first", sample([0, 7, 65_530, 65_536, 3 << 16, (1 << 32) - 90_000, (1 << 32) - 5, 1 << 40]))
 @for_each("share", [0.01, 0.5, 1.0])
 def test_bits_are_read_wherever_they_begin(first: int, share: float) -> None:
-    """Entries that are written as bits come back, few and many, over the borders of containers and of 32 bits."""
+    """Entries stored as bits are equal when read, few and many, across containers and 32 bits."""
     chance = random.Random(first + int(100 * share))
     for span in (1, 9, 5_000, 70_000, 140_000):
         inside = [entry for entry in range(first + 1, first + span - 1) if chance.random() < share]

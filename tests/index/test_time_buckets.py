@@ -1,4 +1,4 @@
-"""The time-bucket index against a dumb reference, with its rare paths forced by small limits."""
+"""The time-bucket index against a simple reference; small limits force its rare paths."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ SMALL: dict[tuple[Any, str], int] = {
     (pending_module, "_FEW_ADDED"): 1,
     (pending_module, "_FEW_EACH"): 1_000,
 }
-"""Limits that force the rare paths: few ids already fold, sweep, make groups and split them."""
+"""Limits that force the rare paths: a few ids already fold, sweep, make groups and split them."""
 
 
 @pytest.fixture(params=["usual limits", "small limits"])
 def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test with the limits as they are, and with such as force the rare paths."""
+    """Run a test with the real limits, and with limits that force the rare paths."""
     if request.param == "small limits":
         for (module, name), value in SMALL.items():
             monkeypatch.setattr(module, name, value)
 
 
 def check(buckets: TimeBuckets) -> None:
-    """Assert the invariants that the heads of the index's files state."""
+    """Assert the invariants in the module docstrings of the index."""
     store, pending, earliest = buckets._store, buckets._pending, buckets.first
     pending.settle()
     stale, covered = store.stale, store.ranges.covered
@@ -239,7 +239,7 @@ def test_ids_in_order_cost_next_to_nothing() -> None:
 
 
 def test_an_id_from_another_bucket_dissolves_the_id_range_around_it() -> None:
-    """A late id inside a sealed range keeps its own deadline and leaves its neighbours theirs."""
+    """A late id inside a sealed range keeps its own deadline and does not change its neighbours'."""
     buckets = TimeBuckets()
     for entry in range(0, 2_000, 2):
         buckets.put(MessageId(5, entry), 100)
@@ -253,7 +253,7 @@ def test_an_id_from_another_bucket_dissolves_the_id_range_around_it() -> None:
 
 
 def test_a_bucket_drains_in_order_of_position_under_a_limit() -> None:
-    """Inside a bucket ids come by ledger and entry, in whatever order they were added, and also in several calls."""
+    """Inside a bucket ids come by ledger and entry, whatever the order of adding, and also in several calls."""
     buckets = TimeBuckets()
     ids = [MessageId(ledger, entry) for ledger in (3, 1, 2) for entry in range(5)]
     for message_id in ids:
@@ -265,7 +265,7 @@ def test_a_bucket_drains_in_order_of_position_under_a_limit() -> None:
 
 
 def test_cancelling_the_last_of_the_earliest_bucket_moves_the_earliest_on() -> None:
-    """Buckets whose ids were all cancelled are never waited for."""
+    """Nothing waits for buckets whose ids were all cancelled."""
     buckets = TimeBuckets()
     for entry in range(30):
         buckets.put(MessageId(1, entry), entry // 10)
@@ -277,7 +277,7 @@ def test_cancelling_the_last_of_the_earliest_bucket_moves_the_earliest_on() -> N
 
 
 def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
-    """An id that is nacked and acked in a loop beside one that waits leaves no growing trail."""
+    """An id that is nacked and acked in a loop beside one that waits leaves no growing memory."""
     buckets = TimeBuckets()
     buckets.put(MessageId(1, 1), NEVER - 1)
     for round_ in range(size(30_000, fast=5_000)):
@@ -336,7 +336,7 @@ def test_more_id_blocks_than_32_bits_can_name() -> None:
 
 @for_each("entries", [range(100), range(0, 200, 2)])
 def test_many_entries_at_once_may_widen_numbers(entries: range) -> None:
-    """Entries of a ledger that has no room among the numbers of 32 bits are added to numbers of 64 bits."""
+    """Entries of a ledger that has no room among 32-bit numbers are added as 64-bit numbers."""
     buckets = TimeBuckets()
     buckets._pending.block_limit = 8
     for ledger in range(1, 9):
@@ -359,7 +359,7 @@ def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
     check(buckets)
 
 
-def test_a_topic_that_is_told_later_is_given_back() -> None:
+def test_a_topic_that_is_learned_later_is_returned() -> None:
     """An id with a topic keeps it, even if the ledger was first seen without a topic."""
     buckets = TimeBuckets()
     buckets.put(MessageId(1, 1), 10)
@@ -371,7 +371,7 @@ def test_a_topic_that_is_told_later_is_given_back() -> None:
 
 
 def test_everything_is_taken_at_once() -> None:
-    """Taking all out gives every id by position, chunked ones whole, and leaves an empty index that works on."""
+    """All ids are returned by position, chunked ones whole, and the empty index continues to work."""
     buckets = TimeBuckets()
     chunked = MessageId(1, 7, first_chunk=MessageId(1, 5))
     ids = [MessageId(2, 3), chunked, MessageId(1, 9, topic="t"), MessageId(1, 8, -1, 4)]
@@ -453,7 +453,7 @@ def test_far_buckets_with_many_messages_are_sealed() -> None:
 
 
 def test_ids_out_of_order_and_in_order_by_turns() -> None:
-    """Whether ids rise or not, each is new once, is known at once, and fires once."""
+    """Whether ids rise or not, each is new once, known at once, and fires once."""
     chance, buckets, starts = random.Random(8), TimeBuckets(), dict[MessageId, int]()
     for turn in range(40):
         entries = list(range(turn * 500, turn * 500 + 600))
@@ -472,7 +472,7 @@ def test_ids_out_of_order_and_in_order_by_turns() -> None:
 
 
 def test_due_ids_of_many_blocks_read_by_place() -> None:
-    """Few ids of each of many blocks are one run, which reads as ids, positions, slices and single items."""
+    """A few ids of each of many blocks are one run, which reads as ids, positions, slices and single items."""
     buckets = TimeBuckets()
     ids = [MessageId(ledger, 7, -1, -1 if ledger % 3 else 2) for ledger in range(1, 101)]
     ids[50] = MessageId(51, 9, first_chunk=MessageId(51, 8))
@@ -487,7 +487,7 @@ def test_due_ids_of_many_blocks_read_by_place() -> None:
 
 
 def test_gaps_are_read_as_they_were_written() -> None:
-    """Numbers packed as gaps come back, whatever the gaps up to 255 and the width; wider gaps are not packed."""
+    """Numbers packed as gaps are equal when read, for gaps up to 255 and any width; wider gaps are not packed."""
     chance = random.Random(9)
     for bitmap, typecode, base in ((BitMap, "I", 1 << 31), (BitMap64, "Q", 1 << 40)):
         for most in (2, 128, 255):
@@ -505,7 +505,7 @@ def test_gaps_are_read_as_they_were_written() -> None:
 
 
 def test_parts_that_reach_over_each_other_are_joined() -> None:
-    """Ids that come into one bucket in any order make few parts, so that the first ids out need not decode hundreds."""
+    """Ids added to one bucket in any order make few chunks, so that the first ids need not decode hundreds."""
     chance, buckets = random.Random(13), TimeBuckets()
     ids = [MessageId(ledger, entry) for ledger in range(size(20, fast=5)) for entry in range(0, 65_536, 13)]
     for message_id in chance.sample(ids, len(ids)):
@@ -521,7 +521,7 @@ def test_parts_that_reach_over_each_other_are_joined() -> None:
 
 @pytest.mark.parametrize("typecode", ["I", "Q"])
 def test_where_a_sealed_part_begins(typecode: str) -> None:
-    """However a part is sealed, its begin is known without decoding, down to the range of its id block."""
+    """The first number of a sealed chunk is known without decoding, down to the range of its id block."""
     chance, bitmap = random.Random(10), BitMap if typecode == "I" else BitMap64
     kinds = set()
     for base in (0, 70_000, 1 << 31, *((1 << 33, 1 << 39) if typecode == "Q" else ())):

@@ -10,11 +10,11 @@ from pulsar_nack.index._pending import PendingIds
 
 
 def test_a_few_numbers_are_taken_out_one_by_one() -> None:
-    """A bucket of a few ids that comes due beside 60 000 ledgers costs its own size, not milliseconds."""
+    """A due bucket with a few ids beside 60 000 ledgers costs its own size, not milliseconds."""
     pending = PendingIds()
     pending.widen()
     pending.block_of(block_key(1, 3, -1, -1), None, ())
-    pending.numbers = {1, 2, 3, 1 << 40}  # a set refuses to have a bitmap subtracted from it
+    pending.numbers = {1, 2, 3, 1 << 40}  # a set refuses the subtraction of a bitmap
     pending.keep_original(3, MessageId(1, 3, first_chunk=MessageId(1, 2)))
     assert list(pending.remove(BitMap64([2, 3]))) == [3]
     assert sorted(pending.numbers) == [1, 1 << 40]
@@ -22,7 +22,7 @@ def test_a_few_numbers_are_taken_out_one_by_one() -> None:
 
 
 def test_many_numbers_are_taken_out_at_once() -> None:
-    """Beyond a few thousand the whole is cheaper, and does the same."""
+    """Beyond a few thousand the bulk way is cheaper, and does the same."""
     pending = PendingIds()
     pending.widen()
     pending.numbers = BitMap64(range(10_000))

@@ -76,7 +76,7 @@ async def test_nacks(tmp_path: Path) -> None:
     assert nacks.ignored == ()
 
 
-async def test_nacks_that_were_written_anew(tmp_path: Path) -> None:
+async def test_nacks_after_a_compaction(tmp_path: Path) -> None:
     """After a compaction the picture and what follows it count; an unfinished picture and older logs do not."""
     await write_nacks(tmp_path)
     async with await LocalLogStore.open(tmp_path) as store:

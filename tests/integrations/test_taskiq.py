@@ -230,7 +230,7 @@ async def test_a_failure_without_retries_is_acknowledged() -> None:
 
 
 @virtual_time
-async def test_a_message_that_comes_again_tells_its_retries() -> None:
+async def test_a_redelivered_message_has_its_retries() -> None:
     """The label from which middlewares count has the message's redeliveries too, such as those after a crash."""
     broker = OnFake(FakeBroker())
     seen: list[int] = []
@@ -403,7 +403,7 @@ def task_message(name: str, labels: dict[str, Any], *arguments: Any) -> TaskiqMe
 
 
 @virtual_time
-async def test_a_worker_runs_as_many_as_it_is_told() -> None:
+async def test_a_worker_runs_as_many_as_configured() -> None:
     """At most ``max_async_tasks`` run at once, and 10 more are prefetched; all run, each is acknowledged once."""
     broker = OnFake(FakeBroker())
     now = most = held = 0

@@ -314,7 +314,7 @@ async def test_at_random(seed: int, store: LocalLogStore) -> None:
     assert [file.read_bytes() for file in files] == before
 
 
-def test_seed_cannot_be_told() -> None:
+def test_an_unknown_seed() -> None:
     """The seed of a segment that lost nearly all its bytes cannot be recovered."""
     zeros = b"???" + bytes(SEGMENT_HEADER_SIZE - 7) + b"????" + bytes(100)
     for data in (b"", b"PNLG", bytes(SEGMENT_HEADER_SIZE), bytes(100), zeros, b"?" * 100):

@@ -87,7 +87,7 @@ async def test_disk_full(store: LocalLogStore, files: SlowFiles, tmp_path: Path)
     assert await content(await reopened(store, log)) == [b"x", b"y"]
 
 
-async def test_each_waiting_append_gets_an_error_of_its_own(store: LocalLogStore, files: SlowFiles) -> None:
+async def test_each_waiting_append_gets_its_own_error(store: LocalLogStore, files: SlowFiles) -> None:
     """When a shared write fails, every append in it fails, each with its own error object."""
     log = await store.create("a")
     files.fail(errno.ENOSPC, "write")
@@ -391,7 +391,7 @@ async def test_creation_that_is_cancelled_as_the_store_closes(tmp_path: Path) ->
         assert (await other.open_log("a")).length == 0
 
 
-async def test_what_ends_after_the_store_is_told() -> None:
+async def test_what_ends_after_the_store_is_reported() -> None:
     """Without threads a log is closed in the loop's thread, appends are refused, and the caller gets errors."""
     executor = ThreadPoolExecutor(1)
     executor.shutdown()

@@ -116,7 +116,7 @@ async def delete(shared: Shared) -> None:
     shared.is_over = True
 
 
-async def delete_and_make_anew(shared: Shared) -> None:
+async def delete_and_create(shared: Shared) -> None:
     """Another machine deletes the log, and makes one of the same name."""
     await delete(shared)
     async with await open_objects(shared.store, threads=1) as store:
@@ -125,13 +125,13 @@ async def delete_and_make_anew(shared: Shared) -> None:
             assert await shared.append(log)
 
 
-async def delete_and_make_anew_often(shared: Shared) -> None:
+async def delete_and_create_often(shared: Shared) -> None:
     """That goes on for longer than the catalog remembers."""
     for _ in range(25):
-        await delete_and_make_anew(shared)
+        await delete_and_create(shared)
 
 
-OTHERS = (append_once, append_often, append_in_turns, open_only, delete, delete_and_make_anew)
+OTHERS = (append_once, append_often, append_in_turns, open_only, delete, delete_and_create)
 
 
 async def write(shared: Shared, log: Log) -> None:
@@ -226,7 +226,7 @@ async def first_deleted(store: ObjectLogStore) -> None:
     await log.delete()
 
 
-@pytest.mark.parametrize("others", seeds([*OTHERS, delete_and_make_anew_often], fast=len(OTHERS)))
+@pytest.mark.parametrize("others", seeds([*OTHERS, delete_and_create_often], fast=len(OTHERS)))
 async def test_opening_while_others_do(others: Others) -> None:
     """Before any request of an opening others go to work: the opening wins, or fails and takes nothing away."""
     for at in sample(range(200)):
@@ -348,7 +348,7 @@ async def test_of_two_openings_one_wins() -> None:
     assert outcomes == {1, 2}
 
 
-@pytest.mark.parametrize("others", [append_once, append_often, delete_and_make_anew, delete_and_make_anew_often])
+@pytest.mark.parametrize("others", [append_once, append_often, delete_and_create, delete_and_create_often])
 async def test_deleting_while_others_open(others: Others) -> None:
     """Before any request of a deletion others open the log: the whole log goes, or the deletion fails."""
     for at in range(200):

@@ -90,7 +90,7 @@ def test_any_flipped_bit_is_found() -> None:
             read(whole[:at])
 
 
-def test_heads_that_are_told() -> None:
+def test_heads_that_are_refused() -> None:
     """A head of another kind, one with other JSON, and one that is cut raise different errors."""
     whole = encode("data", 7, {"writer": "w" * 5000})
     with pytest.raises(LogCorruptedError, match="of the kind 'data', not 'manifest'"):
@@ -207,7 +207,7 @@ def test_requests_are_made_again() -> None:
     assert len(slept) == 6
 
 
-def test_creates_are_told_apart() -> None:
+def test_creates_are_distinguished() -> None:
     """A create says whether the object that is there is the one that it was to write."""
     memory = MemoryStore()
     objects = FaultyObjects(memory)

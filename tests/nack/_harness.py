@@ -1,4 +1,4 @@
-"""What the tracker's tests share: a callback that records, a clock that records, and names for ids."""
+"""What the tracker's tests share: a recording callback, a recording clock, and names for ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def settle(rounds: int = 30) -> None:
 
 
 def bucket_width(config: NackConfig, delay_ms: int) -> int:
-    """Return how wide a bucket is for a delay: the rule, written down once more."""
+    """Return how wide a bucket is for a delay: the rule, written a second time."""
     bits: int = config.negative_ack_precision_bit_cnt
     if config.precision_ratio is not None:
         while bits and 2**bits > max(delay_ms * config.precision_ratio, 1):
@@ -38,9 +38,9 @@ def bucket_width(config: NackConfig, delay_ms: int) -> int:
 
 
 class Recorder:
-    """A redelivery callback: notes when it got which ids, and does what it was told to do next.
+    """A redelivery callback: records the ids of each call with the time, and then follows its instructions.
 
-    ``outcomes``: for each command in turn an error to raise, seconds to take, or None; afterwards ``seconds`` each.
+    ``outcomes``: for each call in turn an error to raise, seconds to take, or None; afterwards ``seconds`` each.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Recorder:
         self.most_running = 0
 
     async def __call__(self, ids: Sequence[MessageId]) -> None:
-        """Take one command."""
+        """Take one call."""
         self.commands.append((self.now(), list(ids)))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -68,12 +68,12 @@ class Recorder:
             self.running -= 1
 
     def take(self, ids: Sequence[MessageId]) -> None:
-        """Take one command as a plain callback."""
+        """Take one call as a plain callback."""
         self.commands.append((self.now(), list(ids)))
 
     @property
     def times(self) -> list[int]:
-        """Return when each command came."""
+        """Return when each call came."""
         return [at for at, _ in self.commands]
 
     @property
@@ -91,7 +91,7 @@ class Recorder:
 
 
 class RecordingClock(ManualClock):
-    """A manual clock that notes every alarm that is set, and how many were cancelled."""
+    """A manual clock that records every alarm, and how many were cancelled."""
 
     def __init__(self, now_ms: int = 0) -> None:
         super().__init__(now_ms)
@@ -110,7 +110,7 @@ class RecordingClock(ManualClock):
         return noting
 
     async def run_to(self, ms: int, step: int = 1) -> None:
-        """Move to a time in steps, letting everything run after each."""
+        """Move to a time in steps, and let everything run after each."""
         while self.now_ms() < ms:
             self.advance(min(step, ms - self.now_ms()))
             await settle(8)

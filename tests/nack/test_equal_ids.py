@@ -1,4 +1,4 @@
-"""Equal ids of which one says more: what was said once, the parts above all, is in the command."""
+"""Equal ids of which one has more fields: all known fields, above all the chunks, are in the request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT = NackConfig(negative_ack_redelivery_delay=0.3)
 
 
 def said(message_id: MessageId) -> tuple[tuple[Position, ...], str | None]:
-    """Return what an id says beside its numbers."""
+    """Return an id's fields beside its numbers."""
     return message_id.parts, message_id.topic
 
 
@@ -37,13 +37,13 @@ PAIRS = [
 
 
 def expected(*ids: MessageId) -> tuple[tuple[Position, ...], str | None]:
-    """Return what the command says when one of these ids names the parts."""
+    """Return the expected fields of the request when one of these ids names the chunks."""
     return PARTS, next((message_id.topic for message_id in ids if message_id.topic), None)
 
 
 @for_each(("first", "second"), PAIRS)
 def test_a_schedule_keeps_all_that_was_said(first: MessageId, second: MessageId) -> None:
-    """O28: a plain id and the chunked one of the same last entry, in either order: all parts and the topic are kept."""
+    """O28: a plain id and the chunked one of the same last entry, in either order: chunks and topic are kept."""
     for pop_all in (False, True):
         schedule = NackSchedule()
         schedule.add(MessageId(7, 2), 0, 1000)
@@ -55,7 +55,7 @@ def test_a_schedule_keeps_all_that_was_said(first: MessageId, second: MessageId)
 
 
 def test_explicit_parts_win_over_a_span() -> None:
-    """Parts that are named one by one count more than a first and a last, whichever came first."""
+    """Chunks that are named one by one have priority over a first and a last, whichever came first."""
     apart = MessageId(7, 9, chunks=[(7, 1), (7, 5), (7, 9)], batch_size=1)
     span = MessageId(7, 9, first_chunk=MessageId(7, 1))
     for first, second in ((apart, span), (span, apart)):
@@ -68,12 +68,12 @@ def test_explicit_parts_win_over_a_span() -> None:
 
 
 async def nack_await(tracker: NegativeAcksTracker, message_id: MessageId) -> None:
-    """Nack by the awaiting call."""
+    """Nack with the awaiting call."""
     await tracker.nack(message_id)
 
 
 async def nack_nowait(tracker: NegativeAcksTracker, message_id: MessageId) -> None:
-    """Nack by the plain call."""
+    """Nack with the plain call."""
     tracker.nack_nowait(message_id)
 
 
@@ -89,7 +89,7 @@ WAYS: list[Callable[[NegativeAcksTracker, MessageId], object]] = [nack_await, na
 @pytest.mark.parametrize("way", WAYS)
 @virtual_time
 async def test_a_command_names_all_parts(way: Callable[..., asyncio.Future[None]], *, collapse: bool) -> None:
-    """O28: by each call, on subscriptions that rewind too, and through retries."""
+    """O28: with each call, on subscriptions that rewind too, and through retries."""
     for first, second in PAIRS:
         recorder = Recorder(outcomes=[OSError("no"), OSError("no")])
         async with NegativeAcksTracker(recorder, SHORT, collapse=collapse) as tracker:
@@ -103,7 +103,7 @@ async def test_a_command_names_all_parts(way: Callable[..., asyncio.Future[None]
 
 @for_each("delay", [0.001, 60])
 def test_an_id_that_waits_for_its_next_try(delay: float) -> None:
-    """O28: nacked again, sooner or later than its next try, by an id that says more or less."""
+    """O28: nacked again, sooner or later than its next attempt, with an id that has more or fewer fields."""
 
     @virtual_time
     async def main() -> None:
@@ -122,7 +122,7 @@ def test_an_id_that_waits_for_its_next_try(delay: float) -> None:
 
 @virtual_time
 async def test_an_id_that_the_callback_failed_for() -> None:
-    """O28: the callback names what it failed for by a plain id: the retry names all parts and the topic."""
+    """O28: the callback names failed ids by a plain id: the retry names all chunks and the topic."""
     recorder = Recorder(outcomes=[RedeliveryError("no", failed=[PLAIN])])
     async with NegativeAcksTracker(recorder, SHORT) as tracker:
         tracker.nack_nowait(NAMED_CHUNKED)
@@ -133,7 +133,7 @@ async def test_an_id_that_the_callback_failed_for() -> None:
 @pytest.mark.parametrize("outcome", ["fails", "closed"])
 @virtual_time
 async def test_an_id_that_is_in_flight(outcome: str) -> None:
-    """O28: nacked while its command is under way, which then fails or is cut off: what its id said is not lost."""
+    """O28: nacked while its request is open, which then fails or is cut off: the id's fields are kept."""
     for first, second in PAIRS:
         commands: list[Sequence[MessageId]] = []
 
@@ -161,7 +161,7 @@ async def test_an_id_that_is_in_flight(outcome: str) -> None:
 
 @virtual_time
 async def test_an_id_in_two_commands_at_once() -> None:
-    """O28: the first command fails while a later one has the plain id, which fails too: the retry names all parts."""
+    """O28: the first request fails while a later one has the plain id, which fails too: the retry names all chunks."""
     recorder = Recorder()
     tries = 0
 
@@ -183,7 +183,7 @@ async def test_an_id_in_two_commands_at_once() -> None:
 
 
 def test_runs_name_the_last_part_alone() -> None:
-    """O28: the bulk way leaves out the other parts, and says so."""
+    """O28: the bulk call leaves out the other chunks, as documented."""
     schedule = NackSchedule()
     schedule.add(CHUNKED, 0, 1000)
     (run,) = schedule.pop_due_runs(10_000)

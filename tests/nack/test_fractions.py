@@ -1,4 +1,4 @@
-"""Times and delays of fractions of a ms: early by less than a bucket of the true deadline all the same."""
+"""Times and delays with fractions of a ms: early by less than a bucket of the exact deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ nacks = st.lists(st.tuples(st.floats(0, 0.01), st.floats(0, 0.05)), min_size=1, 
 
 
 def exact(bits: int) -> NackConfig:
-    """Buckets of this width whatever the delay."""
+    """Buckets of this width for any delay."""
     return NackConfig(negative_ack_precision_bit_cnt=bits, precision_ratio=None)
 
 
@@ -50,15 +50,15 @@ async def tracked(all_nacks: Nacks, bits: int) -> list[float]:
 @example([(0.0009, 0.0014)], 0)
 @example([(0.00099, 0.00549)], 2)
 def test_tracker(all_nacks: Nacks, bits: int) -> None:
-    """Whenever it is nacked, an id comes early by less than a bucket, counted from the true deadline."""
+    """An id nacked at any time comes early by less than a bucket, counted from the exact deadline."""
     errors = run(tracked(all_nacks, bits))
     assert len(errors) == len(all_nacks)
     for error in errors:
         check(error, bits)
 
 
-async def shown(all_nacks: Nacks, bits: int, **settings: Any) -> list[float]:
-    """Nack messages of a consumer, one after the other; return how late each came, in s."""
+async def delivered(all_nacks: Nacks, bits: int, **settings: Any) -> list[float]:
+    """Nack a consumer's messages, one after another; return how late each came, in s."""
     loop = asyncio.get_running_loop()
     port, due_at, errors = FakePort(), dict[bytes, float](), list[float]()
     port.topic.publish_batch([b"%d" % number for number in range(len(all_nacks))])
@@ -82,9 +82,9 @@ async def shown(all_nacks: Nacks, bits: int, **settings: Any) -> list[float]:
 
 @given(nacks, st.integers(0, 5), st.sampled_from(["local", "auto"]))
 @example([(0.0009, 0.0014)], 0, "local")
-def test_shown_from_memory(all_nacks: Nacks, bits: int, redelivery: str) -> None:
-    """A consumer shows a message from memory as exactly as that."""
-    errors = run(shown(all_nacks, bits, redelivery=redelivery))
+def test_delivered_from_memory(all_nacks: Nacks, bits: int, redelivery: str) -> None:
+    """A consumer redelivers a message from memory just as exactly."""
+    errors = run(delivered(all_nacks, bits, redelivery=redelivery))
     assert len(errors) == len(all_nacks)
     for error in errors:
         check(error, bits)

@@ -1,4 +1,4 @@
-"""The pure schedule against a dumb reference: never early beyond a bucket, never late, never lost, never twice."""
+"""The pure schedule against a simple reference: never early beyond a bucket, never late, lost or doubled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DELAYS = st.one_of(st.sampled_from([0, 1, 100, 1_000, 2_000]), st.integers(0, 5_
 
 
 class ScheduleMachine(RuleBasedStateMachine):
-    """The reference keeps the exact deadline and the width of its bucket for every request that still counts."""
+    """The reference keeps the exact deadline and the bucket's width of every valid request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ TestSchedule = ScheduleMachine.TestCase
 
 @for_each(("delay_ms", "expected"), [(0, 1), (7, 1), (8, 1), (100, 8), (1_000, 64), (2_048, 256), (60_000, 256)])
 def test_a_bucket_is_never_wider_than_its_share_of_the_delay(delay_ms: int, expected: int) -> None:
-    """N7: with the defaults a bucket is at most an eighth of the delay wide, so a short delay is not eaten."""
+    """N7: with the defaults a bucket is at most an eighth of the delay wide, so that short delays are kept."""
     schedule = NackSchedule()
     starts = {schedule.bucket_start(now, delay_ms) for now in range(10_000, 10_000 + 2_048)}
     assert len(starts) in {2_048 // expected, 2_048 // expected + 1}
@@ -126,7 +126,7 @@ def test_a_tracker_of_a_day_and_a_minute() -> None:
 
 
 def test_bad_arguments_change_nothing() -> None:
-    """What is no ledger, no entry ids or no delay in ms is refused by name, before anything is added."""
+    """Invalid ledgers, entry ids and delays are refused by name, before anything is added."""
     schedule = NackSchedule()
     entries: list[Any] = [[-1], [2**63], [1.5], ["1"], [None], "12", 7, range(-2, 3), array("d", [1.0]), b"ab"]
     for bad in entries:
@@ -144,7 +144,7 @@ def test_bad_arguments_change_nothing() -> None:
 
 
 def test_due_ids_are_a_sequence() -> None:
-    """What is popped can be indexed, cut, iterated twice, compared and measured."""
+    """Popped ids can be indexed, sliced, iterated twice, compared and measured."""
     schedule = NackSchedule()
     ids = [MessageId(1, entry, topic="t") for entry in range(5)] + [MessageId(2, 3, -1, 1), MessageId(3, 70_000)]
     for message_id in ids:

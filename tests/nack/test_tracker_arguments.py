@@ -35,7 +35,7 @@ def refused(tracker: NegativeAcksTracker, field: str) -> Iterator[None]:
 
 @virtual_time
 async def test_bad_delays() -> None:
-    """N24: NaN, negative, infinite, huge, a bool, a str: refused by name from every way to nack."""
+    """N24: NaN, negative, infinite, huge, a bool, a str: refused by name in every nacking call."""
     async with NegativeAcksTracker(Recorder()) as tracker:
         tracker.nack_nowait(mid(9), 1)
         tracker.nack_nowait(mid(9), 0)
@@ -52,7 +52,7 @@ async def test_bad_delays() -> None:
 
 @virtual_time
 async def test_bad_ids() -> None:
-    """N24: what is not the id of a stored message is refused, with hooks and without, alone and among good ones."""
+    """N24: ids of no stored message are refused, with hooks and without, alone and among good ones."""
     for hooks in ([], [lambda event: None]):
         async with NegativeAcksTracker(Recorder(), hooks=hooks) as tracker:
             for bad in BAD_IDS:
@@ -72,7 +72,7 @@ async def test_bad_ids() -> None:
 
 @virtual_time
 async def test_bad_entries() -> None:
-    """N24: a ledger or entries that are no such numbers are refused, all of them, with hooks and without."""
+    """N24: an invalid ledger or entry is refused with all entries, with hooks and without."""
     for hooks in ([], [lambda event: None]):
         async with NegativeAcksTracker(Recorder(), hooks=hooks) as tracker:
             for ledger in (-1, True, 1.0, "1", 2**63, None):
@@ -111,7 +111,7 @@ async def test_entries_of_every_kind() -> None:
 
 @virtual_time
 async def test_bad_counts() -> None:
-    """N24: a redelivery count that is no count is refused, whether it is asked for or not."""
+    """N24: an invalid redelivery count is refused, whether it is used or not."""
     for backoff in (None, [1.0]):
         async with NegativeAcksTracker(Recorder(), backoff=backoff) as tracker:
             for count in (-1, True, False, 1.0, "0", None):
@@ -122,7 +122,7 @@ async def test_bad_counts() -> None:
 
 @virtual_time
 async def test_bad_backoffs() -> None:
-    """N24: a backoff that raises, or returns what is no delay, is named; nothing is added."""
+    """N24: a backoff that raises, or returns no delay, is named; nothing is added."""
 
     def fail(count: int) -> float:
         raise ZeroDivisionError("oops")
@@ -145,7 +145,7 @@ async def test_bad_backoffs() -> None:
 
 
 def test_bad_constructions() -> None:
-    """N24: what is no callback, no hook or no configuration is refused by name."""
+    """N24: an invalid callback, hook or configuration is refused by name."""
     with pytest.raises(InvalidArgumentError, match="redeliver"):
         NegativeAcksTracker(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"hooks\[1\]"):
@@ -157,7 +157,7 @@ def test_bad_constructions() -> None:
 
 
 async def test_tracker_by_name() -> None:
-    """Every way to nack, and ack, takes its arguments by name; what was not acknowledged comes back."""
+    """Every nacking call, and ack, accepts its arguments by name; unacknowledged ids are redelivered."""
     clock = ManualClock(now_ms=0)
     recorder = Recorder(clock.now_ms)
     tracker = NegativeAcksTracker(redeliver=recorder, config=NackConfig(), backoff=None, clock=clock, hooks=())
@@ -173,7 +173,7 @@ async def test_tracker_by_name() -> None:
 
 
 def test_schedule_by_name() -> None:
-    """The schedule takes its arguments by name."""
+    """The schedule accepts its arguments by name."""
     schedule = NackSchedule(config=NackConfig())
     assert schedule.add(id=MessageId(1, 1), now_ms=0, delay_ms=500)
     assert schedule.add(id=MessageId(1, 2), now_ms=0, delay_ms=500)

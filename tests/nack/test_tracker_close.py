@@ -22,7 +22,7 @@ EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 def other_tasks() -> set[asyncio.Task[object]]:
-    """Return all tasks but the present one."""
+    """Return all tasks except the present one."""
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
@@ -37,7 +37,7 @@ def ways_to_nack(tracker: NegativeAcksTracker) -> list[Callable[[], None]]:
 
 @virtual_time
 async def test_close_returns_what_was_pending() -> None:
-    """N15: nack, close, let time pass: nothing is sent, no timer and no task is left, the ids come back."""
+    """N15: nack, close, let time pass: nothing is sent, no timer or task is left, the ids are returned."""
     clock = RecordingClock()
     recorder = Recorder(clock.now_ms)
     events: list[NackEvent] = []
@@ -58,7 +58,7 @@ async def test_close_returns_what_was_pending() -> None:
 
 @virtual_time
 async def test_nack_after_close_is_refused() -> None:
-    """N15: every way to nack raises the closed error; the other calls do nothing."""
+    """N15: every nacking call raises the closed error; the other calls do nothing."""
     async with NegativeAcksTracker(Recorder()) as tracker:
         tracker.nack_nowait(mid(1), 1.0)
     for call in ways_to_nack(tracker):
@@ -75,7 +75,7 @@ async def test_nack_after_close_is_refused() -> None:
 
 @virtual_time
 async def test_it_has_to_be_entered() -> None:
-    """Outside of ``async with`` a nack says so; closing what was never entered is fine."""
+    """Outside of ``async with`` a nack says so; closing a tracker that was never entered is fine."""
     tracker = NegativeAcksTracker(Recorder())
     for call in ways_to_nack(tracker):
         with pytest.raises(NotOpenError, match="use it inside 'async with'"):
@@ -103,7 +103,7 @@ async def test_close_waits_for_callbacks() -> None:
 
 @virtual_time
 async def test_close_cancels_callbacks_in_the_end() -> None:
-    """N17: after ``close_timeout`` the callbacks are cancelled, and the ids in flight come back, less acked ones."""
+    """N17: after ``close_timeout`` callbacks are cancelled, and their ids returned, except acked ones."""
     config = NackConfig(negative_ack_precision_bit_cnt=0, close_timeout=2, max_batch=2, max_in_flight=2)
     recorder = Recorder(seconds=1000)
     async with NegativeAcksTracker(recorder, config) as tracker:
@@ -141,7 +141,7 @@ async def test_what_fails_while_closing_comes_back() -> None:
 
 @virtual_time
 async def test_leaving_by_an_error_closes() -> None:
-    """An error in the block closes the tracker, leaves no task, and is what the caller sees."""
+    """An error in the block closes the tracker, leaves no task, and is raised to the caller."""
     recorder = Recorder(seconds=1)
 
     async def fail() -> None:
@@ -203,7 +203,7 @@ async def test_cancelling_the_close_cuts_it_short() -> None:
 
 @virtual_time
 async def test_a_callback_that_will_not_end_does_not_hold_the_close_for_ever() -> None:
-    """A callback that shields itself costs ``close_timeout`` and a second; its ids come back."""
+    """A callback that shields itself costs ``close_timeout`` and a second; its ids are returned."""
 
     async def redeliver(ids: Sequence[MessageId]) -> None:
         with anyio.CancelScope(shield=True):
@@ -232,7 +232,7 @@ async def test_two_closes_at_once_return_the_same() -> None:
 
 @virtual_time
 async def test_closing_from_the_callback_does_not_wait_for_itself() -> None:
-    """A callback may close its tracker; it ends as any other, and the tracker with it."""
+    """A callback may close its tracker; it ends like any other, and the tracker with it."""
     sent: list[MessageId] = []
 
     async def redeliver(ids: Sequence[MessageId]) -> None:
@@ -250,7 +250,7 @@ async def test_closing_from_the_callback_does_not_wait_for_itself() -> None:
 
 @virtual_time
 async def test_close_wakes_those_who_wait_for_room() -> None:
-    """N22: callers in line get the closed error when the tracker closes."""
+    """N22: calls that wait for room get the closed error when the tracker closes."""
     async with NegativeAcksTracker(Recorder(), NackConfig(max_held=1)) as tracker:
         tracker.nack_nowait(mid(1), 100.0)
         waiting = [asyncio.create_task(tracker.nack(mid(entry), 1.0)) for entry in (2, 3)]
@@ -265,7 +265,7 @@ async def test_close_wakes_those_who_wait_for_room() -> None:
 
 
 def test_a_forgotten_tracker_warns() -> None:
-    """Dropped without ``aclose``, an entered tracker warns, stops its task, and disturbs nobody else."""
+    """Dropped without ``aclose``, an entered tracker warns, stops its task, and disturbs nothing else."""
 
     async def main() -> None:
         tracker = await NegativeAcksTracker(Recorder()).__aenter__()
@@ -303,8 +303,8 @@ def test_a_loop_that_ends_first_leaves_a_warning_and_no_hang() -> None:
 
 
 @virtual_time
-async def test_callbacks_do_not_run_in_the_context_of_whoever_nacked() -> None:
-    """Context variables of a request that nacks do not leak into the redelivery."""
+async def test_callbacks_do_not_run_in_the_context_of_the_nack() -> None:
+    """Context variables of a nacking request are not visible in the redelivery."""
     request = contextvars.ContextVar("request", default="none")
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Commands, acknowledgements, failure, room: cases N14, N16 to N23."""
+"""Requests, acknowledgements, failures, limits: cases N14, N16 to N23."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 def full() -> float:
-    """Stand in for the random number, so that a retry's delay is its largest."""
+    """Replace the random number, so that a retry's delay is its largest."""
     return 1.0
 
 
 @virtual_time
 async def test_an_acknowledged_id_costs_nothing() -> None:
-    """N14: nacked with 5 s and acked at 1 s: nothing is sent, nothing is pending, and no wake-up."""
+    """N14: nacked with 5 s and acked at 1 s: nothing is sent, nothing is pending, and there is no wake-up."""
     recorder = Recorder()
     async with NegativeAcksTracker(recorder) as tracker:
         tracker.nack_nowait(mid(1), 5.0)
@@ -53,7 +53,7 @@ async def test_an_acknowledged_id_costs_nothing() -> None:
 
 @virtual_time
 async def test_an_acknowledgement_moves_the_timer_on() -> None:
-    """N14: the bucket that an ack empties is not waited for; the next one is."""
+    """N14: the timer skips a bucket that an ack has emptied."""
     clock = RecordingClock()
     recorder = Recorder(clock.now_ms)
     async with NegativeAcksTracker(recorder, EXACT, clock=clock) as tracker:
@@ -72,7 +72,7 @@ async def test_an_acknowledgement_moves_the_timer_on() -> None:
 
 @virtual_time
 async def test_failed_ids_are_tried_again_in_commands_of_their_own() -> None:
-    """N16: the callback fails for two of four: these alone come back, 100 ms later; others go out as ever."""
+    """N16: the callback fails for two of four: only these are repeated, 100 ms later; other ids go out as usual."""
     failure = RedeliveryError("the broker is away", failed=[mid(1), mid(3), mid(99)])
     recorder = Recorder(outcomes=[failure])
     events: list[NackEvent] = []
@@ -106,7 +106,7 @@ async def test_failed_ids_are_tried_again_in_commands_of_their_own() -> None:
 
 @for_each("failed", [[(3, 1, -1, -1)], ["3:1:-1"], [mid(1), "3:2:-1"]])
 def test_all_ids_are_tried_again_if_the_error_names_something_else(failed: list[object]) -> None:
-    """N16: ids of another client, or text, are no ids: nothing counts as sent, and the tracker goes on."""
+    """N16: ids of another client, or text, are no ids: nothing counts as sent, and the tracker continues."""
 
     async def main() -> None:
         recorder = Recorder(outcomes=[RedeliveryError("the broker is away", failed=failed)])
@@ -144,7 +144,7 @@ async def test_retries_are_jittered() -> None:
 
 @virtual_time
 async def test_hanging_retries_do_not_hold_up_others() -> None:
-    """N16: commands that fail after hanging never take the last place: fresh ids go out in time."""
+    """N16: requests that fail after hanging never take the last place: fresh ids go out in time."""
     poison = {mid(entry) for entry in range(8)}
     sent: list[tuple[int, MessageId]] = []
 
@@ -173,7 +173,7 @@ async def test_hanging_retries_do_not_hold_up_others() -> None:
 
 @virtual_time
 async def test_retries_get_a_turn_however_much_is_due() -> None:
-    """N16: with one place, and something always due, a failed id is still tried again."""
+    """N16: with one place, and ids always due, a failed id is still retried."""
     config = NackConfig(negative_ack_precision_bit_cnt=0, max_in_flight=1, max_batch=1)
     recorder = Recorder(seconds=0.1, outcomes=[OSError("no")])
     async with NegativeAcksTracker(recorder, config, random=full) as tracker:
@@ -187,7 +187,7 @@ async def test_retries_get_a_turn_however_much_is_due() -> None:
 
 @virtual_time
 async def test_up_to_four_callbacks_run_at_once() -> None:
-    """N17: a callback takes 5 s; ids that come due meanwhile go out in time while fewer than four run."""
+    """N17: a callback takes 5 s; ids due meanwhile go out in time while fewer than four run."""
     recorder = Recorder(seconds=5)
     async with NegativeAcksTracker(recorder, EXACT) as tracker:
         for entry in range(6):
@@ -205,7 +205,7 @@ async def test_up_to_four_callbacks_run_at_once() -> None:
 
 @virtual_time
 async def test_an_acknowledgement_in_flight_is_remembered() -> None:
-    """N17: acked while its command is under way, an id does not come back when that fails."""
+    """N17: an id acked while its request is open is not repeated when that fails."""
 
     async def fail_slowly(ids: Sequence[MessageId]) -> None:
         commands.append(list(ids))
@@ -230,7 +230,7 @@ async def test_an_acknowledgement_in_flight_is_remembered() -> None:
 
 @virtual_time
 async def test_a_nack_in_flight_starts_a_new_deadline() -> None:
-    """N17: nacked while its command is under way, an id is pending anew; that the command fails does not hurry it."""
+    """N17: an id nacked while its request is open is pending again; a failure of the request does not hurry it."""
     for outcome in (None, OSError("no")):
         start = loop_ms()
         recorder = Recorder(outcomes=[0.5, outcome])
@@ -253,7 +253,7 @@ async def test_a_nack_in_flight_starts_a_new_deadline() -> None:
 
 @virtual_time
 async def test_two_commands_with_the_same_id_do_not_double_it() -> None:
-    """N17: an id is in flight twice; the older command fails, then the newer: it is tried again once."""
+    """N17: an id is in two requests; the older one fails, then the newer: the id is retried once."""
     recorder = Recorder(outcomes=[])
 
     async def redeliver(ids: Sequence[MessageId]) -> None:
@@ -274,7 +274,7 @@ async def test_two_commands_with_the_same_id_do_not_double_it() -> None:
 
 @virtual_time
 async def test_a_retrying_id_may_be_acked_or_hurried() -> None:
-    """N16: while an id waits for its next try, an ack cancels it, and a nack counts when it is earlier."""
+    """N16: while an id waits for its next attempt, an ack cancels it, and an earlier nack counts."""
     for delay, expected in ((0.05, [1000, 1050]), (50.0, [1000, 1100]), (None, [1000])):
         start = loop_ms()
         recorder = Recorder(outcomes=[OSError("no")])
@@ -297,7 +297,7 @@ async def test_a_retrying_id_may_be_acked_or_hurried() -> None:
 
 @virtual_time
 async def test_entries_that_overlap_retrying_ids_are_kept_once() -> None:
-    """N16: ``nack_entries`` and ``nack_many`` over an id that waits for its next try do not double it."""
+    """N16: ``nack_entries`` and ``nack_many`` with an id that waits for its next attempt do not double it."""
     recorder = Recorder(outcomes=[OSError("no")])
     async with NegativeAcksTracker(recorder, EXACT, random=full) as tracker:
         tracker.nack_nowait(mid(5), 1.0)
@@ -312,7 +312,7 @@ async def test_entries_that_overlap_retrying_ids_are_kept_once() -> None:
 
 @virtual_time
 async def test_nack_lets_the_loop_run_every_five_milliseconds() -> None:
-    """N17a: a tight loop of ``await nack()`` lets timers due every 10 ms run, and yields no more often than needed."""
+    """N17a: a tight loop of ``await nack()`` lets timers due every 10 ms run, and yields only when needed."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualClockEventLoop)
     ticks: list[int] = []
@@ -371,7 +371,7 @@ async def test_hooks_run_outside_of_locks() -> None:
 
 @virtual_time
 async def test_callbacks_may_call_the_tracker() -> None:
-    """N18: a callback nacks, waits for a nack, acks and looks at the statistics of the tracker that calls it."""
+    """N18: a callback nacks, waits for a nack, acks and reads the statistics of its tracker."""
     recorder = Recorder()
 
     async def redeliver(ids: Sequence[MessageId]) -> None:
@@ -392,7 +392,7 @@ async def test_callbacks_may_call_the_tracker() -> None:
 
 @virtual_time
 async def test_a_hook_that_raises_is_counted() -> None:
-    """N18: a hook's error, a CancelledError too, reaches neither the caller nor the other hooks nor the sending."""
+    """N18: a hook's error, a CancelledError too, reaches neither the caller nor other hooks nor the sending."""
     seen: list[NackEvent] = []
 
     def bad(event: NackEvent) -> None:
@@ -414,7 +414,7 @@ async def test_a_hook_that_raises_is_counted() -> None:
 
 @virtual_time
 async def test_clear_drops_everything() -> None:
-    """N19: after ``clear`` nothing stale is asked for: not the pending, not the retrying, not a failure in flight."""
+    """N19: after ``clear`` no old id is requested: neither pending nor retrying nor of a failing request."""
     recorder = Recorder(outcomes=[OSError("no"), 1.0])
     events: list[NackEvent] = []
 
@@ -443,7 +443,7 @@ async def test_clear_drops_everything() -> None:
 
 @virtual_time
 async def test_a_rewind_takes_everything_at_the_first_deadline() -> None:
-    """N20: with ``collapse`` four buckets 300 ms apart go out in one command at the first deadline."""
+    """N20: with ``collapse`` four buckets 300 ms apart go out in one request at the first deadline."""
     recorder = Recorder(outcomes=[None, OSError("no")])
     config = NackConfig(negative_ack_precision_bit_cnt=0, max_batch=2)
     async with NegativeAcksTracker(recorder, config, collapse=True, random=full) as tracker:
@@ -465,7 +465,7 @@ async def test_a_rewind_takes_everything_at_the_first_deadline() -> None:
 
 @virtual_time
 async def test_commands_are_of_bounded_size() -> None:
-    """N21: 2 500 ids due at once go out in commands of 1 000, 1 000 and 500; an empty command is never sent."""
+    """N21: 2 500 ids due at once go out in requests of 1 000, 1 000 and 500; an empty request is never sent."""
     recorder = Recorder()
     ids = [mid(entry) for entry in range(2500)]
     async with NegativeAcksTracker(recorder) as tracker:
@@ -503,7 +503,7 @@ async def test_nowait_refuses_beyond_max_held() -> None:
 
 @virtual_time
 async def test_a_range_beyond_the_room_is_refused_without_making_its_ids() -> None:
-    """N22: however long a range is, it is refused at once, with nothing added."""
+    """N22: a range of any length is refused at once, with nothing added."""
     tracker = NegativeAcksTracker(Recorder(), NackConfig(max_held=1_000))
     for entries in (range(2**40), range(2**63), range(2**63 - 1, -1, -2)):
         with pytest.raises(NotOpenError):
@@ -523,7 +523,7 @@ async def test_a_range_beyond_the_room_is_refused_without_making_its_ids() -> No
 
 @virtual_time
 async def test_nack_waits_for_room_in_line() -> None:
-    """N22: ``await nack()`` waits; places go to those who wait, in the order in which they came."""
+    """N22: ``await nack()`` waits; places go to waiting calls in the order in which they came."""
     config = NackConfig(negative_ack_precision_bit_cnt=0, max_held=2)
     added: list[tuple[int, int]] = []
     recorder = Recorder()
@@ -552,7 +552,7 @@ async def test_nack_waits_for_room_in_line() -> None:
 
 @virtual_time
 async def test_bad_arguments_are_refused_before_the_wait() -> None:
-    """N22, N24: without room a bad delay, id or count raises at once instead of waiting first."""
+    """N22, N24: without room a bad delay, id or count raises at once, without waiting first."""
     async with NegativeAcksTracker(Recorder(), NackConfig(max_held=1)) as tracker:
         tracker.nack_nowait(mid(1), 100.0)
         for arguments in ((mid(2), -1.0), ("id", 1.0)):
@@ -589,7 +589,7 @@ async def test_cancelling_nack_leaves_no_half() -> None:
 
 @virtual_time
 async def test_cancelling_while_a_place_is_handed_over_passes_it_on() -> None:
-    """N23: the one who got the place is cancelled in the same moment: the next in line gets it."""
+    """N23: the call that got the place is cancelled in the same moment: the next in line gets it."""
     config = NackConfig(negative_ack_precision_bit_cnt=0, max_held=1)
     async with NegativeAcksTracker(Recorder(), config) as tracker:
         tracker.nack_nowait(mid(0), 100.0)
@@ -635,7 +635,7 @@ async def test_a_callback_whose_task_is_cancelled_has_failed() -> None:
 
 @virtual_time
 async def test_a_million_due_ids_leave_the_loop_alone() -> None:
-    """Commands are sent with the loop running in between: other tasks run once per command."""
+    """The loop runs between requests: other tasks run once per request."""
     sizes: list[int] = []
     rounds: list[int] = []
     task: asyncio.Task[None] | None = None
@@ -659,7 +659,7 @@ async def test_a_million_due_ids_leave_the_loop_alone() -> None:
 
 @virtual_time
 async def test_delays_come_from_the_argument_then_backoff_then_configuration() -> None:
-    """N30, N31: an own delay wins, then the backoff with the count, then the configuration's delay."""
+    """N30, N31: the call's delay has priority, then the backoff with the count, then the configured delay."""
     clock = ManualClock()
     counts: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Callbacks that are plain functions: the timer calls them itself."""
+"""Callbacks that are plain functions: the timer calls them directly."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
 
 class Fatal(BaseException):
-    """No Exception."""
+    """Not an Exception."""
 
 
 @virtual_time
 async def test_the_timer_calls_it_without_a_turn_in_between() -> None:
-    """What was made ready in the turn of the deadline runs after it, which it does not with a coroutine function."""
+    """Callbacks made ready in the deadline's turn run after a plain function, and before a coroutine function."""
     order: list[str] = []
 
     def plain(_: Sequence[MessageId]) -> None:
@@ -48,7 +48,7 @@ async def test_the_timer_calls_it_without_a_turn_in_between() -> None:
 
 @virtual_time
 async def test_all_that_is_due_is_sent_in_commands_of_bounded_size() -> None:
-    """The timer sends the first command, the sending task those besides; the next deadline comes in its time."""
+    """The timer sends the first request, the sending task further ones; the next deadline comes in time."""
     sent: list[tuple[int, int]] = []
     config = EXACT.model_copy(update={"max_batch": 10})
     async with NegativeAcksTracker(lambda ids: sent.append((loop_ms(), len(ids))), config) as tracker:
@@ -62,7 +62,7 @@ async def test_all_that_is_due_is_sent_in_commands_of_bounded_size() -> None:
 
 @virtual_time
 async def test_it_may_nack_and_acknowledge() -> None:
-    """A nack in the callback starts a new deadline, at once too."""
+    """A nack in the callback starts a new deadline, even an immediate one."""
     sent: list[tuple[int, MessageId]] = []
 
     def redeliver(ids: Sequence[MessageId]) -> None:
@@ -83,8 +83,8 @@ async def test_it_may_nack_and_acknowledge() -> None:
 
 
 @virtual_time
-async def test_each_call_has_a_context_of_its_own() -> None:
-    """A variable that a callback sets is not seen by the next one, as it is with a task for each."""
+async def test_each_call_has_its_own_context() -> None:
+    """A context variable that one call sets is not visible in the next, as with a task for each."""
     variable = contextvars.ContextVar("variable", default=0)
     seen: list[int] = []
 
@@ -101,7 +101,7 @@ async def test_each_call_has_a_context_of_its_own() -> None:
 
 @virtual_time
 async def test_failures_come_again_and_others_meanwhile() -> None:
-    """What raises is tried again in a command of its own; others keep to their times."""
+    """A failed id is retried in a separate request; others keep to their times."""
     sent: list[list[MessageId]] = []
     fails = [OSError("no"), asyncio.CancelledError(), RuntimeError("no")]
 
@@ -123,7 +123,7 @@ async def test_failures_come_again_and_others_meanwhile() -> None:
 
 @virtual_time
 async def test_what_it_returns_is_awaited() -> None:
-    """As many at once as max_in_flight, and its error is one like any other."""
+    """At most max_in_flight awaitables run at once, and their errors are treated like any other."""
     recorder = Recorder(outcomes=[OSError("no")], seconds=1)
 
     def redeliver(ids: Sequence[MessageId]) -> Awaitable[None]:
@@ -141,7 +141,7 @@ async def test_what_it_returns_is_awaited() -> None:
 
 @virtual_time
 async def test_what_is_no_exception_ends_the_tracker() -> None:
-    """It comes out of the close; whatever was pending is given back."""
+    """The exception is raised by the close; all pending ids are returned."""
 
     def redeliver(_: Sequence[MessageId]) -> None:
         raise Fatal
@@ -159,7 +159,7 @@ async def test_what_is_no_exception_ends_the_tracker() -> None:
 
 
 class Unprintable(Exception):  # noqa: N818
-    """Cannot be told."""
+    """Cannot be printed."""
 
     def __repr__(self) -> str:
         raise ValueError("no name")
@@ -169,7 +169,7 @@ class Unprintable(Exception):  # noqa: N818
 @pytest.mark.parametrize("is_plain", [True, False])
 @virtual_time
 async def test_what_cannot_be_noted_ends_the_tracker_too(error: Exception, is_plain: bool) -> None:
-    """A tracker that cannot go on says so, and gives all ids back; it does not stand still."""
+    """A tracker that cannot continue says so, and returns all ids; it does not hang."""
 
     def plain(_: Sequence[MessageId]) -> None:
         raise error
@@ -189,7 +189,7 @@ async def test_what_cannot_be_noted_ends_the_tracker_too(error: Exception, is_pl
 
 
 def test_an_interrupt_ends_the_program() -> None:
-    """KeyboardInterrupt goes out of the loop, as from anywhere else."""
+    """KeyboardInterrupt leaves the loop, as from anywhere else."""
 
     def redeliver(_: Sequence[MessageId]) -> None:
         raise KeyboardInterrupt
@@ -207,7 +207,7 @@ def test_an_interrupt_ends_the_program() -> None:
 
 
 async def test_it_is_called_a_part_of_a_millisecond_ahead() -> None:
-    """Some are handed over before their time, none by more than was asked for."""
+    """Some calls come before their time, none by more than configured."""
     early: list[float] = []
 
     def redeliver(_: Sequence[MessageId]) -> None:
@@ -229,7 +229,7 @@ async def test_it_is_called_a_part_of_a_millisecond_ahead() -> None:
 
 
 async def test_clocks_of_whole_milliseconds_are_not_ahead() -> None:
-    """They could not tell what is due."""
+    """Such clocks could not say what is due."""
     assert WakeUp(LoopClock(), print, 0.0005).lead_time_ns == 500_000
     assert WakeUp(MonotonicClock(), print, 0.0005).lead_time_ns == 0
     assert WakeUp(ManualClock(), print, 0.0005).lead_time_ns == 0
@@ -254,6 +254,6 @@ async def test_clocks_of_whole_milliseconds_are_not_ahead() -> None:
 
 @for_each("lead_time", [-0.1, 0.001, float("nan"), True, "0", None])
 def test_bad_times_ahead(lead_time: Any) -> None:
-    """Named, with the value."""
+    """An invalid lead time is refused by name, with the value."""
     with pytest.raises(InvalidArgumentError, match="lead_time"):
         NegativeAcksTracker(Recorder(), lead_time=lead_time)

@@ -1,4 +1,4 @@
-"""The tracker under random use, against a dumb reference, on virtual time and with a clock moved by hand."""
+"""The tracker with random calls, against a simple reference, on virtual time and with a manual clock."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Reference:
 
 
 async def play(steps: Sequence[Step], config: NackConfig, clock: ManualClock | None, *, is_plain: bool) -> None:
-    """Run the steps, comparing after each."""
+    """Run the steps, and compare after each."""
 
     async def pass_ms(ms: int) -> None:
         target = now() + ms
@@ -151,7 +151,7 @@ def test_the_same_with_a_clock_moved_by_hand(steps: list[Step], config: NackConf
 
 
 class Chaos(NamedTuple):
-    """What happens around the callback: how each call of it ends, and what is done when."""
+    """How each call of the callback ends, and what else is called when."""
 
     ends: list[tuple[int, int]]
     actions: list[tuple[int, int, int]]
@@ -180,7 +180,7 @@ def test_nothing_is_lost_when_callbacks_fail(chaos: Chaos, in_flight: int, max_h
 
 
 async def disturb(chaos: Chaos, in_flight: int, max_held: int | None, callback: str) -> None:
-    """Run one such course and balance the books."""
+    """Run one random sequence and balance the books."""
     ends = iter(chaos.ends)
     owed: set[MessageId] = set()
     running: list[MessageId] = []
@@ -213,7 +213,7 @@ async def disturb(chaos: Chaos, in_flight: int, max_held: int | None, callback: 
                     owed.discard(message_id)
 
     def redeliver_plainly(ids: Sequence[MessageId]) -> None:
-        """Do all of it at once, and nack one of them anew, or acknowledge it, now and then."""
+        """Redeliver as a plain function, and now and then nack or acknowledge one of the ids."""
         taken = list(ids)
         assert 0 < len(taken) <= 2
         kind, ms = next(ends, (0, 0))

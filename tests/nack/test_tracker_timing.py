@@ -24,7 +24,7 @@ PLAIN = NackConfig(precision_ratio=None)
     ],
 )
 def test_a_time_is_floored_to_its_bucket(bits: int, time: int, start: int) -> None:
-    """N1: an id that falls due at ``time`` is due from the start of that time's bucket on, and not a tick before."""
+    """N1: an id whose deadline is ``time`` is due from the start of that time's bucket on, and not a tick before."""
     schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=bits, precision_ratio=None))
     schedule.add(mid(1), time - 5000, 5000)
     assert schedule.next_at() == start
@@ -117,7 +117,7 @@ def test_no_earlier_than_a_bucket_and_never_late(bits: int) -> None:
 
 @virtual_time
 async def test_a_short_delay_is_not_eaten_by_a_wide_bucket() -> None:
-    """N7: delay 100 ms at the default precision: sent in [87, 100] ms after the nack, whenever that is."""
+    """N7: delay 100 ms at the default precision: sent in [87, 100] ms after the nack, at any time."""
     recorder = Recorder()
     nacked: dict[MessageId, int] = {}
     async with NegativeAcksTracker(recorder) as tracker:
@@ -131,7 +131,7 @@ async def test_a_short_delay_is_not_eaten_by_a_wide_bucket() -> None:
 
 
 class LaggingClock:
-    """The loop's time less a ms, so that the loop's timers come one tick too soon."""
+    """The loop's time minus a ms, so that the loop's timers come one tick too soon."""
 
     lag = 1
 
@@ -205,8 +205,8 @@ async def test_the_wall_clock_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
 
 
 @virtual_time
-async def test_batch_mates_have_deadlines_of_their_own() -> None:
-    """N11, N12: nacked 2 s apart with 3 s each, or at once with 10 and 20 s: two commands, each with its own index."""
+async def test_batch_members_have_separate_deadlines() -> None:
+    """N11, N12: nacked 2 s apart with 3 s each, or at once with 10 and 20 s: two requests, each with its own index."""
     for pause, first_delay, second_delay in ((2.0, 3.0, 3.0), (0.0, 10.0, 20.0)):
         recorder = Recorder()
         async with NegativeAcksTracker(recorder) as tracker:
@@ -237,7 +237,7 @@ async def test_partitions_are_kept_apart() -> None:
 
 @virtual_time
 async def test_a_chunked_message_names_all_its_parts() -> None:
-    """N13a: a chunked id, nacked twice in two buckets: every request names all three parts, however they are known."""
+    """N13a: a chunked id, nacked twice in two buckets: every request names all three chunks, however they are known."""
     parts = (Position(7, 1), Position(7, 2), Position(7, 3))
     for chunked in (MessageId(7, 3, chunks=parts), MessageId(7, 3, first_chunk=MessageId(7, 1))):
         recorder = Recorder()
@@ -254,7 +254,7 @@ async def test_a_chunked_message_names_all_its_parts() -> None:
 
 @virtual_time
 async def test_an_old_bucket_does_not_fire_for_a_new_nack() -> None:
-    """N13b: acked, then nacked anew with 60 s while its old bucket comes due: not sent before the new deadline."""
+    """N13b: acked, then nacked again with 60 s while its old bucket is due: not sent before the new deadline."""
     recorder = Recorder()
     async with NegativeAcksTracker(recorder) as tracker:
         for other in range(2, 10):
@@ -271,7 +271,7 @@ async def test_an_old_bucket_does_not_fire_for_a_new_nack() -> None:
 
 @virtual_time
 async def test_a_manual_clock_drives_it_tick_by_tick() -> None:
-    """N2, N6: with a clock moved by hand: one tick before the bucket nothing, at its start the id."""
+    """N2, N6: with a manual clock: one tick before the bucket nothing, at its start the id."""
     clock = ManualClock()
     recorder = Recorder(clock.now_ms)
     async with NegativeAcksTracker(recorder, PLAIN, clock=clock) as tracker:

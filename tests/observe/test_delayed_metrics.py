@@ -346,7 +346,7 @@ async def test_only_successes_have_a_latency() -> None:
 # -- coming and going ------------------------------------------------------------------------------------------------
 
 
-async def test_closed_trackers_are_not_told() -> None:
+async def test_closed_trackers_are_not_exported() -> None:
     """A tracker that was closed, or dropped, is not in the next scrape, and nothing keeps it alive."""
     scene = Scene()
     async with scene.factory:
@@ -381,7 +381,7 @@ async def test_a_thousand_trackers_leave_nothing() -> None:
     assert len(metrics._trackers._trackers) < 64
 
 
-async def test_nothing_is_told_twice() -> None:
+async def test_nothing_is_exported_twice() -> None:
     """A tracker that was added and is also a factory's counts once; two of one name are added up."""
     scene = Scene()
     async with scene.factory, InMemoryDelayedDeliveryTracker(clock=scene.clock) as other:

@@ -73,7 +73,7 @@ def test_bytes_do_not_depend_on_the_order_or_the_division_of_rows(rows: list[Row
         assert contents(once) == contents(again)
 
 
-def test_inspection_tells_what_was_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspection_reports_what_was_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An inspection knows the manifest for what it is; another file of that name is not ours."""
     index = tmp_path / "index"
     made = build([(1, 1, 5), (1, 2, 9), (2, 1, 7)], index)

@@ -82,7 +82,7 @@ def test_nacked_twice() -> None:
     assert [nack.deadline_ms for nack, _ in alerts_of(NACK, after)] == [1_500, 9_000]
 
 
-def test_nacked_anew_by_another_consumer() -> None:
+def test_nacked_again_by_another_consumer() -> None:
     """A nack of a later delivery shows that the message came back before."""
     other = NACK._replace(time_ms=1_580, attempt=1, deadline_ms=3_000, consumer="d")
     assert [nack.consumer for nack, _ in alerts_of(NACK, other)] == ["d"]

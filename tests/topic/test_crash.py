@@ -1,4 +1,4 @@
-"""A local topic is stopped at every operation on files; what was reported is there, and nothing is lost."""
+"""A local topic crashes at every operation on files; what was reported is there, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ IN_BUCKETS = BucketConfig(
 )
 LATER_MS = 1_000_000
 LEAST = 125
-"""Crash points of each of four lives, at the least: 500 in all."""
+"""Crash points of each of four runs, at the least: 500 in all."""
 
 
 class Model:
-    """What was begun, and what was reported to be done."""
+    """What was begun, and what was reported as done."""
 
     def __init__(self) -> None:
         self.begun: set[bytes] = set()
@@ -47,7 +47,7 @@ class Model:
         return copied
 
     def check(self, delivered: Counter[bytes]) -> None:
-        """Compare with what comes in all after a crash: once each, all that has to, and nothing that must not."""
+        """Compare with all that comes after a crash: once each, everything required, and nothing forbidden."""
         assert set(delivered.values()) <= {1}
         assert set(delivered) <= self.begun
         assert not set(delivered) & self.flushed
@@ -65,7 +65,7 @@ class Life:
         self.clock = ManualClock(1_000)
 
     async def live(self) -> None:
-        """Live, over some restarts."""
+        """Run over some restarts."""
         await self.play(3)
 
     live_on = live
@@ -75,7 +75,7 @@ class Life:
         await drain(self.home, self.model)
 
     async def play(self, restarts: int, steps: int = 10) -> None:
-        """Live."""
+        """Run once."""
         for _ in range(restarts):
             store = await self.home.open()
             async with store, await LocalTopic.open(store, CONFIG, delayed=IN_BUCKETS, clock=self.clock) as topic:
@@ -86,7 +86,7 @@ class Life:
             self.model.flushed = set(self.model.acked)
 
     async def step(self, topic: LocalTopic, port: LocalPort) -> None:
-        """Do one thing."""
+        """Do one random operation."""
         what = self.random.choice(["publish", "publish", "publish later", "work", "work", "flush"])
         if what.startswith("publish"):
             payloads = [b"%d" % (len(self.model.begun) + at) for at in range(self.random.randint(1, 3))]
@@ -110,7 +110,7 @@ class Life:
 
 
 async def drain(home: AnyHome, model: Model) -> None:
-    """Receive everything that there is, when everything is due, and acknowledge it."""
+    """Receive all messages once they are due, and acknowledge them."""
     delivered: Counter[bytes] = Counter()
     store = await home.open()
     clock = ManualClock(LATER_MS)
@@ -133,13 +133,13 @@ async def drain(home: AnyHome, model: Model) -> None:
 
 @pytest.mark.parametrize("seed", seeds((2, 0, 1, 3)))
 def test_crash_at_every_change(seed: int) -> None:
-    """Whatever operation is the last one, what was published is there, what was flushed as acknowledged is so."""
+    """Whatever operation is the last one, published messages are there, and flushed acknowledgements hold."""
     crash_everywhere(Life(Home(Random(seed)), Model(), seed), seed, LEAST)
 
 
 @pytest.mark.parametrize("seed", seeds(range(25), fast=5))
 def test_operations_that_fail_lose_nothing(seed: int) -> None:
-    """Where operations on files fail now and then, calls raise, and what was reported is there in the end."""
+    """If operations on files fail now and then, calls raise, and what was reported is there in the end."""
     random = Random(seed)
     life = Life(Home(random), Model(), seed)
     life.home.fail(CHANGING, random.randint(20, 300), random.randint(1, 3))

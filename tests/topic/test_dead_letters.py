@@ -15,7 +15,7 @@ pytest.importorskip("google.protobuf")
 
 @virtual_time
 async def test_from_one_topic_to_another(tmp_path: Path) -> None:
-    """U4, U6: what fails too often is in the other topic, durable, with key and properties, and acknowledged here."""
+    """U4, U6: a message that fails too often is in the other topic, with key and properties, and acknowledged here."""
     async with (
         await LocalTopic.open(tmp_path / "orders") as orders,
         await LocalTopic.open(tmp_path / "dead") as dead,
@@ -49,7 +49,7 @@ async def test_it_takes_what_a_broker_takes(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_without_another_topic_it_is_refused(tmp_path: Path) -> None:
-    """A local topic cannot make another one by its name: the setting needs a publisher, and says so at once."""
+    """A local topic cannot create another one by name: without a publisher the setting is refused at once."""
     async with await LocalTopic.open(tmp_path / "orders") as orders:
         with pytest.raises(InvalidArgumentError, match="publisher"):
             orders.consumer("billing", dead_letter=DeadLetterPolicy(1))

@@ -1,4 +1,4 @@
-"""Delayed messages on local topics: in time, over restarts, in buckets, in one index, and never read in vain."""
+"""Delayed messages on local topics: in time, over restarts, in buckets, in one index, and not read in vain."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def arrivals(port: FaultyPort, count: int) -> list[tuple[bytes, float]]:
 @KINDS
 @virtual_time
 async def test_in_time(delayed: DelayedDeliveryConfig) -> None:
-    """Each message comes at its own time, to the tick, whatever the order; one that is not delayed comes at once."""
+    """Each message comes at its delivery time, to the tick, in any order; undelayed ones come at once."""
     async with subscribed(delayed=delayed) as (_, topic, port):
         for delay in (5, 1, 3, 2, 4):
             await topic.publish(b"%d" % delay, deliver_after=delay)
@@ -57,7 +57,7 @@ async def test_in_time(delayed: DelayedDeliveryConfig) -> None:
 @KINDS
 @virtual_time
 async def test_over_a_restart(delayed: DelayedDeliveryConfig) -> None:
-    """After a kill delayed messages still come at their times, each once."""
+    """After a kill delayed messages still come at their delivery times, once each."""
     async with subscribed(UNCACHED, delayed=delayed) as (broker, topic, port):
         for number in range(80):
             await topic.publish(b"%d" % number, deliver_after=1_000 + number)
@@ -71,7 +71,7 @@ async def test_over_a_restart(delayed: DelayedDeliveryConfig) -> None:
 
 @virtual_time
 async def test_what_buckets_hold_is_not_read_again() -> None:
-    """After a restart what is sealed in buckets or acknowledged is stepped over; only what lies between is read."""
+    """After a restart entries in sealed buckets and acknowledged ones are skipped; only the others are read."""
     async with subscribed(UNCACHED, delayed=IN_BUCKETS) as (broker, topic, port):
         await topic.publish([b"now"] * 20)
         ids = [(await port.receive()).id for _ in range(20)]
@@ -110,8 +110,8 @@ async def test_one_index_for_several_subscriptions() -> None:
 
 
 @virtual_time
-async def test_precision_of_a_subscription_of_its_own() -> None:
-    """One subscription may be exact while another of the topic is early by up to its tick, or holds nothing back."""
+async def test_precision_of_one_subscription() -> None:
+    """One subscription may be exact while another one is early by up to its tick, or not delayed at all."""
     coarse = DelayedDeliveryConfig(delayed_delivery_tick_time_millis=4_000)
     async with LocalBroker() as broker:
         topic = await broker.topic()
@@ -129,7 +129,7 @@ async def test_precision_of_a_subscription_of_its_own() -> None:
 
 @virtual_time
 async def test_settings_may_change_while_nobody_consumes() -> None:
-    """A subscription gets another tracker when it was left by all; while somebody consumes that is refused."""
+    """A subscription gets another tracker when it has no consumer; with a consumer that is refused."""
     async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):
         await topic.publish(b"m", deliver_after=10)
         assert payloads(await until_quiet(port)) == []
@@ -144,7 +144,7 @@ async def test_settings_may_change_while_nobody_consumes() -> None:
 @pytest.mark.parametrize("failures", [0, 2])
 @virtual_time
 async def test_settings_may_change_back_at_once(failures: int) -> None:
-    """Snapshots that are still being deleted, or will be tried again, stay if the subscription uses buckets again."""
+    """Snapshots that are being deleted, or will be tried again, stay if the subscription uses buckets again."""
     in_buckets = IN_BUCKETS.model_copy(update={"delayed_delivery_min_index_count_per_bucket": 5})
     async with subscribed(TopicConfig(max_entries_per_ledger=10), delayed=in_buckets) as (broker, topic, port):
         for number in range(40):
@@ -160,7 +160,7 @@ async def test_settings_may_change_back_at_once(failures: int) -> None:
 
 @virtual_time
 async def test_what_lies_behind_a_pause_comes_when_storage_answers() -> None:
-    """A message behind delayed ones that no storage took is delivered as soon as storage takes them."""
+    """A message after delayed ones that no storage took is delivered as soon as storage takes them."""
     in_buckets = IN_BUCKETS.model_copy(
         update={"delayed_delivery_min_index_count_per_bucket": 5, "max_unsealed_indexes": 20}
     )
@@ -174,7 +174,7 @@ async def test_what_lies_behind_a_pause_comes_when_storage_answers() -> None:
 
 @virtual_time
 async def test_settings_that_are_refused_leave_the_others() -> None:
-    """A subscription whose new settings cannot be used keeps those of before, for a consumer that names none."""
+    """A subscription whose new settings cannot be used keeps its old ones, for a consumer that gives none."""
     async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):
         await port.close()
         await (await broker.subscribe("s", delayed=SHARED_INDEX)).close()
@@ -187,7 +187,7 @@ async def test_settings_that_are_refused_leave_the_others() -> None:
 @pytest.mark.parametrize("lookahead", [0, 2])
 @virtual_time
 async def test_exclusive_subscriptions_hold_nothing_back(lookahead: int) -> None:
-    """Exclusive and Failover consumers get delayed messages at once, also those that Shared ones pause for."""
+    """Exclusive and Failover consumers get delayed messages at once, also those for which Shared ones pause."""
     delayed = DelayedDeliveryConfig(delayed_delivery_fixed_delay_detection_lookahead=lookahead, **EXACT)
     async with subscribed(delayed=delayed) as (broker, topic, port):
         await topic.publish([b"0", b"1"], deliver_after=1_000)
@@ -205,7 +205,7 @@ async def test_exclusive_subscriptions_hold_nothing_back(lookahead: int) -> None
 @KINDS
 @virtual_time
 async def test_moving_with_delayed_messages(delayed: DelayedDeliveryConfig) -> None:
-    """A clear forgets delayed messages, a skip those that it passes, and a seek holds them back again."""
+    """A clear forgets delayed messages, a skip those that it passes, and a seek delays them again."""
     async with subscribed(delayed=delayed) as (_, topic, port):
         ids = await topic.publish([b"%d" % number for number in range(6)], deliver_after=100)
         assert payloads(await until_quiet(port)) == []
@@ -223,7 +223,7 @@ async def test_moving_with_delayed_messages(delayed: DelayedDeliveryConfig) -> N
 
 @virtual_time
 async def test_redelivery_is_not_delayed_again() -> None:
-    """A delayed message that came, and is asked for again, or whose consumer leaves, comes at once."""
+    """A delivered delayed message that is requested again, or whose consumer closes, comes at once."""
     coarse = DelayedDeliveryConfig(delayed_delivery_tick_time_millis=4_000)
     async with subscribed(delayed=coarse) as (broker, topic, port):
         sent = await topic.publish(b"m", deliver_after=10)
@@ -240,7 +240,7 @@ async def test_redelivery_is_not_delayed_again() -> None:
 
 @virtual_time
 async def test_many_in_a_row_that_cannot_go() -> None:
-    """What lies behind thousands of delayed and of acknowledged messages comes without anybody having to ask again."""
+    """Messages after thousands of delayed and acknowledged ones come without a further request."""
     async with subscribed(delayed=IN_MEMORY) as (broker, topic, port):
         first = await topic.publish([b"first"] * 2)
         await topic.publish([b"later"] * 3_000, deliver_after=1_000)
@@ -255,7 +255,7 @@ async def test_many_in_a_row_that_cannot_go() -> None:
 
 @virtual_time
 async def test_seconds_are_no_time_of_delivery() -> None:
-    """A time in seconds or microseconds is refused by name, instead of a delivery at once or never."""
+    """A time in seconds or microseconds is refused by name; the message would come at once or never."""
     async with LocalBroker(clock=ManualClock(1_700_000_000_000)) as broker:
         topic = await broker.topic()
         for wrong, unit in ((1_700_000_060, "seconds"), (1_700_000_060_000_000, "microseconds")):
@@ -266,7 +266,7 @@ async def test_seconds_are_no_time_of_delivery() -> None:
 
 @virtual_time
 async def test_when_to_deliver_can_be_given_in_several_ways() -> None:
-    """Epoch ms, a datetime with a time zone, a timedelta and seconds mean the same; what cannot be is refused."""
+    """Epoch ms, a datetime with a time zone, a timedelta and seconds mean the same; invalid values are refused."""
     clock = ManualClock(1_000_000)
     async with LocalBroker(
         delayed=DelayedDeliveryConfig(**EXACT, delayed_delivery_max_delay_in_millis=60_000), clock=clock
@@ -299,7 +299,7 @@ async def test_when_to_deliver_can_be_given_in_several_ways() -> None:
 
 @virtual_time
 async def test_keys_and_delays() -> None:
-    """On a Key_Shared subscription a delayed message holds nothing of its key back, and comes when it is due."""
+    """On a Key_Shared subscription a delayed message does not block its key, and comes when it is due."""
     async with subscribed(delayed=IN_MEMORY, kind="key_shared") as (_, topic, port):
         await topic.publish(b"later", key="k", deliver_after=5)
         await topic.publish(b"now", key="k")

@@ -1,4 +1,4 @@
-"""The dispatcher, case by case; :mod:`.test_dispatcher_machine` does everything in any order."""
+"""The dispatcher, case by case; :mod:`.test_dispatcher_machine` covers all operations in any order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = EntryInfo(7, 0)
 
 
 def dispatcher(kind: SubscriptionType, *rooms: int, limit: int | None = None) -> Dispatcher:
-    """Return a dispatcher whose consumers have this much room, with numbers from 0."""
+    """Return a dispatcher whose consumers have queues of these sizes, with numbers from 0."""
     made = Dispatcher(kind)
     for number, room in enumerate(rooms):
         made.join(number, "name", room=room, unacked_limit=limit, kind=kind)
@@ -25,7 +25,7 @@ def dispatcher(kind: SubscriptionType, *rooms: int, limit: int | None = None) ->
 
 
 def test_a_key_waits_for_what_the_gate_holds() -> None:
-    """An entry does not overtake a lower one of its key that waits, for whatever reason; another key does."""
+    """An entry does not overtake a lower waiting one of its key, whatever that waits for; other keys do."""
     it = dispatcher(SubscriptionType.KEY_SHARED, 10)
     it.queue.add(A, KEY)
     assert it.choose(B, 7) is None
@@ -36,7 +36,7 @@ def test_a_key_waits_for_what_the_gate_holds() -> None:
 
 
 def test_a_key_stays_with_its_holder() -> None:
-    """A key goes to another consumer only when nobody holds any of it, also when others join."""
+    """A key moves to another consumer only when none of its entries is in flight, also when consumers join."""
     it = dispatcher(SubscriptionType.KEY_SHARED, 10)
     it.sent(A, 0, 1, KEY)
     for number in range(1, 20):
@@ -56,7 +56,7 @@ class _NotListed(dict[Position, HeldEntry]):
 
 
 def test_leaving_looks_at_the_own_entries_only() -> None:
-    """A consumer that leaves takes as long as it has entries in flight, whatever the others have."""
+    """The time for a closing consumer depends on its own entries in flight, not on those of others."""
     it = dispatcher(SubscriptionType.SHARED, 10, 10)
     for position, number in ((A, 0), (B, 1), (C, 1), (D, 0)):
         it.sent(position, number, 1, EntryInfo())
@@ -81,7 +81,7 @@ def test_a_full_consumer_waits_for_half_its_room() -> None:
 
 
 def test_a_batch_may_be_larger_than_the_room() -> None:
-    """A batch that is larger than the room goes out as a whole; its consumer gets nothing until there is room again."""
+    """A batch larger than the free queue is sent whole; its consumer gets nothing until there is room again."""
     it = dispatcher(SubscriptionType.SHARED, 2)
     it.sent(A, 0, 0b11111, EntryInfo(-1, 5))
     assert it._consumers[0].unacked == 5
@@ -118,7 +118,7 @@ def test_who_is_refused() -> None:
 
 
 def test_keys_are_spread_and_few_move() -> None:
-    """Each consumer has a fair part of the keys; one that comes takes from the others and moves nothing among them."""
+    """Each consumer has a fair share of the keys; a new one takes from the others and moves none among them."""
     assert owner_on([], 5) is None
     ring, larger = (key_ring((number, "s") for number in range(count)) for count in (4, 5))
     owners = [owner_on(ring, each) for each in range(65_536)]
@@ -129,7 +129,7 @@ def test_keys_are_spread_and_few_move() -> None:
 
 
 def test_cache_is_bounded() -> None:
-    """The cache keeps the last entries within its bytes, and lets go of deleted ledgers."""
+    """The cache keeps the last entries within its bytes, and drops deleted ledgers."""
     cache = EntryCache(100)
     entry = Entry(0, (EntryMessage(b""),))
     for number in range(5):

@@ -1,4 +1,4 @@
-"""The dispatcher against a dumb model: nothing is lost or given to two, a key stays in order, counts are right."""
+"""The dispatcher against a simple model: nothing is lost or sent twice, keys stay in order, counts are right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENTRIES = st.tuples(st.sampled_from([3, 20_000, 40_000, 65_000]), st.integers(1,
 
 @dataclass
 class Entry:
-    """What the model knows of an entry: its key, who holds it, and which messages are left, as bits."""
+    """What the model knows of an entry: its key, its consumer, and its unacknowledged messages, as bits."""
 
     key: int
     size: int
@@ -36,7 +36,7 @@ class Entry:
     count: int = 0
 
     def __post_init__(self) -> None:
-        """Have all messages left."""
+        """Set all messages as unacknowledged."""
         self.left = (1 << self.size) - 1
 
 
@@ -72,12 +72,12 @@ class DispatcherMachine(RuleBasedStateMachine):
         return self.kind is not SubscriptionType.SHARED and self.key_of(one) == self.key_of(other)
 
     def open_positions(self) -> list[Position]:
-        """Return what is not acknowledged."""
+        """Return the unacknowledged positions."""
         return [position for position in sorted(self.entries) if position not in self.acked]
 
     @invariant()
     def agrees(self) -> None:
-        """Who holds what, and how many messages that is, is the same on both sides."""
+        """Both sides agree who has which entries in flight, and how many messages those are."""
         if not hasattr(self, "dispatcher"):
             return
         held = {position: entry.holder for position, entry in self.entries.items() if entry.holder is not None}
@@ -93,7 +93,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule(room=st.integers(1, 6), limit=st.none() | st.integers(1, 6), name=st.sampled_from("abc"))
     def join(self, room: int, limit: int | None, name: str) -> None:
-        """A consumer comes, if it may; a lower name takes a Failover subscription over, with all in flight."""
+        """A consumer joins, if it may; a lower name takes a Failover subscription over, with all in flight."""
         if self.kind is SubscriptionType.EXCLUSIVE and self.rooms:
             return
         before, number = self.dispatcher.active, self.next_number
@@ -106,7 +106,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rooms)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """A consumer goes; the last one takes the counts with it."""
+        """A consumer leaves; the last one takes the counts with it."""
         number = data.draw(st.sampled_from(sorted(self.rooms)))
         self.dispatcher.leave(number)
         for table in (self.rooms, self.queued, self.limits):
@@ -117,7 +117,7 @@ class DispatcherMachine(RuleBasedStateMachine):
                 entry.count = 0
 
     def came_back(self, positions: list[Position]) -> None:
-        """Note that nobody holds these any more."""
+        """Note that these are no longer in flight."""
         for position in positions:
             self.entries[position].holder = None
 
@@ -125,13 +125,13 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule(entries=st.lists(ENTRIES, min_size=1, max_size=6))
     def publish(self, entries: list[tuple[int, int]]) -> None:
-        """Entries come to the end of the topic."""
+        """Entries are added at the end of the topic."""
         for key, size in entries:
             self.entries[Position(1, len(self.entries))] = Entry(key, size)
 
     @rule(most=st.integers(1, 8), gate=st.integers(0, 255))
     def deliver(self, most: int, gate: int = 255) -> None:
-        """Do a round as the task does: first what waits, of which the gate may hold some, then what is new."""
+        """Do a round as the task does: first waiting entries, of which the gate may hold some, then new ones."""
         if self.dispatcher.room <= 0:
             return
         again = self.dispatcher.next_queued(most)
@@ -149,7 +149,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             self.send(position, refused)
 
     def send(self, position: Position, refused: set[int]) -> None:
-        """Send one entry, or have it wait."""
+        """Send one entry, or let it wait."""
         entry, key = self.entries[position], self.key_of(position)
         known = EntryInfo(key, entry.size if entry.size > 1 else 0)
         number = self.dispatcher.choose(position, key, refused)
@@ -172,7 +172,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.queued.values()))
     @rule(data=st.data())
     def receive(self, data: st.DataObject) -> None:
-        """A consumer takes some messages out of its queue."""
+        """A consumer takes some messages from its queue."""
         number = data.draw(st.sampled_from(sorted(each for each, queued in self.queued.items() if queued)))
         taken = data.draw(st.integers(1, self.queued[number]))
         for _ in range(taken):
@@ -182,7 +182,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.entries)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        """An entry is acknowledged as a whole, whether a consumer holds it or not."""
+        """An entry is acknowledged as a whole, whether it is in flight or not."""
         position = data.draw(st.sampled_from(sorted(self.entries)))
         self.dispatcher.acked(position)
         self.done(position)
@@ -190,7 +190,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.dispatcher.in_flight)
     @rule(data=st.data())
     def acknowledge_in_part(self, data: st.DataObject) -> None:
-        """Of an entry that is held some messages are acknowledged; the last of them ends it."""
+        """Some messages of an entry in flight are acknowledged; the last of them completes it."""
         position = data.draw(st.sampled_from(sorted(self.dispatcher.in_flight)))
         entry = self.entries[position]
         left = data.draw(st.integers(0, (1 << entry.size) - 1))
@@ -209,7 +209,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rooms and self.entries)
     @rule(data=st.data())
     def redeliver(self, data: st.DataObject) -> None:
-        """A consumer asks for entries again: for those that it holds, or, alone with all, for all of them."""
+        """A consumer requests entries: those that it has in flight, or all of them if it gets all."""
         number = data.draw(st.sampled_from(sorted(self.rooms)))
         asked = data.draw(st.lists(st.sampled_from(sorted(self.entries)), min_size=1, max_size=4))
         released = self.dispatcher.redeliver(number, asked)
@@ -234,7 +234,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule()
     def seek_to_the_lowest(self) -> None:
-        """The subscription begins again with what is not acknowledged."""
+        """The subscription is rewound to the lowest unacknowledged entry."""
         self.dispatcher.forget()
         self.came_back(list(self.entries))
         for entry in self.entries.values():
@@ -242,7 +242,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.read_at = 0
 
     def teardown(self) -> None:
-        """A consumer with room for everything gets all that is not acknowledged: nothing was lost."""
+        """A consumer with room for everything gets all unacknowledged messages: nothing was lost."""
         if not hasattr(self, "dispatcher"):
             return
         for number in list(self.rooms):
@@ -267,5 +267,5 @@ def machine_of(subscription_type: SubscriptionType) -> type[DispatcherMachine]:
 
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 def test_dispatcher(kind: SubscriptionType) -> None:
-    """Whatever happens in whatever order, dispatcher and model agree; see the rules above."""
+    """For any operations in any order, dispatcher and model agree; see the rules above."""
     run_state_machine_as_test(machine_of(kind), settings=_SETTINGS)

@@ -1,4 +1,4 @@
-"""The form of an entry: what is written is read, what is no entry is refused, and what that means for delivery."""
+"""The form of an entry: encoding, decoding, refusing other bytes, and what those mean for delivery."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def cut_entries(draw: st.DrawFn) -> bytes:
 
 @given(ENTRIES)
 def test_what_is_written_is_read(entry: Entry) -> None:
-    """An entry comes back as it was, with nothing added and nothing left out."""
+    """A decoded entry equals the encoded one in every field."""
     assert decode_entry(encode_entry(entry)) == entry
 
 
 @given(st.binary(max_size=60) | cut_entries())
 def test_what_is_no_entry_is_refused(data: bytes) -> None:
-    """Foreign and cut bytes are refused as such, or are an entry that is written again as one."""
+    """Foreign and truncated bytes are refused, or are an entry that can be encoded again."""
     try:
         entry = decode_entry(data)
     except TopicFormatError:
@@ -61,7 +61,7 @@ def test_hashes_of_keys() -> None:
 
 
 async def test_a_foreign_entry_is_waited_for_and_can_be_skipped(tmp_path: Path) -> None:
-    """Delivery stops before what it cannot read, and says so in statistics; who skips it gets what follows."""
+    """Delivery stops before an unreadable entry, as statistics say; after a skip the following ones come."""
     async with open_local(tmp_path) as topic:
         await topic.create_subscription("s")
         await topic.publish(b"0")
@@ -81,7 +81,7 @@ async def test_a_foreign_entry_is_waited_for_and_can_be_skipped(tmp_path: Path) 
 
 
 async def test_one_at_a_time_has_a_topic_open(tmp_path: Path) -> None:
-    """A second one is refused while the first is open, and changes nothing."""
+    """A second opening is refused while the first is open, and changes nothing."""
     async with open_local(tmp_path) as topic:
         with pytest.raises(LogLockedError):
             await LocalTopic.open(tmp_path)
@@ -95,7 +95,7 @@ async def test_one_at_a_time_has_a_topic_open(tmp_path: Path) -> None:
 
 
 async def test_on_object_storage() -> None:
-    """A topic lives on object storage as well: entries, acknowledgements and where it was, over a restart."""
+    """On object storage a topic keeps entries, acknowledgements and positions over a restart too."""
     memory = pytest.importorskip("obstore.store").MemoryStore()
     for index in range(2):
         async with await ObjectLogStore.open(memory, prefix="topic") as store, open_local(store) as topic:

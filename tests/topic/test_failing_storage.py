@@ -1,4 +1,4 @@
-"""A local topic whose storage fails, at each operation in turn: calls that are made again succeed, in one life."""
+"""A local topic whose storage fails, at each operation in turn: repeated calls succeed in the same process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = TopicConfig(
 
 
 async def again(call: Callable[[], Awaitable[_T]], attempts: int = 4) -> _T:
-    """Make a call until it succeeds."""
+    """Repeat a call until it succeeds."""
     for _ in range(attempts - 1):
         try:
             return await call()
@@ -67,7 +67,7 @@ async def live(broker: LocalBroker, name: str) -> None:
 
 
 async def operations() -> int:
-    """Return how many operations on files a life has."""
+    """Return how many operations on files a run has."""
     async with LocalBroker(CONFIG, delayed=IN_BUCKETS) as broker:
         await broker.topic()
         before = len(broker.files.history)
@@ -79,7 +79,7 @@ async def operations() -> int:
 @pytest.mark.parametrize("part", seeds(range(4)))
 @virtual_time
 async def test_each_operation_fails(part: int, times: int) -> None:
-    """Whatever fails a few times, what was published comes, what was acknowledged is so, and the next life is well."""
+    """Whatever fails a few times, published messages come, acknowledgements hold, and the next run is right."""
     for skip in sample(range(2 * part, await operations(), 8), most=2):
         async with LocalBroker(CONFIG, delayed=IN_BUCKETS) as broker:
             await broker.topic()
@@ -95,7 +95,7 @@ async def test_each_operation_fails(part: int, times: int) -> None:
 
 @virtual_time
 async def test_nothing_can_be_written() -> None:
-    """While nothing can be written publishing fails each time; as soon as it can be, it goes on."""
+    """While nothing can be written each publish fails; as soon as it can be, publishing succeeds."""
     async with LocalBroker(CONFIG) as broker:
         topic = await broker.topic()
         port = await topic.subscribe("s")
@@ -110,7 +110,7 @@ async def test_nothing_can_be_written() -> None:
 
 @virtual_time
 async def test_each_caller_learns_the_reason() -> None:
-    """Calls that share a failed write raise an error each, whose cause is the error of the system."""
+    """Calls that share a failed write raise an error each, whose cause is the system's error."""
     async with LocalBroker(CONFIG) as broker:
         topic = await broker.topic()
         broker.files.fail(errno.ENOSPC, "write", "create", "make_folder", times=math.inf)

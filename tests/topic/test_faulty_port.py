@@ -1,4 +1,4 @@
-"""Consumers on a local topic survive every fault of its port: nothing is lost, nothing is shown twice for a nack."""
+"""Consumers on a local topic survive every fault of its port: nothing is lost, each nack redelivers once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def publish(topic: LocalTopic) -> None:
 
 
 async def acknowledge(message: Message) -> None:
-    """Acknowledge as users do: again when it failed."""
+    """Acknowledge as users do: again after a failure."""
     while True:
         try:
             await message.ack()
@@ -46,17 +46,17 @@ async def acknowledge(message: Message) -> None:
             return
 
 
-async def work(consumer: Consumer, shown: Counter[int], done: set[int]) -> None:
-    """Nack each message a few times and acknowledge it then, for ever."""
+async def work(consumer: Consumer, delivered: Counter[int], done: set[int]) -> None:
+    """Nack each message a few times and then acknowledge it, without end."""
     while True:
         try:
             message = await consumer.receive()
         except BrokerError:
             continue
         number = int(message.data)
-        assert number not in done, f"{number} was shown after it was acknowledged"
-        shown[number] += 1
-        if shown[number] <= NACKS:
+        assert number not in done, f"{number} was delivered after it was acknowledged"
+        delivered[number] += 1
+        if delivered[number] <= NACKS:
             await message.nack(delay=0.5 + number / 10)
         else:
             await acknowledge(message)
@@ -64,15 +64,15 @@ async def work(consumer: Consumer, shown: Counter[int], done: set[int]) -> None:
 
 
 async def survive(redelivery: str, fault: Fault) -> None:
-    """Work under a fault until all is acknowledged and nothing comes for a long time; check what was shown."""
-    shown: Counter[int] = Counter()
+    """Work under a fault until all is acknowledged and nothing comes for a long time; check the deliveries."""
+    delivered: Counter[int] = Counter()
     done: set[int] = set()
     async with LocalBroker() as broker:
         topic = await broker.topic()
         async with broker.consumer("s", config=EXACT, redelivery=redelivery, ack_memory=3_600) as consumer:
             port = consumer.port
             assert isinstance(port, FaultyPort)
-            working = asyncio.create_task(work(consumer, shown, done))
+            working = asyncio.create_task(work(consumer, delivered, done))
             await publish(topic)
             await fault(port)
             await asyncio.sleep(300)
@@ -83,12 +83,12 @@ async def survive(redelivery: str, fault: Fault) -> None:
             assert not working.done(), working
             working.cancel()
         assert done == MESSAGES
-        assert shown == dict.fromkeys(MESSAGES, NACKS + 1)
+        assert delivered == dict.fromkeys(MESSAGES, NACKS + 1)
         assert topic.backlog("s") == 0
 
 
 def failing(call: CallName, *, carried_out: bool = False) -> Fault:
-    """Return the fault of calls that fail."""
+    """Return a fault: calls fail."""
 
     async def fault(port: FaultyPort) -> None:
         port.fail_next(call, 3, carried_out=carried_out)
@@ -97,7 +97,7 @@ def failing(call: CallName, *, carried_out: bool = False) -> Fault:
 
 
 def lost(call: Literal["acknowledge", "redeliver"]) -> Fault:
-    """Return the fault of calls that are lost."""
+    """Return a fault: calls are lost."""
 
     async def fault(port: FaultyPort) -> None:
         port.lose_next(call, 2)
@@ -106,7 +106,7 @@ def lost(call: Literal["acknowledge", "redeliver"]) -> Fault:
 
 
 def slow(call: CallName) -> Fault:
-    """Return the fault of calls that take seconds."""
+    """Return a fault: calls take seconds."""
 
     async def fault(port: FaultyPort) -> None:
         port.delay_next(call, 2.5, 4)
@@ -115,7 +115,7 @@ def slow(call: CallName) -> Fault:
 
 
 def twice(second_count: int | None) -> Fault:
-    """Return the fault of deliveries that come twice."""
+    """Return a fault: deliveries come twice."""
 
     async def fault(port: FaultyPort) -> None:
         port.duplicate_next(8, second_count=second_count)
@@ -124,7 +124,7 @@ def twice(second_count: int | None) -> Fault:
 
 
 def away(at: float, seconds: float) -> Fault:
-    """Return the fault of a connection that is lost for some time."""
+    """Return a fault: the connection is lost for some time."""
 
     async def fault(port: FaultyPort) -> None:
         await asyncio.sleep(at)
@@ -159,7 +159,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @virtual_time
 async def test_consumers_survive(fault: Fault, redelivery: str) -> None:
-    """Whatever the port does to it, a consumer shows each message once, and once more for each nack."""
+    """With any fault of the port, a consumer delivers each message once, and once more for each nack."""
     await survive(redelivery, fault)
 
 
@@ -167,7 +167,7 @@ async def test_consumers_survive(fault: Fault, redelivery: str) -> None:
 @pytest.mark.parametrize("seed", seeds(range(8)))
 @virtual_time
 async def test_consumers_survive_many_faults(seed: int, redelivery: str) -> None:
-    """All kinds of faults at random moments, one upon another."""
+    """All kinds of faults at random moments, several at a time."""
     random = Random(seed)
 
     async def fault(port: FaultyPort) -> None:
@@ -182,28 +182,28 @@ async def test_consumers_survive_many_faults(seed: int, redelivery: str) -> None
 @pytest.mark.parametrize("how", [{}, {"kill": True}, {"power_cut": True}], ids=["clean", "kill", "power cut"])
 @virtual_time
 async def test_durable_consumers_survive_restarts(how: dict[str, bool], tmp_path: Path) -> None:
-    """With durable nacks each is shown as often as without restarts of its broker, and at its own time."""
-    shown: Counter[int] = Counter()
+    """With durable nacks each is delivered as often as without restarts of its broker, at its deadline."""
+    delivered: Counter[int] = Counter()
     done: set[int] = set()
     async with LocalBroker() as broker:
         await publish(await broker.topic())
         for seconds in (0.3, 0.9, 60):
             folder = tmp_path / "nacks"
             async with broker.consumer("s", config=EXACT, durable=folder, wall_clock=LoopClock()) as consumer:
-                working = asyncio.create_task(work(consumer, shown, done))
+                working = asyncio.create_task(work(consumer, delivered, done))
                 await asyncio.sleep(seconds)
                 assert not working.done(), working
                 working.cancel()
             if seconds < 60:
                 await broker.restart(**how)
         assert done == MESSAGES
-        assert shown == dict.fromkeys(MESSAGES, NACKS + 1)
+        assert delivered == dict.fromkeys(MESSAGES, NACKS + 1)
         assert (await broker.topic()).backlog("s") == 0
 
 
 @virtual_time
 async def test_any_port_can_be_faulty() -> None:
-    """Around a port of another kind: calls reach it, faults do not, and it is closed and replaced."""
+    """Around a port of another kind, calls reach it, faults do not, and it is closed and replaced."""
     fake = FakePort()
     sent = fake.topic.publish(b"order")
     port = FaultyPort(fake, lambda: asyncio.sleep(0, FakePort(fake.topic)))
@@ -226,7 +226,7 @@ async def test_any_port_can_be_faulty() -> None:
 
 
 class BarePort:
-    """A port that can do no more than it must."""
+    """A port with only the required calls."""
 
     traits = PortTraits()
 
@@ -246,7 +246,7 @@ class BarePort:
 
 @virtual_time
 async def test_a_port_that_can_do_little() -> None:
-    """What the port below cannot do is refused by name, and a connection that could not be made again is not lost."""
+    """Unsupported calls are refused by name, and a connection that cannot be made again is not lost."""
     port = FaultyPort(BarePort())
     assert port.is_connected
     with pytest.raises(InvalidArgumentError, match="connect"):
@@ -260,7 +260,7 @@ async def test_a_port_that_can_do_little() -> None:
 
 @virtual_time
 async def test_a_receiver_that_waits_over_a_short_absence() -> None:
-    """A receiver that waits does not even notice a connection that is back at once."""
+    """A waiting receive does not notice that the connection is lost and back at once."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         port = await broker.subscribe("s")

@@ -1,4 +1,4 @@
-"""The gate on Key_Shared subscriptions: what it holds keeps the later messages of its key back, and nothing spins."""
+"""The gate on Key_Shared subscriptions: held entries block later ones of their key, and nothing spins."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MAX_ROUNDS = 100
 
 
 class KeyedLife:
-    """Some consumers of a subscription that acknowledge each key in order, and let some keys wait for long.
+    """Some consumers of a subscription that acknowledge each key in order, and delay some keys for long.
 
-    Wherever a message arrives, every lower one of its key must be acknowledged, or be held by the same consumer.
-    Delayed messages have no order, and hold nothing back.
+    Wherever a message arrives, every lower one of its key must be acknowledged, or in flight at the same consumer.
+    Delayed messages have no order, and block nothing.
     """
 
     def __init__(self, seed: int, broker: LocalBroker, topic: LocalTopic) -> None:
@@ -39,7 +39,7 @@ class KeyedLife:
         self.keys: list[str] = []
         """The key of each entry, by its number."""
         self.left: dict[str, dict[int, set[int]]] = {f"key-{number}": {} for number in range(KEYS)}
-        """The messages that are not acknowledged of the entries of each key, but for delayed ones, by number."""
+        """The unacknowledged messages of each key's entries, except delayed ones, by number."""
         self.paused = 0
         self.checked = 0
 
@@ -57,7 +57,7 @@ class KeyedLife:
                 await asyncio.sleep(random.random())
 
     async def consume(self, lifetime: float, laziness: float = 0.6) -> None:
-        """Be a consumer for a while."""
+        """Consume for a while."""
         random = self.random
         options: dict[str, Any] = {
             "receiver_queue_size": random.choice([1, 4, 30]),
@@ -107,13 +107,13 @@ class KeyedLife:
             self.checked += 1
 
     async def break_reads(self) -> None:
-        """Let reads fail now and then."""
+        """Make reads fail now and then."""
         while True:
             await asyncio.sleep(self.random.random() * 5)
             self.broker.fail_reads(self.random.randint(1, 3))
 
     async def drain(self) -> None:
-        """Have everything come, one consumer alone."""
+        """Receive everything with one consumer alone."""
         async with asyncio.timeout(3_600):
             while self.topic.backlog("s"):
                 await self.consume(20, laziness=0)
@@ -121,7 +121,7 @@ class KeyedLife:
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where the task of a subscription goes on looking, and delivers nothing."""
+    """Fail if a subscription's task keeps looking and delivers nothing."""
     look, idle = DeliveryLoop._round, Counter[str]()
 
     async def counted(self: DeliveryLoop) -> bool:
@@ -162,7 +162,7 @@ async def test_keys_stay_in_order(seed: int) -> None:
 
 
 def test_what_is_held_keeps_its_key_back() -> None:
-    """K42: what the gate holds keeps back what follows of its key, or everything where its key is not known."""
+    """K42: a held entry blocks later ones of its key, or everything if its key is unknown."""
     cursor = FakeCursor()
     config = TopicConfig(cursor=CursorConfig(max_per_cursor_metadata_size_in_bytes=LIMIT))
     dispatcher = Dispatcher(SubscriptionType.KEY_SHARED)
@@ -189,7 +189,7 @@ def test_what_is_held_keeps_its_key_back() -> None:
 
 
 class FakeCursor:
-    """A cursor whose state is as large as it may be; some entries add nothing to it."""
+    """A cursor whose state has its maximum size; some entries add nothing to it."""
 
     metadata_size_bytes = LIMIT
     highest_acked = Position(9, 9)

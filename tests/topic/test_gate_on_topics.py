@@ -44,7 +44,7 @@ def is_paused(topic: LocalTopic) -> bool:
 
 @asynccontextmanager
 async def paused(messages: int = 1_000) -> AsyncIterator[tuple[LocalBroker, LocalTopic, FaultyPort, list[Delivery]]]:
-    """Yield a topic, a port of a paused subscription, and the messages that it holds."""
+    """Yield a topic, a port of a paused subscription, and the messages in flight."""
     async with subscribed(LITTLE, receiver_queue_size=4) as (broker, topic, port):
         await topic.publish(numbered(messages))
         kept = await acknowledge_each_second(port)
@@ -54,15 +54,15 @@ async def paused(messages: int = 1_000) -> AsyncIterator[tuple[LocalBroker, Loca
 
 
 async def drain(port: FaultyPort, topic: LocalTopic) -> None:
-    """Acknowledge whatever comes until nothing is left."""
+    """Acknowledge all messages that come until none is left."""
     async with asyncio.timeout(600):
         while topic.backlog("s"):
             await port.acknowledge([(await port.receive()).id])
 
 
 @virtual_time
-async def test_it_goes_on_by_itself() -> None:
-    """K41: new messages stop at the limit; acks are taken; when all holes are filled delivery goes on, to the end."""
+async def test_it_continues() -> None:
+    """K41: new messages stop at the limit; acks are accepted; when all holes are filled delivery runs to the end."""
     async with paused() as (_, topic, port, kept):
         assert 0 < len(kept) < 100
         backlog = topic.backlog("s")
@@ -75,7 +75,7 @@ async def test_it_goes_on_by_itself() -> None:
 
 @virtual_time
 async def test_all_kinds_of_subscriptions() -> None:
-    """O27: single acknowledgements leave holes on each kind, and pause it; in order or cumulatively there are none."""
+    """O27: single acknowledgements leave holes on each type, and pause it; in order or cumulatively there are none."""
     for kind in SubscriptionType:
         async with subscribed(LITTLE, kind=kind.value, receiver_queue_size=4) as (_, topic, port):
             await topic.publish(numbered(300))
@@ -96,13 +96,13 @@ async def test_all_kinds_of_subscriptions() -> None:
 
 @virtual_time
 async def test_what_comes_back_passes_lowest_first() -> None:
-    """K42: while paused, entries that are asked for again come, lowest first, before anything new does."""
+    """K42: while paused, requested entries come, lowest first, before any new one."""
     async with paused() as (broker, topic, port, kept):
         asked = [delivery.id for delivery in kept[5:15]]
         await port.redeliver(asked[::-1])
         came = [delivery.id for delivery in await until_quiet(port)]
         assert came[:10] == asked
-        assert len(came) <= 11  # what came back made room for a moment
+        assert len(came) <= 11  # redelivered entries made room for a moment
         assert is_paused(topic)
         await port.close()
         other: FaultyPort = await broker.subscribe("s", receiver_queue_size=4)
@@ -112,7 +112,7 @@ async def test_what_comes_back_passes_lowest_first() -> None:
 
 
 async def drain_from(port: FaultyPort, topic: LocalTopic, held: list[Delivery]) -> None:
-    """Acknowledge what is held, and whatever comes until nothing is left."""
+    """Acknowledge messages in flight, and all that come until none is left."""
     await port.acknowledge([delivery.id for delivery in held])
     await drain(port, topic)
 
@@ -120,7 +120,7 @@ async def drain_from(port: FaultyPort, topic: LocalTopic, held: list[Delivery]) 
 @pytest.mark.parametrize("move", ["skip", "clear", "seek", "seek to a time"])
 @virtual_time
 async def test_moving_resumes(move: str) -> None:
-    """K43: a skip, a clear of the backlog and a seek make delivery go on."""
+    """K43: a skip, a clear of the backlog and a seek make delivery continue."""
     async with paused() as (_, topic, port, kept):
         if move == "skip":
             assert await topic.skip("s", len(kept)) == len(kept)
@@ -138,7 +138,7 @@ async def test_moving_resumes(move: str) -> None:
 
 @virtual_time
 async def test_delayed_messages_that_come_due() -> None:
-    """K44: while paused, delayed messages above the highest acknowledged position are held, those below pass."""
+    """K44: while paused, delayed messages above the highest acknowledged position wait, those below pass."""
     async with subscribed(LITTLE, delayed=TICK, receiver_queue_size=4) as (_, topic, port):
         below = await topic.publish([b"below"] * 3, deliver_after=100)
         await topic.publish([b"0", b"1"])
@@ -162,7 +162,7 @@ async def test_delayed_messages_that_come_due() -> None:
 
 @virtual_time
 async def test_all_that_comes_due_is_held_on_demand() -> None:
-    """K44: with hold_due_delayed no delayed message passes while paused; when delivery goes on they all come."""
+    """K44: with hold_due_delayed no delayed message passes while paused; afterwards they all come."""
     strict = TopicConfig(cursor=LITTLE.cursor, hold_due_delayed=True)
     async with subscribed(strict, delayed=TICK, receiver_queue_size=4) as (_, topic, port):
         below = await topic.publish([b"below"] * 3, deliver_after=100)
@@ -180,7 +180,7 @@ async def test_all_that_comes_due_is_held_on_demand() -> None:
 
 @virtual_time
 async def test_holes_that_are_all_delayed_drain() -> None:
-    """K44: when every hole is a delayed message, the state drains as they come due."""
+    """K44: when every hole is a delayed message, the state shrinks as they are delivered."""
     two_a_ledger = TopicConfig(cursor=LITTLE.cursor, max_entries_per_ledger=2)
     async with subscribed(two_a_ledger, delayed=TICK, receiver_queue_size=4) as (_, topic, port):
         for number in range(400):
@@ -206,7 +206,7 @@ async def until_quiet_acknowledging(port: FaultyPort) -> int:
 
 @virtual_time
 async def test_the_last_ack_is_never_missed() -> None:
-    """K45: at whatever moment the acks arrive while the reader decides, delivery goes on."""
+    """K45: at whatever moment the acks arrive while the reader decides, delivery continues."""
     for pause in range(12):
         async with paused(messages=200) as (_, topic, port, kept):
             *first, last = kept
@@ -224,7 +224,7 @@ async def test_the_last_ack_is_never_missed() -> None:
 @pytest.mark.parametrize("seed", seeds(range(4)))
 @virtual_time
 async def test_what_is_in_flight_can_always_be_persisted(seed: int, sizes: tuple[int, ...]) -> None:
-    """K48: whatever of what is in flight is acknowledged, between two persists too, the state fits into the limit."""
+    """K48: whichever messages in flight are acknowledged, between two persists too, the state fits into the limit."""
     random = Random(seed)
     async with subscribed(LITTLE, receiver_queue_size=1_000) as (_, topic, port):
         for _ in range(size(300, fast=60)):

@@ -1,4 +1,4 @@
-"""A real process with a topic on real files that is killed, again and again."""
+"""A real process with a topic on real files that is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Said = dict[str, set[int]]
 
 @pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(12, marks=pytest.mark.slow)])
 async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
-    """What was published and not acknowledged comes after each kill, what was flushed as acknowledged does not."""
+    """Unacknowledged messages come after each kill, flushed acknowledgements hold."""
     pytest.importorskip("google.protobuf")
     said: Said = {"published": set(), "acking": set(), "acked": set()}
     with victims("tests.topic.victim") as those:

@@ -21,7 +21,7 @@ SMALL = TopicConfig(max_entries_per_ledger=3)
 
 @pytest.mark.parametrize("kind", ["exclusive", "shared"])
 async def test_nothing_is_skipped_while_ledgers_roll_over(tmp_path: Path, kind: str) -> None:
-    """Entries that many publish at once, over the ends of many ledgers, all come; in order to a single consumer."""
+    """Concurrently published entries, over the ends of many ledgers, all come; in order to a single consumer."""
     async with await LocalTopic.open(tmp_path, SMALL) as topic:
         port = await topic.subscribe("s", kind)
         receiving = asyncio.create_task(take(port, 200))
@@ -32,7 +32,7 @@ async def test_nothing_is_skipped_while_ledgers_roll_over(tmp_path: Path, kind: 
 
 
 async def test_cancelled_publishing_is_whole_or_not_at_all() -> None:
-    """A cancelled publish is in the topic or not, and what is in it comes, without another publish."""
+    """The entry of a cancelled publish is in the topic or not, and comes without another publish."""
     async with (
         await LocalLogStore.open("/t", files=MemoryFiles()) as store,
         await LocalTopic.open(store, SMALL) as topic,
@@ -53,7 +53,7 @@ async def test_cancelled_publishing_is_whole_or_not_at_all() -> None:
 
 
 async def test_a_failed_rollover_is_tried_again() -> None:
-    """A publish while the next ledger cannot be made raises; later ones continue, without a gap."""
+    """A publish raises if the next ledger cannot be created; later ones continue, without a gap."""
     files = FaultyFiles(MemoryFiles())
     async with (
         await LocalLogStore.open("/t", files=files) as store,
@@ -91,7 +91,7 @@ async def test_a_failed_write_adds_nothing(operation: str) -> None:
 
 @pytest.mark.parametrize("start", ["latest", "earliest"])
 async def test_where_a_subscription_begins_is_durable(start: str) -> None:
-    """A subscription that was made is there at once after a crash, and begins where it was to begin."""
+    """A new subscription is there after an immediate crash, at its initial position."""
     files = MemoryFiles()
     store = await LocalLogStore.open("/t", files=files)
     async with store, await LocalTopic.open(store, SMALL) as topic:

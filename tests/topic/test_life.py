@@ -1,4 +1,4 @@
-"""Consumers that come, go, are dropped and cancelled; many at once; ledgers that go; moves, batches and restarts."""
+"""Consumers that join, leave, are dropped and cancelled; many at once; deleted ledgers; moves, batches, restarts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TYPES = pytest.mark.parametrize("kind", [each.value for each in SubscriptionType
 
 
 async def test_entered_once_at_a_time(tmp_path: Path) -> None:
-    """An opening that is entered twice is refused: nobody would close the first topic; after leaving it works."""
+    """Entering an opening twice is refused, because nothing would close the first topic; later it works."""
     opening = open_local(tmp_path, SMALL)
     async with open_local(tmp_path):
         with pytest.raises(LogLockedError):
@@ -40,7 +40,7 @@ async def test_entered_once_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_a_dropped_consumer_gives_back_at_once(tmp_path: Path) -> None:
-    """What a port holds that nobody holds any more goes to the others, without a close."""
+    """Messages of a port that was garbage-collected go to the others, without a close."""
     async with open_local(tmp_path, SMALL) as topic:
         dropped = await topic.subscribe("s")
         await topic.publish(numbered(5))
@@ -53,7 +53,7 @@ async def test_a_dropped_consumer_gives_back_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_failover_consumer_takes_over(tmp_path: Path) -> None:
-    """The first by name gets everything, also what an earlier one holds; when it goes the next one goes on."""
+    """The first by name gets everything, also an earlier one's messages; when it leaves the next one continues."""
     async with open_local(tmp_path, SMALL) as topic:
         second = await topic.subscribe("s", "failover", consumer_name="second")
         await topic.publish(numbered(4))
@@ -71,7 +71,7 @@ async def test_a_failover_consumer_takes_over(tmp_path: Path) -> None:
 @TYPES
 @virtual_time
 async def test_whatever_consumers_do_every_message_is_done_once(kind: str) -> None:
-    """Consumers come, go, lose connections, ask again and acknowledge at random: each message is done, none is lost."""
+    """Consumers join, leave, reconnect, request and acknowledge at random: each message is done, none is lost."""
     random = Random(kind)
     async with LocalBroker(SMALL) as broker:
         topic = await broker.topic()
@@ -117,7 +117,7 @@ async def test_whatever_consumers_do_every_message_is_done_once(kind: str) -> No
 
 @virtual_time
 async def test_a_key_is_in_order_however_consumers_come_and_go() -> None:
-    """On a Key_Shared subscription what is acknowledged of a key is so in the order of publishing."""
+    """On a Key_Shared subscription a key's messages are acknowledged in the order of publishing."""
     random = Random(3)
     async with LocalBroker(SMALL) as broker:
         topic = await broker.topic()
@@ -153,7 +153,7 @@ async def test_a_key_is_in_order_however_consumers_come_and_go() -> None:
 
 @virtual_time
 async def test_cancelled_calls_do_all_or_nothing() -> None:
-    """Cancelled at any moment, an acknowledgement, a skip or a seek is done or not, and delivery goes on."""
+    """Cancelled at any moment, an acknowledgement, a skip or a seek is done or not, and delivery continues."""
     little = TopicConfig(
         max_entries_per_ledger=5, cursor=CursorConfig(max_individual_ack_cache_bytes_per_cursor=0, flush_interval=0.01)
     )
@@ -183,7 +183,7 @@ async def test_cancelled_calls_do_all_or_nothing() -> None:
 
 
 async def test_what_is_on_storage_only_is_loaded(tmp_path: Path) -> None:
-    """With a cache for acknowledgements of one ledger, many ledgers with holes are delivered and acknowledged right."""
+    """With an acknowledgement cache for one ledger, many ledgers with holes are delivered and acknowledged right."""
     little = TopicConfig(
         max_entries_per_ledger=10, cursor=CursorConfig(max_individual_ack_cache_bytes_per_cursor=0, flush_interval=0.01)
     )
@@ -205,7 +205,7 @@ async def test_what_is_on_storage_only_is_loaded(tmp_path: Path) -> None:
 
 
 async def test_batches_without_index_acknowledgement(tmp_path: Path) -> None:
-    """Where single messages are not acknowledged in the topic, a batch is done when all were since it came last."""
+    """Without index acknowledgement a batch is done when all its members were acknowledged since its last delivery."""
     async with open_local(tmp_path) as topic:
         port = await topic.subscribe("s", batch_index_ack=False)
         assert not port.traits.batch_index_ack
@@ -227,7 +227,7 @@ async def test_batches_without_index_acknowledgement(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_up_to_a_member_without_index_acknowledgement() -> None:
-    """Acknowledging up to a member of a batch counts for its batch, in any order, and acknowledges all before that."""
+    """Acknowledging up to a member counts for its batch, in any order, and acknowledges everything before it."""
     two = TopicConfig(max_entries_per_ledger=2)
     async with subscribed(two, kind="exclusive", batch_index_ack=False) as (broker, topic, port):
         await topic.publish(numbered(2))
@@ -258,7 +258,7 @@ async def test_up_to_a_member_without_index_acknowledgement() -> None:
 
 @virtual_time
 async def test_batches_that_others_settle_are_forgotten() -> None:
-    """What a consumer without index acknowledgement remembers of batches does not grow when others acknowledge them."""
+    """A consumer without index acknowledgement forgets batches that others acknowledge."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         port = await topic.subscribe("s", batch_index_ack=False)
@@ -292,7 +292,7 @@ async def test_batches_on_every_way(tmp_path: Path) -> None:
 
 
 async def test_bad_acknowledgements_change_nothing(tmp_path: Path) -> None:
-    """What is beyond the end, of no ledger, or no member of its batch is refused, and the good ids with it."""
+    """Ids beyond the end, of no ledger, or of no member are refused, and the good ids with them."""
     async with open_local(tmp_path, SMALL) as topic:
         port = await topic.subscribe("s", "exclusive")
         batch = await topic.publish(numbered(3), batch=True)
@@ -315,7 +315,7 @@ async def test_bad_acknowledgements_change_nothing(tmp_path: Path) -> None:
         assert await topic.cursor("s").batch_set(single.position) is None
         assert await topic.cursor("s").batch_set(good.position) is None
         await port.acknowledge_cumulative(single)
-        await port.acknowledge_cumulative(good)  # it is so already
+        await port.acknowledge_cumulative(good)  # it is acknowledged already
         await port.acknowledge([good, single])
         shared = await topic.subscribe("shared")
         with pytest.raises(BrokerError):
@@ -326,7 +326,7 @@ async def test_bad_acknowledgements_change_nothing(tmp_path: Path) -> None:
 
 
 async def test_bad_arguments_are_named(tmp_path: Path) -> None:
-    """Settings that cannot be are refused by name, and nothing is made."""
+    """Invalid settings are refused by name, and nothing is created."""
     with pytest.raises(InvalidArgumentError, match="config"):
         await LocalTopic.open(tmp_path / "a", config=CursorConfig())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="delayed"):
@@ -378,7 +378,7 @@ async def test_bad_arguments_are_named(tmp_path: Path) -> None:
 
 
 async def test_seek_by_time(tmp_path: Path) -> None:
-    """A time means the first message that was published then or later, in whatever ledger; beyond all: the end."""
+    """A time means the first message that was published then or later, in any ledger; after all: the end."""
     files = MemoryFiles()
     clock = ManualClock(1_000)
     for index in range(2):
@@ -401,7 +401,7 @@ async def test_seek_by_time(tmp_path: Path) -> None:
 
 
 async def test_seeking_while_ledgers_go(tmp_path: Path) -> None:
-    """A seek into ledgers that are being deleted leads to the first message that is there, and loses none of those."""
+    """A seek into ledgers that are being deleted leads to the first remaining message, and loses none."""
     for pause in range(10):
         async with open_local(tmp_path / str(pause), SMALL) as topic:
             port = await topic.subscribe("s", "exclusive")
@@ -418,7 +418,7 @@ async def test_seeking_while_ledgers_go(tmp_path: Path) -> None:
 
 
 async def test_publish_times_do_not_fall(tmp_path: Path) -> None:
-    """When the clock is set back, also over a restart, messages are published at the time of the one before."""
+    """When the clock is set back, also over a restart, messages get the publish time of the one before."""
     for at in (5_000, 3_000):
         async with open_local(tmp_path, clock=ManualClock(at)) as topic:
             port = await topic.subscribe("s", initial_position="earliest")
@@ -427,7 +427,7 @@ async def test_publish_times_do_not_fall(tmp_path: Path) -> None:
 
 
 async def test_publish_times_do_not_fall_after_an_empty_ledger(tmp_path: Path) -> None:
-    """A ledger that was begun and got no entry before the restart does not hide when the entry before was published."""
+    """An empty last ledger does not hide, after a restart, when the entry before was published."""
     async with await LocalTopic.open(tmp_path, clock=ManualClock(5_000)) as topic:
         await topic.subscribe("s")
         await topic.publish(b"before")
@@ -440,7 +440,7 @@ async def test_publish_times_do_not_fall_after_an_empty_ledger(tmp_path: Path) -
 
 
 async def test_ledgers_that_are_done_with_go_also_after_a_restart(tmp_path: Path) -> None:
-    """Ledgers go as soon as nobody needs them; a restart finds the rest, and numbers are not used again."""
+    """Acknowledged ledgers are deleted at once; a restart deletes the rest, and reuses no numbers."""
     async with open_local(tmp_path, SMALL) as topic:
         one, other = await topic.subscribe("one", "exclusive"), await topic.subscribe("other", "exclusive")
         ids = await topic.publish(numbered(21))
@@ -523,7 +523,7 @@ async def test_many_producers_and_consumers(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_ledgers_that_go_while_they_are_read(caplog: pytest.LogCaptureFixture) -> None:
-    """An entry that is acknowledged, and deleted with its ledger, while it is being read is no failure."""
+    """An entry that is acknowledged and deleted while it is being read is no failure."""
     async with subscribed(TopicConfig(max_entries_per_ledger=2, cache_bytes=0)) as (broker, topic, port):
         ids = await topic.publish(numbered(4))
         await take(port, 4)
@@ -538,8 +538,8 @@ async def test_ledgers_that_go_while_they_are_read(caplog: pytest.LogCaptureFixt
         assert "cannot read" not in caplog.text
 
 
-async def test_a_fault_of_our_own_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If delivery ends with an unexpected error, all who receive or subscribe get it, for good."""
+async def test_our_own_fault_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If delivery ends with an unexpected error, all receiving and subscribing calls get it, for good."""
     async with open_local(tmp_path) as topic:
         port = await topic.subscribe("s")
         receiving = asyncio.create_task(port.receive())
@@ -560,7 +560,7 @@ async def test_a_fault_of_our_own_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_seeking_by_datetime_and_not_by_seconds(tmp_path: Path) -> None:
-    """O7: the topic and a consumer of it take a datetime, and refuse seconds with a hint."""
+    """O7: the topic and its consumers accept a datetime, and refuse seconds with a hint."""
     clock = ManualClock(1_790_000_000_000)
     async with open_local(tmp_path, clock=clock) as topic:
         await topic.publish(b"old")

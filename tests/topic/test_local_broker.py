@@ -39,8 +39,8 @@ async def test_is_a_port_that_consumers_take() -> None:
 
 
 @virtual_time
-async def test_calls_fail_when_they_are_told_to() -> None:
-    """A failed call does nothing, a lost one neither and says nothing, one that was carried out fails afterwards."""
+async def test_calls_fail_on_demand() -> None:
+    """A failed call raises and does nothing, a lost one only does nothing, a third kind works and then raises."""
     async with subscribed() as (_, topic, port):
         (first, second) = await topic.publish([b"0", b"1"])
         await take(port, 2)
@@ -70,7 +70,7 @@ async def test_calls_fail_when_they_are_told_to() -> None:
 
 @virtual_time
 async def test_connections_that_are_lost() -> None:
-    """What a consumer holds goes to another one at once; calls fail meanwhile, and a receiver waits till it is back."""
+    """A lost consumer's messages go to another one at once; its calls fail meanwhile, and its receives wait."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         one: FaultyPort = await broker.subscribe("s")
@@ -118,7 +118,7 @@ async def test_storage_that_fails_and_is_slow() -> None:
 @pytest.mark.parametrize("how", [{}, {"kill": True}, {"power_cut": True}], ids=["clean", "kill", "power cut"])
 @virtual_time
 async def test_restarts(how: dict[str, bool]) -> None:
-    """What was published is there after any end; what was acknowledged and not flushed is so after a clean one only."""
+    """Published messages are there after any end; unflushed acknowledgements only after a clean one."""
     async with subscribed() as (broker, topic, port):
         ids = await topic.publish([b"0", b"1", b"2"])
         await take(port, 3)
@@ -140,7 +140,7 @@ async def test_restarts(how: dict[str, bool]) -> None:
 
 @virtual_time
 async def test_several_topics() -> None:
-    """Topics have their own messages, and the same one is returned again until a restart."""
+    """Topics have their own messages, and each is returned again until a restart."""
     async with LocalBroker() as broker:
         one, other = await broker.topic("one"), await broker.topic("other")
         assert await broker.topic("one") is one

@@ -1,4 +1,4 @@
-"""Local topics, on real files and on files in memory: what is published comes, again and at its time, and stays."""
+"""Local topics, on real files and on files in memory: delivery, redelivery, delays and restarts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def topic(tmp_path: Path) -> AsyncIterator[LocalTopic]:
 
 
 async def test_messages_come_in_order_over_ledgers(topic: LocalTopic) -> None:
-    """What is published comes with all that was published with it, in order, over the ends of ledgers."""
+    """Messages arrive with all their fields, in order, over the ends of ledgers."""
     port = await topic.subscribe("s", "exclusive")
     ids = [await topic.publish(data, key="k", properties={"n": data.decode()}) for data in numbered(10)]
     assert [(each.ledger, each.entry) for each in ids] == [(1 + at // 4, at % 4) for at in range(10)]
@@ -37,7 +37,7 @@ async def test_messages_come_in_order_over_ledgers(topic: LocalTopic) -> None:
 
 
 async def test_what_was_published_and_acknowledged_stays(tmp_path: Path) -> None:
-    """After a restart what is not acknowledged comes, nothing else does, and acknowledged entries are not read."""
+    """After a restart exactly the unacknowledged messages come, and acknowledged entries are not read."""
     home = tmp_path / "topic"
     async with await LocalTopic.open(home, SHORT) as topic:
         port = await topic.subscribe("s", initial_position="earliest")
@@ -67,7 +67,7 @@ async def test_shared_consumers_share_and_inherit(topic: LocalTopic) -> None:
 
 
 async def test_redelivery_counts(topic: LocalTopic) -> None:
-    """A request brings back the entries it names, each time with a count that is one higher; acked ones stay away."""
+    """A request redelivers the entries it names, each with a count that is one higher; not acked ones."""
     port = await topic.subscribe("s")
     await topic.publish(numbered(3))
     first = await take(port, 3)
@@ -80,7 +80,7 @@ async def test_redelivery_counts(topic: LocalTopic) -> None:
 
 
 async def test_exclusive_and_failover(topic: LocalTopic) -> None:
-    """An Exclusive subscription has one consumer; a Failover one goes on with the next, from what is not acked."""
+    """An Exclusive subscription has one consumer; on Failover the next one continues from unacked messages."""
     alone = await topic.subscribe("alone", "exclusive")
     with pytest.raises(BrokerError, match="exclusive"):
         await topic.subscribe("alone", "exclusive")
@@ -126,7 +126,7 @@ async def test_keys_stay_in_order(topic: LocalTopic) -> None:
 
 
 async def test_members_of_a_batch(topic: LocalTopic) -> None:
-    """A batch is one entry: its members are acknowledged one by one, and what is left of it comes again."""
+    """A batch is one entry: its members are acknowledged one by one, and the others are redelivered."""
     port = await topic.subscribe("s")
     ids = await topic.publish(numbered(5), batch=True)
     assert [(each.batch_index, each.batch_size) for each in ids] == [(at, 5) for at in range(5)]
@@ -143,7 +143,7 @@ async def test_members_of_a_batch(topic: LocalTopic) -> None:
 
 
 async def test_delayed_messages(topic: LocalTopic) -> None:
-    """A Shared subscription holds a message back until its time; an Exclusive one gets it at once."""
+    """A Shared subscription delays a message until its time; an Exclusive one gets it at once."""
     tick = DelayedDeliveryConfig(delayed_delivery_tick_time_millis=10, is_delayed_delivery_deliver_at_time_strict=True)
     shared = await topic.subscribe("s", delayed=tick)
     alone = await topic.subscribe("x", "exclusive")
@@ -157,7 +157,7 @@ async def test_delayed_messages(topic: LocalTopic) -> None:
 
 
 async def test_seek_skip_and_clear(topic: LocalTopic) -> None:
-    """A subscription can be moved, to a message or a time, and messages can be left out."""
+    """A subscription can be moved, to a message or a time, and messages can be skipped."""
     port = await topic.subscribe("s")
     ids = await topic.publish(numbered(10))
     await take(port, 10)
@@ -175,7 +175,7 @@ async def test_seek_skip_and_clear(topic: LocalTopic) -> None:
 
 
 async def test_ledgers_that_nobody_needs_are_deleted(topic: LocalTopic) -> None:
-    """A ledger goes when all subscriptions have acknowledged it as a whole, the last one stays."""
+    """A ledger is deleted when all subscriptions have acknowledged all of it; the last one stays."""
     one, other = await topic.subscribe("one"), await topic.subscribe("other")
     await topic.publish(numbered(10))
     await one.acknowledge([each.id for each in await take(one, 10)])
@@ -193,7 +193,7 @@ async def test_ledgers_that_nobody_needs_are_deleted(topic: LocalTopic) -> None:
 
 
 async def test_the_gate_holds_new_messages(tmp_path: Path) -> None:
-    """K41: holes in what is acknowledged stop new messages at the limit; when they are filled delivery goes on."""
+    """K41: holes stop new messages at the limit; when they are filled delivery continues."""
     config = TopicConfig(cursor=CursorConfig(max_per_cursor_metadata_size_in_bytes=1024))
     async with await LocalTopic.open(tmp_path / "topic", config) as topic:
         port = await topic.subscribe("s", receiver_queue_size=10)
@@ -221,7 +221,7 @@ async def test_the_gate_holds_new_messages(tmp_path: Path) -> None:
 
 
 async def test_a_consumer_on_it(topic: LocalTopic) -> None:
-    """The library's consumer runs on a local topic: a nack brings a message back at its own time."""
+    """The library's consumer runs on a local topic: a nacked message is redelivered at its deadline."""
     async with topic.consumer("s") as consumer:
         await topic.publish(b"order")
         message = await consumer.receive()
@@ -233,7 +233,7 @@ async def test_a_consumer_on_it(topic: LocalTopic) -> None:
 
 
 async def test_bad_input_is_named(topic: LocalTopic) -> None:
-    """What cannot be is refused by name, and changes nothing."""
+    """Invalid input is refused by name, and changes nothing."""
     port = await topic.subscribe("s")
     await topic.publish(b"x")
     (delivery,) = await take(port, 1)

@@ -1,4 +1,4 @@
-"""Topics whose last ledger lost its tail: what is published then is delivered, also to those who know lost entries."""
+"""Topics whose last ledger lost its tail: later messages are delivered, also where lost entries are known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.topic.using import numbered, payloads, take
 
 
 async def publish_each(topic: LocalTopic, messages: list[bytes], deliver_after: float | None = None) -> None:
-    """Publish messages one after the other, so that each is a write."""
+    """Publish messages one after another, so that each is a write."""
     for message in messages:
         await topic.publish(message, deliver_after=deliver_after)
 
@@ -28,8 +28,8 @@ def lose_tail(home: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive", "failover"])
-async def test_what_is_published_afterwards_is_shown(tmp_path: Path, kind: str) -> None:
-    """O24: twenty entries are acknowledged, half of them are lost: the five that are published then are shown."""
+async def test_what_is_published_afterwards_is_delivered(tmp_path: Path, kind: str) -> None:
+    """O24: twenty entries are acknowledged, half of them are lost: the five published afterwards are delivered."""
     async with await LocalTopic.open(tmp_path) as topic:
         port = await topic.subscribe("s", kind)
         await publish_each(topic, numbered(20))
@@ -48,7 +48,7 @@ async def test_what_is_published_afterwards_is_shown(tmp_path: Path, kind: str) 
 
 
 async def test_single_acknowledgements(tmp_path: Path) -> None:
-    """O24: what was acknowledged singly, beyond what is left, is dropped; what is left and was not is shown."""
+    """O24: single acknowledgements of lost entries are dropped; remaining unacknowledged entries are delivered."""
     async with await LocalTopic.open(tmp_path) as topic:
         port = await topic.subscribe("s")
         await publish_each(topic, numbered(20))
@@ -82,7 +82,7 @@ async def test_a_whole_ledger_is_lost(tmp_path: Path) -> None:
     "delayed", [DelayedDeliveryConfig(), BucketConfig(delayed_delivery_min_index_count_per_bucket=5)]
 )
 async def test_lost_messages_that_were_delayed(tmp_path: Path, delayed: DelayedDeliveryConfig) -> None:
-    """O24: the delays of lost messages are not those of what is published afterwards, and nothing comes of them."""
+    """O24: the delays of lost messages do not apply to later ones, and cause no delivery."""
     clock = ManualClock(1_000_000)
     async with await LocalTopic.open(tmp_path, clock=clock, delayed=delayed) as topic:
         await topic.subscribe("s")
@@ -99,7 +99,7 @@ async def test_lost_messages_that_were_delayed(tmp_path: Path, delayed: DelayedD
 
 
 async def test_lost_messages_that_were_nacked_durably(tmp_path: Path) -> None:
-    """O24: what a durable consumer holds of the lost entries keeps back nothing of what is published afterwards."""
+    """O24: a durable consumer's nacks of lost entries do not delay later messages."""
     async with (
         await LocalTopic.open(tmp_path / "topic") as topic,
         topic.consumer("s", durable=tmp_path / "nacks") as consumer,
@@ -117,7 +117,7 @@ async def test_lost_messages_that_were_nacked_durably(tmp_path: Path) -> None:
 
 
 async def test_swapped_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """O26: of swapped files of two subscriptions nothing is taken over, with a warning; of two ledgers it is damage."""
+    """O26: swapped files of two subscriptions are ignored with a warning; of two ledgers they are damage."""
     config = TopicConfig(max_entries_per_ledger=10)
     async with await LocalTopic.open(tmp_path, config) as topic:
         ports = {name: await topic.subscribe(name, initial_position="earliest") for name in ("few", "many")}

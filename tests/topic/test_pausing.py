@@ -1,4 +1,4 @@
-"""Consumers of local topics that hold nothing they do not work on, and messages without a value."""
+"""Consumers of local topics without prefetched messages, and messages without a value."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ async def topic(tmp_path: Path) -> AsyncIterator[LocalTopic]:
         yield opened
 
 
-async def shown(consumer: Consumer) -> list[Any]:
-    """Return what is shown until nothing comes for a moment, with the attempt."""
+async def delivered(consumer: Consumer) -> list[Any]:
+    """Return what is delivered until nothing comes for a moment, with the attempt."""
     found = []
     try:
         while True:
@@ -35,7 +35,7 @@ async def shown(consumer: Consumer) -> list[Any]:
 
 
 def first_attempts(*payloads: bytes) -> list[Any]:
-    """Return these as they are shown for the first time."""
+    """Return these as first attempts."""
     return [(payload, 1) for payload in payloads]
 
 
@@ -48,30 +48,30 @@ async def test_what_was_fetched_ahead_goes_to_others(topic: LocalTopic) -> None:
         async with topic.consumer("s") as second:
             first.pause()
             await topic.publish(b"e")
-            assert await shown(second) == first_attempts(b"c", b"d", b"e")
-            assert await shown(first) == []
+            assert await delivered(second) == first_attempts(b"c", b"d", b"e")
+            assert await delivered(first) == []
             await in_work.nack(delay=0)
-            assert await shown(second) == []
+            assert await delivered(second) == []
         first.resume()
-        assert sorted(await shown(first)) == [(b"a", 2), (b"b", 1)]
+        assert sorted(await delivered(first)) == [(b"a", 2), (b"b", 1)]
 
 
 @for_each("kind", ["exclusive", "failover"])
 async def test_where_only_one_gets_messages_they_stay(kind: Any, tmp_path: Path) -> None:
-    """O17: nobody else could have them; they are shown after the resume."""
+    """O17: no other consumer could have them; they are delivered after the resume."""
     async with await LocalTopic.open(tmp_path / kind) as topic, topic.consumer("s", kind) as consumer:
         await topic.publish([b"a", b"b"])
         await asyncio.sleep(0.02)
         consumer.pause()
         await topic.publish(b"c")
-        assert await shown(consumer) == []
+        assert await delivered(consumer) == []
         consumer.resume()
-        assert await shown(consumer) == first_attempts(b"a", b"b", b"c")
+        assert await delivered(consumer) == first_attempts(b"a", b"b", b"c")
 
 
 @for_each("kind", ["shared", "key_shared", "exclusive", "failover"])
 async def test_without_a_queue_nothing_is_held(kind: Any, tmp_path: Path) -> None:
-    """O16: a message is in flight once somebody waits for it; a call that is cancelled loses nothing."""
+    """O16: a message is in flight once a call waits for it; a cancelled call loses nothing."""
     async with (
         await LocalTopic.open(tmp_path / kind) as topic,
         topic.consumer("s", kind, receiver_queue_size=0) as consumer,
@@ -93,18 +93,18 @@ async def test_without_a_queue_nothing_is_held(kind: Any, tmp_path: Path) -> Non
 
 
 async def test_a_long_job_keeps_no_others(topic: LocalTopic) -> None:
-    """O16: while one of two workers is busy the other one does all that there is."""
+    """O16: while one of two workers is busy the other one handles all messages."""
     async with (
         topic.consumer("s", receiver_queue_size=0) as first,
         topic.consumer("s", receiver_queue_size=0) as second,
     ):
         await topic.publish([b"%d" % number for number in range(6)])
         await first.receive(timeout=5)
-        assert await shown(second) == first_attempts(*(b"%d" % number for number in range(1, 6)))
+        assert await delivered(second) == first_attempts(*(b"%d" % number for number in range(1, 6)))
 
 
 @for_each("batch", [False, True])
-async def test_null_is_told_from_empty(batch: bool, tmp_path: Path) -> None:
+async def test_null_differs_from_empty(batch: bool, tmp_path: Path) -> None:
     """O14: over a restart too, in batches, and as a dead letter."""
     home = tmp_path / str(batch)
     async with await LocalTopic.open(home) as topic:
@@ -121,13 +121,13 @@ async def test_null_is_told_from_empty(batch: bool, tmp_path: Path) -> None:
             assert (messages[0].schema_version, messages[0].is_replicated) == (None, False)
             for message in messages:
                 await message.dead_letter("why")
-            assert [data for data, _ in await shown(repair)] == [None, b"", b"x", None]
+            assert [data for data, _ in await delivered(repair)] == [None, b"", b"x", None]
         with pytest.raises(InvalidArgumentError, match="payload"):
             await topic.publish([])
 
 
 async def test_unsubscribing(topic: LocalTopic) -> None:
-    """A consumer forgets its subscription and is closed, unless others consume it."""
+    """A consumer deletes its subscription and is closed, unless others consume it."""
     async with topic.consumer("s") as first:
         await topic.publish(b"a")
         async with topic.consumer("s"):
@@ -141,7 +141,7 @@ async def test_unsubscribing(topic: LocalTopic) -> None:
 
 
 async def test_unsubscribing_by_force(topic: LocalTopic) -> None:
-    """The other consumers are closed; what they had is gone with the subscription, which begins anew."""
+    """The other consumers are closed; their messages are gone with the subscription, which begins again."""
     async with topic.consumer("s") as first, topic.consumer("s") as second:
         with pytest.raises(BrokerError, match="other consumers"):
             await first.unsubscribe()
@@ -158,7 +158,7 @@ async def test_unsubscribing_by_force(topic: LocalTopic) -> None:
 
 
 async def test_the_end_of_the_topic(topic: LocalTopic) -> None:
-    """Its last message, also a batch's, is known; what is available is known before, at and after the end."""
+    """Its last message, also a batch's, is known; availability is known before, at and after the end."""
     async with topic.consumer("s") as consumer, topic.consumer("later", initial_position="latest") as later:
         assert (await consumer.get_last_message_id()).entry == -1
         assert not await consumer.has_message_available()

@@ -1,4 +1,4 @@
-"""What happens between two steps of something else: acknowledgements, moves, deleted ledgers and cancelled calls."""
+"""Races: acknowledgements, moves, deleted ledgers and cancelled calls between two steps of another operation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING_LOADED = TopicConfig(
 
 
 def before_each(monkeypatch: pytest.MonkeyPatch, thing: object, name: str, do: Callable[[], Awaitable[object]]) -> None:
-    """Have something done before a method of a thing is called: the first time only."""
+    """Run a function before an object's method is called, the first time only."""
     call, left = getattr(thing, name), [do]
 
     async def patched(*arguments: Any, **options: Any) -> Any:
@@ -41,7 +41,7 @@ def before_each(monkeypatch: pytest.MonkeyPatch, thing: object, name: str, do: C
 
 @virtual_time
 async def test_what_is_acknowledged_before_it_is_due_is_not_read() -> None:
-    """A delayed message that is acknowledged by its id is not read when it comes due, nor sent."""
+    """A delayed message that is acknowledged by its id is neither read nor sent when it is due."""
     async with subscribed(PAIRS, delayed=IN_MEMORY) as (broker, topic, port):
         await topic.publish(b"held")
         later = await topic.publish(b"later", deliver_after=10)
@@ -55,7 +55,7 @@ async def test_what_is_acknowledged_before_it_is_due_is_not_read() -> None:
 
 @virtual_time
 async def test_a_ledger_that_goes_while_a_due_message_is_read() -> None:
-    """Where an entry is acknowledged and deleted while it is read for a consumer, delivery leaves it and goes on."""
+    """If an entry is acknowledged and deleted while it is read for a consumer, delivery skips it and continues."""
     async with subscribed(PAIRS, delayed=IN_MEMORY) as (broker, topic, port):
         held = await topic.publish(b"held")
         later = await topic.publish(b"later", deliver_after=10)
@@ -64,7 +64,7 @@ async def test_a_ledger_that_goes_while_a_due_message_is_read() -> None:
         await asyncio.sleep(12)
         ids = await topic.publish(numbered(3))
         await port.acknowledge([later])
-        topic._subscriptions.used["s"]._dispatcher.requeue([later.position])  # as if it came due once more
+        topic._subscriptions.used["s"]._dispatcher.requeue([later.position])  # as if it were due once more
         await port.acknowledge([held, ids[0]])
         async with asyncio.timeout(100):
             assert payloads([await port.receive() for _ in range(2)]) == [b"1", b"2"]
@@ -75,7 +75,7 @@ async def test_a_ledger_that_goes_while_a_due_message_is_read() -> None:
 @pytest.mark.parametrize("delayed", [IN_MEMORY, IN_BUCKETS], ids=["memory", "buckets"])
 @virtual_time
 async def test_a_clear_keeps_what_comes_meanwhile(delayed: BucketConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is published while a backlog is cleared is not forgotten, also when it is delayed and was held back."""
+    """A message published during a clear is not forgotten, also when it is delayed and was held back."""
     async with subscribed(delayed=delayed) as (_, topic, port):
         await topic.publish([b"cleared"] * 3, deliver_after=5)
 
@@ -93,7 +93,7 @@ async def test_a_clear_keeps_what_comes_meanwhile(delayed: BucketConfig, monkeyp
 
 @virtual_time
 async def test_a_skip_beside_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A skip whose messages are all acknowledged while it begins does nothing, and is no error."""
+    """A skip whose messages are all acknowledged while it begins does nothing, and raises nothing."""
     async with subscribed(kind="exclusive") as (_, topic, port):
         ids = await topic.publish(numbered(6))
         await take(port, 6)
@@ -111,7 +111,7 @@ async def test_a_skip_beside_acknowledgements(monkeypatch: pytest.MonkeyPatch) -
 
 @virtual_time
 async def test_a_member_that_is_acknowledged_while_its_batch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member of a batch that is acknowledged while the batch is about to be sent does not come any more."""
+    """A member acknowledged while its batch is about to be sent is not delivered."""
     async with LocalBroker(PAIRS) as broker:
         topic = await broker.topic()
         ids = await topic.publish(numbered(3), batch=True)
@@ -149,7 +149,7 @@ async def test_acknowledging_in_a_batch_whose_ledger_goes() -> None:
 
 
 def test_members_that_are_acknowledged_at_once() -> None:
-    """Two calls that acknowledge the last members of a batch side by side complete it; one that failed is undone."""
+    """Two concurrent calls that acknowledge the last members of a batch complete it; a failed one is undone."""
     members = BatchMembers()
     ids = [MessageId(1, 0, batch_index=at, batch_size=3) for at in range(3)]
     members.arrived(ids)
@@ -165,7 +165,7 @@ def test_members_that_are_acknowledged_at_once() -> None:
 
 @virtual_time
 async def test_batches_that_are_completed_by_calls_that_wait() -> None:
-    """Without index acknowledgement too, calls that wait for storage beside each other complete a batch."""
+    """Without index acknowledgement too, concurrent calls that wait for storage complete a batch."""
     async with subscribed(NOTHING_LOADED, batch_index_ack=False) as (_, topic, port):
         holes = await topic.publish(numbered(20))
         batch = await topic.publish(numbered(2), batch=True)
@@ -178,7 +178,7 @@ async def test_batches_that_are_completed_by_calls_that_wait() -> None:
 
 @virtual_time
 async def test_members_whose_acknowledgement_fails() -> None:
-    """Where acknowledging fails, the members of a batch count as not acknowledged, and may be tried again."""
+    """If acknowledging fails, the members of a batch count as unacknowledged, and may be tried again."""
     async with subscribed(NOTHING_LOADED, batch_index_ack=False) as (_, topic, port):
         (batch, beyond) = await topic.publish(numbered(2), batch=True), MessageId(1, 99)
         await take(port, 2)
@@ -194,7 +194,7 @@ async def test_members_whose_acknowledgement_fails() -> None:
 @pytest.mark.parametrize("pause", range(12))
 @virtual_time
 async def test_cancelled_subscribing(pause: int) -> None:
-    """Cancelled at any moment, a subscribe that changes the tracker leaves a subscription that can be used."""
+    """Cancelled at any moment, a subscribe that changes the tracker leaves a usable subscription."""
     async with LocalBroker(delayed=IN_MEMORY) as broker:
         topic = await broker.topic()
         port = await topic.subscribe("s", initial_position="earliest")
@@ -243,7 +243,7 @@ async def test_cancelled_unsubscribing(pause: int) -> None:
 
 @virtual_time
 async def test_unsubscribing_while_nothing_can_be_written() -> None:
-    """Where what was acknowledged cannot be written, an unsubscribe needs it no more, and succeeds in the end."""
+    """An unsubscribe does not need to write acknowledgements that cannot be written, and succeeds in the end."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         port = await topic.subscribe("s", initial_position="earliest")
@@ -267,7 +267,7 @@ async def test_unsubscribing_while_nothing_can_be_written() -> None:
 @pytest.mark.parametrize("pause", range(8))
 @virtual_time
 async def test_subscribing_while_ledgers_go(pause: int) -> None:
-    """A subscription that begins while ledgers are deleted begins with the first message that is left."""
+    """A subscription that begins while ledgers are deleted begins with the first remaining message."""
     async with subscribed(PAIRS) as (broker, topic, port):
         ids = await topic.publish(numbered(9))
         await take(port, 9)
@@ -288,7 +288,7 @@ async def test_subscribing_while_ledgers_go(pause: int) -> None:
 
 @virtual_time
 async def test_flushing_while_a_subscription_goes() -> None:
-    """A flush beside an unsubscribe writes what the others have acknowledged."""
+    """A flush during an unsubscribe writes the acknowledgements of the other subscriptions."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         await topic.create_subscription("goes")
@@ -305,7 +305,7 @@ async def test_flushing_while_a_subscription_goes() -> None:
 
 
 async def test_a_topic_that_was_not_closed_warns(tmp_path: Path) -> None:
-    """A topic that is dropped without being closed says so."""
+    """A topic that is dropped without being closed warns."""
     topics = [await LocalTopic.open(tmp_path)]
     await topics[0].publish(b"m")
 

@@ -1,4 +1,4 @@
-"""A topic under everything at once, on virtual time: nothing is lost, or comes again for good, or comes early."""
+"""A topic with random operations and restarts, on virtual time: nothing is lost, repeated for good, or early."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBSCRIPTIONS: Final = {"a": "shared", "b": "key_shared", "c": "failover"}
 
 @dataclass
 class Model:
-    """What is known to be so, of one subscription."""
+    """What is known of one subscription."""
 
     acking: set[int] = field(default_factory=set)
     acked: set[int] = field(default_factory=set)
@@ -31,7 +31,7 @@ class Model:
 
 
 class Lives:
-    """A broker that is started again and again, whose producers and consumers do what chance wants."""
+    """A broker that is started again and again, with random producers and consumers."""
 
     def __init__(self, seed: int, delayed: DelayedDeliveryConfig) -> None:
         self.random = random = Random(seed)
@@ -52,7 +52,7 @@ class Lives:
         self.queues: dict[str, int] = {}
         self.is_down = False
 
-    # -- what goes on in one life --------------------------------------------------------------------------------------
+    # -- between two restarts ------------------------------------------------------------------------------------------
 
     async def produce(self, topic: LocalTopic) -> None:
         """Publish single messages and batches, now and later."""
@@ -71,7 +71,7 @@ class Lives:
                 self.published.update(numbers)
 
     async def consume(self, name: str, patience: float = 5) -> None:
-        """Be a consumer for a while, which acknowledges most of what it gets."""
+        """Consume for a while, and acknowledge most messages."""
         random, model = self.random, self.models[name]
         port: FaultyPort = await self.broker.subscribe(
             name,
@@ -98,7 +98,7 @@ class Lives:
         await port.close()
 
     async def acknowledge(self, port: FaultyPort, model: Model, held: list[Delivery]) -> None:
-        """Acknowledge what is held, in some order."""
+        """Acknowledge messages in flight, in some order."""
         self.random.shuffle(held)
         numbers = {int(each.data) for each in held}
         model.acking |= numbers
@@ -118,14 +118,14 @@ class Lives:
                     model.for_good |= acked[name]
 
     def check(self, name: str, delivery: Delivery) -> None:
-        """Assert that it may come now."""
+        """Assert that a message may come now."""
         number = int(delivery.data)
         assert number not in self.shown_never[name], f"{number} was acknowledged for good"
         if SUBSCRIPTIONS[name] != "failover" and not delivery.redelivery_count:
             assert self.broker._clock.now_ms() >= self.due.get(number, 0), f"{number} is early"
 
     def check_figures(self, topic: LocalTopic) -> None:
-        """Assert that room and unacknowledged messages of each consumer are what its queue and its entries say."""
+        """Assert that each consumer's free queue and unacknowledged messages agree with its queue and entries."""
         for subscription in topic._subscriptions.used.values():
             dispatcher = subscription._dispatcher
             assert set(dispatcher._consumers) == set(subscription._inboxes)
@@ -137,10 +137,10 @@ class Lives:
                 assert member.unacked == sum(each.messages for each in held)
                 assert all(each.consumer == number and each.left for each in held)
 
-    # -- lives ---------------------------------------------------------------------------------------------------------
+    # -- runs ----------------------------------------------------------------------------------------------------------
 
     async def live(self) -> None:
-        """Live until the broker goes down, in some way."""
+        """Run until the broker goes down, in some way."""
         self.is_down = False
         self.queues.clear()
         self.shown_never = {name: set(model.for_good) for name, model in self.models.items()}
@@ -172,7 +172,7 @@ class Lives:
                 raise error
 
     async def end(self) -> None:
-        """Receive and acknowledge everything that is left."""
+        """Receive and acknowledge all remaining messages."""
         self.is_down = False
         topic = await self.broker.topic()
         for name, kind in SUBSCRIPTIONS.items():
@@ -194,7 +194,7 @@ class Lives:
 @pytest.mark.parametrize("seed", seeds(range(30)))
 @virtual_time
 async def test_random_lives(seed: int, delayed: BucketConfig) -> None:
-    """Whatever happens over some restarts: published messages come, none early, and none that is done with for good."""
+    """Over some restarts published messages come, none early, and none that is acknowledged for good."""
     lives = Lives(seed, delayed)
     async with lives.broker:
         for _ in range(size(5, fast=1)):

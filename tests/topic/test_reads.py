@@ -1,4 +1,4 @@
-"""What a topic reads: nothing that is acknowledged or held back, after restarts and changes of trackers too."""
+"""What a topic reads: no acknowledged or delayed entries, after restarts and changes of trackers too."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY, SHARED_INDEX, UNCACH
 from tests.topic.using import payloads, subscribed, until_quiet
 
 UNSEALED = 100
-"""Messages that may be in buckets that were not sealed when the topic ended."""
+"""Messages that may be in buckets that were not sealed when the topic closed."""
 
 
 @pytest.mark.parametrize("entries", [2_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
 async def test_a_topic_of_which_every_second_entry_is_acknowledged(tmp_path: Path, entries: int) -> None:
-    """Opening it reads no entry but the last, and receiving reads what was not acknowledged alone."""
+    """Opening it reads only the last entry, and receiving reads only unacknowledged ones."""
     async with open_local(tmp_path) as topic:
         port = await topic.subscribe("s", receiver_queue_size=1)
         for _ in range(entries // 1_000):
@@ -38,7 +38,7 @@ async def test_a_topic_of_which_every_second_entry_is_acknowledged(tmp_path: Pat
 
 @virtual_time
 async def test_a_shared_index_is_not_read_again() -> None:
-    """After a restart two subscriptions of one index read what neither it holds nor they have acknowledged."""
+    """After a restart two subscriptions of one index read only entries that the index does not hold."""
     async with LocalBroker(UNCACHED, delayed=SHARED_INDEX) as broker:
         topic = await broker.topic()
         ports: list[FaultyPort] = [await broker.subscribe(name) for name in ("a", "b")]
@@ -60,7 +60,7 @@ async def test_a_shared_index_is_not_read_again() -> None:
 
 @virtual_time
 async def test_from_buckets_to_memory_and_back() -> None:
-    """Each tracker goes on where another one ended, over restarts; what that one had stored is deleted in the end."""
+    """Each tracker continues where another one ended, over restarts; unused snapshots are deleted in the end."""
     async with subscribed(UNCACHED, delayed=IN_BUCKETS) as (broker, topic, port):
         for number in range(100):
             await topic.publish(b"%d" % number, deliver_after=1_000 + number)
@@ -84,7 +84,7 @@ async def test_from_buckets_to_memory_and_back() -> None:
 
 @virtual_time
 async def test_from_the_last_bucket_on_nothing_is_read_twice() -> None:
-    """Buckets that were sealed under a tracker are used by the next one of their kind, also after one in memory."""
+    """Sealed buckets are used by the next bucket tracker, also after an in-memory one."""
     async with subscribed(UNCACHED, delayed=IN_BUCKETS) as (broker, topic, port):
         await topic.publish([b"later"] * 300, deliver_after=10_000)
         assert payloads(await until_quiet(port)) == []
@@ -101,7 +101,7 @@ async def test_from_the_last_bucket_on_nothing_is_read_twice() -> None:
 
 
 async def test_the_gauge_of_a_topics_cursors(tmp_path: Path) -> None:
-    """K47: each subscription's state shows in the gauge of cursors, as large as its statistics say."""
+    """K47: the gauge of cursors shows each subscription's state, as large as its statistics say."""
     prometheus = pytest.importorskip("prometheus_client")
     registry = prometheus.CollectorRegistry()
     metrics = CursorMetrics(registry, cluster="c")

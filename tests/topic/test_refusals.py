@@ -18,7 +18,7 @@ from pulsar_nack.topic import LocalTopic
 
 
 async def test_opened_twice(tmp_path: Path) -> None:
-    """A topic or cursor that is open already says that it has one owner, and gives no advice that does not help."""
+    """A topic or cursor that is open already says that it has one owner, and gives no useless advice."""
     async with await LocalTopic.open(tmp_path / "topic") as topic:
         await topic.create_subscription("s")
         with pytest.raises(LogLockedError, match="this topic is open already") as topics:
@@ -33,26 +33,26 @@ async def test_opened_twice(tmp_path: Path) -> None:
 
 
 async def make_cursor(folder: Path) -> str:
-    """Make the folder of a cursor; return the expected error."""
+    """Create a cursor's folder; return the expected error."""
     async with await Cursor.open_local(folder, {1: 10}):
         return r"there are logs of a cursor, got \['cursor-0000000001'\]"
 
 
 async def make_durable(folder: Path) -> str:
-    """Make the folder of a durable consumer; return the expected error."""
+    """Create a durable consumer's folder; return the expected error."""
     async with LocalBroker() as broker, broker.consumer("s", durable=folder):
         return "there is the durable state of a consumer, got .*'nacks-"
 
 
 async def make_tracker(folder: Path) -> str:
-    """Make the folder of a bucket tracker; return the expected error."""
+    """Create a bucket tracker's folder; return the expected error."""
     tracker = await BucketDelayedDeliveryTracker.open_local(folder)
     await tracker.aclose()
     return "there are other logs, got"
 
 
 async def make_log(folder: Path) -> str:
-    """Make a log of another kind; return the expected error."""
+    """Create another kind of log; return the expected error."""
     async with await LocalLogStore.open(folder) as store:
         await store.create("audit")
     return r"there are other logs, got \['audit'\]"
@@ -60,7 +60,7 @@ async def make_log(folder: Path) -> str:
 
 @pytest.mark.parametrize("make", [make_cursor, make_durable, make_tracker, make_log])
 async def test_folder_of_something_else(make: Any, tmp_path: Path) -> None:
-    """A folder that holds other logs, and none of a topic, is refused with what was found; nothing is made there."""
+    """A folder with other logs and no topic is refused with what was found; nothing is created there."""
     told = await make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InvalidArgumentError, match=f"^home: expected a folder or a store of this topic alone; {told}"):
@@ -120,7 +120,7 @@ async def test_a_seek_of_a_topic_shows_what_was_acknowledged() -> None:
 
 @virtual_time
 async def test_a_subscription_of_an_impossible_name() -> None:
-    """It is refused as any that does not exist, also where the name is no text."""
+    """It is refused like an unknown one, also if the name is not text."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         impossible: list[Any] = ["none", None, [None], {}]

@@ -73,7 +73,7 @@ async def test_a_long_nack_waits_there() -> None:
 
 @virtual_time
 async def test_redelivered_from_the_retry_topic() -> None:
-    """U15: a message from there that is nacked comes again from there, and attempts go on counting."""
+    """U15: a nacked message of the retry topic is redelivered from there, and attempts continue counting."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         async with broker.consumer("billing", **ABOUT) as consumer:
@@ -93,7 +93,7 @@ async def test_redelivered_from_the_retry_topic() -> None:
 
 @virtual_time
 async def test_another_consumer_gets_what_waits() -> None:
-    """U15, U31: after the consumer is closed another one gets what waits in the retry topic, at the same time."""
+    """U15, U31: after the consumer is closed another one gets the waiting messages, at the same times."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         async with broker.consumer("billing", **ABOUT) as consumer:
@@ -109,7 +109,7 @@ async def test_another_consumer_gets_what_waits() -> None:
 
 @virtual_time
 async def test_paused_moved_and_deleted() -> None:
-    """O1: pausing, seeking and deleting the subscription are of both topics."""
+    """O1: pausing, seeking and deleting the subscription apply to both topics."""
     async with LocalBroker() as broker:
         topic = await broker.topic()
         async with broker.consumer("billing", **ABOUT) as consumer:
@@ -126,7 +126,7 @@ async def test_paused_moved_and_deleted() -> None:
 
 @pytest.mark.parametrize("kind", ["exclusive", "failover"])
 async def test_where_nothing_can_be_delayed(kind: Any, tmp_path: Path) -> None:
-    """U14: on Exclusive and Failover the setting is refused, by its name, and nothing is made."""
+    """U14: on Exclusive and Failover the setting is refused by name, and nothing is created."""
     async with await LocalTopic.open(tmp_path / "orders") as topic:
         with pytest.raises(InvalidArgumentError, match="retry_topic"):
             topic.consumer("billing", kind, retry_topic=RetryTopicPolicy())
@@ -144,7 +144,7 @@ async def test_a_store_has_no_place_beside_it(tmp_path: Path) -> None:
 
 
 async def test_in_a_folder_beside_the_topic(tmp_path: Path) -> None:
-    """U15: the retry topic is a folder beside the topic's, is closed with it, and its messages are there again."""
+    """U15: the retry topic is a folder beside the topic's, is closed with it, and keeps its messages."""
     ids: set[MessageId] = set()
     async with (
         await LocalTopic.open(tmp_path / "orders") as topic,

@@ -1,4 +1,4 @@
-"""Consumers of local topics when somebody else moves, clears or takes over their subscription."""
+"""Consumers of local topics when other callers move, clear or take over their subscription."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pulsar_nack.testing import FakePublisher, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
 from tests.for_each import for_each
 from tests.tiers import seeds
-from tests.wire.using import EXACT, LATEST, shown
+from tests.wire.using import EXACT, LATEST, received
 
 
 async def publish(topic: LocalTopic, count: int, *, batch: bool = False) -> list[bytes]:
-    """Publish messages that hold their numbers; return what they hold, sorted."""
+    """Publish numbered messages; return their payloads, sorted."""
     data = [b"%d" % number for number in range(count)]
     await topic.publish(data, batch=batch)
     return sorted(data)
@@ -27,13 +27,13 @@ async def publish(topic: LocalTopic, count: int, *, batch: bool = False) -> list
 @pytest.mark.parametrize("batch", [False, True])
 @virtual_time
 async def test_a_seek_by_one_worker_shows_all_again(batch: bool) -> None:
-    """O1: two consumers have acknowledged everything; one seeks back: the two show all of it again."""
+    """O1: two consumers have acknowledged everything; one seeks back: the two receive all of it again."""
     async with LocalBroker() as broker, broker.consumer("s") as one, broker.consumer("s") as two:
         expected = await publish(await broker.topic(), 20, batch=batch)
-        first = await asyncio.gather(shown(one), shown(two))
+        first = await asyncio.gather(received(one), received(two))
         assert sorted(first[0] + first[1]) == expected
         await one.seek(0)
-        again = await asyncio.gather(shown(one), shown(two))
+        again = await asyncio.gather(received(one), received(two))
         assert sorted(again[0] + again[1]) == expected
 
 
@@ -42,19 +42,19 @@ async def test_a_seek_by_one_worker_shows_all_again(batch: bool) -> None:
 @for_each("kind", ["shared", "key_shared", "exclusive", "failover"])
 @virtual_time
 async def test_a_seek_by_somebody_else(kind: Any, batch: bool, is_durable: bool, tmp_path: Path) -> None:
-    """O2, O3: a topic is moved back while its consumer is connected, and while it is away: all is shown both times."""
+    """O2, O3: a topic is moved back while its consumer is connected, and while it is away: all comes both times."""
     settings: dict[str, Any] = {"durable": tmp_path / kind, "wall_clock": LoopClock()} if is_durable else {}
     async with LocalBroker() as broker:
         topic = await broker.topic()
         async with broker.consumer("s", kind, **settings) as consumer:
             expected = await publish(topic, 10, batch=batch)
-            assert sorted(await shown(consumer)) == expected
+            assert sorted(await received(consumer)) == expected
             await topic.seek("s", 0)
-            assert sorted(await shown(consumer)) == expected
+            assert sorted(await received(consumer)) == expected
             assert consumer.statistics().acked_again == 0
         await topic.seek("s", 0)
         async with broker.consumer("s", kind, **settings) as consumer:
-            assert sorted(await shown(consumer)) == expected
+            assert sorted(await received(consumer)) == expected
         assert topic.backlog("s") == 0
 
 
@@ -78,31 +78,31 @@ async def test_a_seek_while_acknowledgements_are_on_their_way(kind: Any, batch: 
 
 @virtual_time
 async def test_a_seek_while_a_durable_consumer_is_away(tmp_path: Path) -> None:
-    """O3: a durable consumer is stopped, its subscription moved back 3 s later: all is shown when it starts again."""
+    """O3: a durable consumer is stopped, its subscription moved back 3 s later: all comes when it restarts."""
     settings: dict[str, Any] = {"durable": tmp_path, "wall_clock": LoopClock()}
     async with LocalBroker() as broker:
         topic = await broker.topic()
         expected = await publish(topic, 10)
         async with broker.consumer("s", **settings) as consumer:
-            assert sorted(await shown(consumer)) == expected
+            assert sorted(await received(consumer)) == expected
         await asyncio.sleep(3)
         await topic.seek("s", 0)
         async with broker.consumer("s", **settings) as consumer:
-            assert sorted(await shown(consumer)) == expected
+            assert sorted(await received(consumer)) == expected
             await topic.seek("s", 0)
-            assert sorted(await shown(consumer)) == expected
+            assert sorted(await received(consumer)) == expected
 
 
 @pytest.mark.parametrize("has_messages", [True, False])
 @virtual_time
 async def test_seek_to_the_latest(has_messages: bool) -> None:
-    """O4: after a seek to the latest id nothing old comes, and what is published is shown at once."""
+    """O4: after a seek to the latest id nothing old comes, and a new message is received at once."""
     async with LocalBroker() as broker, broker.consumer("s") as consumer:
         topic = await broker.topic()
         if has_messages:
             await publish(topic, 3)
         await consumer.seek(LATEST)
-        assert await shown(consumer) == []
+        assert await received(consumer) == []
         await topic.publish(b"new")
         assert (await consumer.receive(timeout=1)).data == b"new"
         await topic.seek("s", LATEST)
@@ -113,7 +113,7 @@ async def test_seek_to_the_latest(has_messages: bool) -> None:
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive", "failover", "batch"])
 @virtual_time
 async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> None:
-    """O8: a message is nacked again and again; the backlog is cleared: it is shown once more at most, and forgotten."""
+    """O8: a message is nacked repeatedly; the backlog is cleared: it comes once more at most, and is forgotten."""
     if clearing == "cumulative" and kind not in {"exclusive", "failover"}:
         return
     letters = FakePublisher()
@@ -154,7 +154,7 @@ async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> No
 @pytest.mark.parametrize("batch", [False, True])
 @virtual_time
 async def test_a_failover_switch(batch: bool) -> None:
-    """O53: another consumer takes over while messages are held, and due ones wait: it alone shows them."""
+    """O53: another consumer takes over while messages are held, and due ones wait: only it delivers them."""
     async with LocalBroker() as broker, broker.consumer("s", "failover", consumer_name="b", config=EXACT) as second:
         expected = await publish(await broker.topic(), 4, batch=batch)
         for number in range(4):
@@ -162,14 +162,14 @@ async def test_a_failover_switch(batch: bool) -> None:
         await asyncio.sleep(2)
         assert (second.statistics().ready, second.statistics().held) == (2, 2)
         async with broker.consumer("s", "failover", consumer_name="a") as first:
-            assert sorted(await shown(first)) == expected
-            assert await shown(second, seconds=100) == []
+            assert sorted(await received(first)) == expected
+            assert await received(second, seconds=100) == []
         assert second.statistics().dropped == 4
 
 
 @virtual_time
 async def test_a_cumulative_ack_that_was_overtaken() -> None:
-    """O54: the backlog was cleared before a cumulative acknowledgement came: it does nothing, as at a broker."""
+    """O54: the backlog was cleared before a cumulative acknowledgement: it does nothing, as at a broker."""
     async with LocalBroker() as broker, broker.consumer("s", "exclusive") as consumer:
         topic = await broker.topic()
         await publish(topic, 3)

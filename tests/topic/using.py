@@ -1,4 +1,4 @@
-"""Local topics with one consumer's port, as most tests want them, and what arrives there."""
+"""Local topics with one consumer's port, for most tests, and the messages that arrive there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def subscribed(
 ) -> AsyncIterator[Local]:
     """Subscribe to a topic in memory, on virtual time.
 
-    :param config: that of the topic
+    :param config: the topic's
     :param settings: of the subscription
     """
     async with LocalBroker(*config, delayed=delayed, clock=clock) as broker:
@@ -57,12 +57,12 @@ async def nothing_comes(port: ConsumerPort, seconds: float = 0.05) -> bool:
 
 
 def payloads(deliveries: list[Delivery]) -> list[bytes]:
-    """Return what was received."""
+    """Return the payloads."""
     return [delivery.data for delivery in deliveries]
 
 
 def numbered(count: int) -> list[bytes]:
-    """Return payloads that differ."""
+    """Return different payloads."""
     return [b"%d" % number for number in range(count)]
 
 

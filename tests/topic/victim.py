@@ -1,4 +1,4 @@
-"""A process that uses a topic in a folder until it is killed, and says on each line what is durable now.
+"""A process that uses a topic in a folder until it is killed, and prints what is durable.
 
 ``published N``; ``acked N``: it was acknowledged and flushed; ``acking N``: it may be from now on.
 """
@@ -19,7 +19,7 @@ def say(what: str, number: int) -> None:
 
 
 async def main(path: str, first: int) -> None:
-    """Publish and consume for ever."""
+    """Publish and consume without end."""
     async with open_local(path, CONFIG) as topic:
         port = await topic.subscribe("s", initial_position="earliest")
 

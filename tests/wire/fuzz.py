@@ -58,7 +58,7 @@ class Found:
 
 
 def mutated(chance: random.Random, consumer_id: int, producer_id: int) -> Iterator[bytes]:
-    """Yield changed frames of a broker without end, addressed to these; mostly entries, half of them mended."""
+    """Yield mutated broker frames without end, for these handlers; mostly entries, half with valid checksums."""
     frames = [one for one in recorded() if one.sender == "broker" or one.rest]
     entries = [one for one in frames if one.rest and one.sender == "broker"]
     while True:

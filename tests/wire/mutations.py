@@ -1,4 +1,8 @@
-"""Mutations of recorded frames, and the allowed outcomes of reading them."""
+"""Mutations of recorded frames, and the allowed outcomes of reading them.
+
+As a program it reads many mutations with little memory: ``python -m tests.wire.mutations COUNT MEGABYTES`` reads COUNT;
+memory may grow by at most MEGABYTES.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,10 @@ from functools import partial
 from typing import Any, Final, Literal
 
 When = Literal["waiting", "answered", "insisting"]
-"""Where a call is cancelled: when it begins to wait, just when the awaited result is there, or some ticks later."""
+"""Where a call is cancelled: when it begins to wait, just when the awaited result is there, or some ticks later.
+
+If ticks later, then again at each await of its clean-up, before anything runs that the call started there.
+"""
 
 TICK_S: Final = 0.0005
 _MAX_TIMES: Final = 10

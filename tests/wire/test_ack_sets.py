@@ -110,7 +110,7 @@ def test_cumulative() -> None:
     assert len(sets) == 0
 
 
-def test_what_the_broker_tells_counts() -> None:
+def test_the_brokers_ack_set_counts() -> None:
     """An entry is complete with the last member that the broker sent, if only a part; forgetting is complete."""
     sets = AckSets()
     sets.intersect((1, 1), 0b011)

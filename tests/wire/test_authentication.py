@@ -214,7 +214,7 @@ async def test_a_refusal_after_a_challenge() -> None:
 
 
 @virtual_time
-async def test_an_authentication_of_ones_own() -> None:
+async def test_a_custom_authentication() -> None:
     """Any object with a method and data works; it gets the challenge."""
 
     class Mine:

@@ -110,7 +110,7 @@ def test_settings_are_looked_at_without_an_event_loop() -> None:
         client.producer("t")
 
 
-async def test_names_that_are_nearly_right_are_told() -> None:
+async def test_names_that_are_nearly_right_are_suggested() -> None:
     """The error of an unknown setting suggests the right one; a forgotten ``async with`` is reported too."""
     with pytest.raises(InvalidArgumentError, match=r"request_timeot: .*\(request_timeout\?\)"):
         pulsar_nack.connect(NOBODY, request_timeot=1)

@@ -43,7 +43,7 @@ def test_what_was_compressed_comes_back(kind: pb.CompressionType, data: bytes) -
 
 @all_kinds
 @pytest.mark.parametrize("change", [-1, 1, 10_000])
-def test_another_size_than_was_told_is_damage(kind: pb.CompressionType, change: int) -> None:
+def test_another_size_than_announced_is_damage(kind: pb.CompressionType, change: int) -> None:
     """A payload with more or fewer bytes than announced is refused."""
     assert refused(kind, compress(kind, TEXT), len(TEXT) + change).startswith("payload: ")
 

@@ -162,7 +162,7 @@ class User:
         self.consumer = consumer
         self.random = chance
         self.asked = acked
-        self.in_work: set[Key] = set()
+        self.in_flight: set[Key] = set()
         self.working: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
@@ -170,8 +170,8 @@ class User:
         while True:
             message = await self.consumer.receive()
             key = key_of(message.id)
-            assert key not in self.in_work, "shown while it is in work"
-            self.in_work.add(key)
+            assert key not in self.in_flight, "delivered while it is in flight"
+            self.in_flight.add(key)
             task = asyncio.create_task(self._work(message, key))
             self.working.add(task)
             task.add_done_callback(self._worked)
@@ -184,7 +184,7 @@ class User:
     async def _work(self, message: Message, key: Key) -> None:
         await asyncio.sleep(self.random.random() * self.random.choice([0.01, 2]))
         if self.random.random() < 0.3:
-            self.in_work.discard(key)
+            self.in_flight.discard(key)
             with contextlib.suppress(AlreadySettledError):
                 await message.nack(delay=self.random.random() * 3)
             return
@@ -200,7 +200,7 @@ class User:
                 topic = next(topic for topic in self.cluster.topics if topic.partition == key[0])
                 assert self.cluster.is_acked(topic, key), "reported, and the broker does not have it"
                 break
-        self.in_work.discard(key)
+        self.in_flight.discard(key)
 
 
 async def live(seed: int, kind: Any, partitions: int) -> None:

@@ -152,7 +152,7 @@ async def test_nothing_is_acknowledged_before_the_receipt(topic: str) -> None:
 
 @for_each("is_batch", [False, True])
 @virtual_time
-async def test_null_is_told_from_empty(is_batch: bool) -> None:
+async def test_null_differs_from_empty(is_batch: bool) -> None:
     """O14: a message without a value has None as its data, in batches too, and so does its dead letter."""
     broker = FakeBroker()
     async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
@@ -218,7 +218,7 @@ async def test_a_schema_that_the_broker_does_not_tell(caplog: pytest.LogCaptureF
 
 @virtual_time
 async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
-    """O12: what others may read goes there only when it is nacked: the entry, so that who has the key can read it."""
+    """O12: an encrypted message is dead-lettered only when nacked: as stored, so that a reader with the key can."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     keys = [pb.EncryptionKeys(key="k", value=b"v")]

@@ -41,13 +41,15 @@ MADE_AGAIN += [(kind, "shared", False, gap) for kind in SELECTIONS if kind != "p
 
 
 @for_each(("kind", "consumer_type", "tells", "gap"), MADE_AGAIN)
-def test_all_of_a_topic_that_is_made_again_is_shown(kind: str, consumer_type: str, tells: bool, gap: float) -> None:
+def test_all_of_a_topic_that_is_created_again_is_delivered(
+    kind: str, consumer_type: str, tells: bool, gap: float
+) -> None:
     """O55: created again at once or later, by name or pattern, on all types: no earlier message is skipped."""
     selected, name = SELECTIONS[kind]
-    run(_shown_again(selected, name, consumer_type, tells=tells, gap=gap))
+    run(_delivered_again(selected, name, consumer_type, tells=tells, gap=gap))
 
 
-async def _shown_again(selected: Any, name: str, consumer_type: Any, *, tells: bool, gap: float) -> None:
+async def _delivered_again(selected: Any, name: str, consumer_type: Any, *, tells: bool, gap: float) -> None:
     broker = FakeBroker()
     broker.tells_of_topics = tells
     broker.partitions[f"{BASE}parted"] = 2
@@ -62,8 +64,8 @@ async def _shown_again(selected: Any, name: str, consumer_type: Any, *, tells: b
         again.ledger += 100
         for number in range(20):
             again.publish(b"%d" % number)
-        shown = [(await consumer.receive(timeout=30)).data for _ in range(20)]
-        assert sorted(shown, key=int) == [b"%d" % number for number in range(20)]
+        delivered = [(await consumer.receive(timeout=30)).data for _ in range(20)]
+        assert sorted(delivered, key=int) == [b"%d" % number for number in range(20)]
 
 
 @virtual_time
@@ -284,7 +286,7 @@ async def test_a_pattern_that_matches_nothing_says_so(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("tells", [True, False])
 @virtual_time
-async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_shown(tells: bool) -> None:
+async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_read(tells: bool) -> None:
     """A non-durable subscription from the end that has received nothing resumes at the end when it began."""
     broker = FakeBroker()
     broker.tells_mark_delete = tells
@@ -303,7 +305,7 @@ async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_shown(tells: b
 
 @pytest.mark.parametrize("answer", [cut, refuse("NotAllowedError"), silence, later(1)])
 @virtual_time
-async def test_a_reader_at_the_end_begins_whatever_the_broker_tells(answer: Answer) -> None:
+async def test_a_reader_at_the_end_begins_whatever_the_broker_reports(answer: Answer) -> None:
     """If the end is not reported, or only later, there is still one reader, and only one."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}one")

@@ -12,7 +12,7 @@ from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, refuse
-from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, broker_with, publish, shown, subscribed, take
+from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, broker_with, publish, received, subscribed, take
 
 OTHER = f"{BASE}other"
 
@@ -38,7 +38,7 @@ async def test_the_last_ids_of_topics_and_partitions() -> None:
         ]
         with pytest.raises(BrokerError, match=r"there are 3 topics or partitions: use last_message_ids\(\)"):
             await consumer.get_last_message_id()
-        assert sorted(await shown(consumer, seconds=1)) == [b"0", b"1", b"2", b"3", b"4"]
+        assert sorted(await received(consumer, seconds=1)) == [b"0", b"1", b"2", b"3", b"4"]
     async with subscribed(broker, [OTHER]) as consumer:
         last = await consumer.get_last_message_id()
         assert places([last]) == [(OTHER, -1, 0, -1)]
@@ -70,7 +70,7 @@ async def test_what_is_available() -> None:
             again = await consumer.receive(timeout=6)
             await again.ack()
             assert not await consumer.has_message_available()
-        assert await shown(consumer, seconds=1) == []
+        assert await received(consumer, seconds=1) == []
 
 
 @for_each("start", ["latest", "earliest"])
@@ -84,7 +84,7 @@ async def test_where_a_subscription_begins_or_is_moved_to(start: str) -> None:
         assert not await consumer.has_message_available()
         await consumer.seek(EARLIEST)
         assert await consumer.has_message_available()
-        assert await shown(consumer, seconds=1) == [b"0", b"1"]
+        assert await received(consumer, seconds=1) == [b"0", b"1"]
         assert not await consumer.has_message_available()
 
 
@@ -135,7 +135,7 @@ async def test_everything_comes_again_from_partitions(kind: str) -> None:
         message = await consumer.receive(timeout=6)
         assert (message.data, message.attempt) == (b"01", 2)
         await message.ack()
-        assert await shown(consumer, seconds=1) == []
+        assert await received(consumer, seconds=1) == []
 
 
 @virtual_time
@@ -170,7 +170,7 @@ async def test_leaving_by_force() -> None:
         broker.next("UNSUBSCRIBE", refuse("NotAllowedError"))
         with pytest.raises(BrokerRefusedError, match="NotAllowedError"):
             await consumer.unsubscribe()
-        assert await shown(consumer, seconds=1) == [b"0"]
+        assert await received(consumer, seconds=1) == [b"0"]
         await consumer.unsubscribe(force=True)
         with pytest.raises(ClosedError):
             await consumer.receive()
@@ -193,4 +193,4 @@ async def test_cancelled_questions() -> None:
             task.cancel()
             await asyncio.wait([task])
         assert await consumer.has_message_available()
-        assert await shown(consumer, seconds=1) == [b"0"]
+        assert await received(consumer, seconds=1) == [b"0"]

@@ -38,7 +38,7 @@ def batch(payloads: Sequence[bytes], **fields: Any) -> bytes:
     return encode_headers_and_payload(metadata(num_messages_in_batch=len(payloads), **fields), compress(kind, payload))
 
 
-def shown(rest: bytes) -> list[tuple[int, bytes]]:
+def delivered(rest: bytes) -> list[tuple[int, bytes]]:
     """Return index and payload of each message."""
     return [(message.index, message.payload) for message in messages_of(decode_entry(rest))]
 
@@ -116,7 +116,7 @@ def test_a_member_of_a_batch_has_its_own_properties() -> None:
 
 def test_without_checksum() -> None:
     """Producers of early versions send no checksum."""
-    assert shown(PLAIN[6:]) == [(-1, b"hello")]
+    assert delivered(PLAIN[6:]) == [(-1, b"hello")]
 
 
 def test_broker_entry_metadata() -> None:
@@ -253,7 +253,7 @@ def test_any_changed_byte_is_found(at: int) -> None:
     assert "checksum: 0x" in str(refused(bytes(changed)))
 
 
-def test_a_wrong_checksum_tells_how_many_messages_there_were() -> None:
+def test_a_wrong_checksum_keeps_the_number_of_messages() -> None:
     """The broker has counted them by the metadata, and does not check checksums."""
     damaged = bytearray(batch([b"one", b"two", b"three"]))
     damaged[-1] ^= 1
@@ -285,7 +285,7 @@ def test_headers_that_are_none(rest: bytes, problem: str) -> None:
     assert error.batch_size == 0
 
 
-def test_an_encrypted_message_is_told_with_its_key() -> None:
+def test_an_encrypted_message_is_reported_with_its_key() -> None:
     """An encrypted message is reported with its key's name; so is an encrypted chunk, at once."""
     keys = [pb.EncryptionKeys(key="ours", value=b"x"), pb.EncryptionKeys(key="theirs", value=b"y")]
     error = refused(encode_headers_and_payload(metadata(encryption_keys=keys, num_messages_in_batch=4), b"?" * 64))
@@ -295,7 +295,7 @@ def test_an_encrypted_message_is_told_with_its_key() -> None:
     )
 
 
-def test_an_unknown_codec_is_told_with_its_number() -> None:
+def test_an_unknown_codec_is_reported_with_its_number() -> None:
     """The number of a codec of a later version does not count as no compression."""
     error = refused(
         encode_headers_and_payload(metadata(compression=77, uncompressed_size=64, num_messages_in_batch=2), b"?" * 64)

@@ -160,7 +160,7 @@ def test_a_batch_of_which_some_are_acknowledged(remaining: int) -> None:
     assert len(reader.ack_sets) == (len(expected) < SIZE)
 
 
-def test_what_compaction_took_out_is_counted_and_not_shown() -> None:
+def test_compacted_members_are_counted_and_not_delivered() -> None:
     """A compacted member counts as acknowledged from then on, so that the others complete the entry."""
     reader = Reader()
     arrival = reader.read(batch(compacted=frozenset({0, 64, 129})))
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_one_delivery_that_says_so(rest: bytes, permits: 
     assert isinstance(delivery.error, UndecodableMessageError)
 
 
-def test_what_can_be_read_of_an_unreadable_message_is_told() -> None:
+def test_readable_fields_of_an_unreadable_message_are_delivered() -> None:
     """Properties, keys and times of an encrypted message are delivered; those of a batch are encrypted too."""
     about: dict[str, Any] = {
         "encryption_keys": [pb.EncryptionKeys(key="k", value=b"v")],
@@ -224,7 +224,7 @@ def test_nothing_is_believed_of_what_is_damaged() -> None:
     assert (delivery.properties, delivery.publish_time_ms) == ({}, 0)
 
 
-def test_keys_of_bytes_are_told_from_texts() -> None:
+def test_keys_of_bytes_differ_from_text() -> None:
     """A key that the producer made of bytes arrives as base64 with a flag; similar text has no flag."""
     (delivery,) = Reader().read(encode_headers_and_payload(metadata(partition_key="a2V5"), b"")).deliveries
     assert (delivery.key, delivery.is_key_encoded) == ("a2V5", False)

@@ -74,7 +74,7 @@ class _Events(Handler):
 
 
 @virtual_time
-async def test_starts_where_it_is_told() -> None:
+async def test_starts_at_each_position() -> None:
     """A subscription begins at the end, at the beginning, or after a message."""
     broker = FakeBroker()
     topic, raw = broker.topic(TOPIC), await Raw.open(broker)

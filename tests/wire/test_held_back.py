@@ -24,7 +24,7 @@ async def all_that_comes(consumer: Consumer, seconds: float) -> list[Message]:
 
 @pytest.mark.parametrize("consumer_type", ["shared", "key_shared"])
 @virtual_time
-async def test_a_limit_of_the_broker_below_ours_is_told_once(
+async def test_a_limit_of_the_broker_below_ours_is_reported_once(
     consumer_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """O20: nothing comes while the broker's limit is held: one log line, and statistics until it continues."""
@@ -49,7 +49,7 @@ async def test_a_limit_of_the_broker_below_ours_is_told_once(
 
 
 @virtual_time
-async def test_a_large_backlog_of_which_nothing_comes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_large_backlog_of_which_nothing_comes_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """O20: a broker that limits the whole subscription does not say so: the backlog is larger than what is here."""
     broker = FakeBroker()
     async with subscribed(broker) as consumer:
@@ -64,7 +64,7 @@ async def test_a_large_backlog_of_which_nothing_comes_is_told(caplog: pytest.Log
 
 
 @virtual_time
-async def test_nothing_is_told_or_asked_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_reported_or_requested_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
     """O20: waiting nacks alone, an idle topic, messages of other consumers, and no waiting call are not reported."""
     broker = broker_with(*numbers(3))
     async with subscribed(broker) as consumer:
@@ -88,7 +88,7 @@ async def test_nothing_is_told_or_asked_where_all_is_well(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("answer", [refuse("UnknownError"), silence, cut])
 @virtual_time
-async def test_a_broker_that_does_not_tell_is_asked_no_more(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_that_does_not_answer_is_asked_no_more(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
     """O20: it is asked three times at most, and nothing is reported."""
     broker = FakeBroker()
     broker.always("CONSUMER_STATS", answer)

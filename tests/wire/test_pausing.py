@@ -21,7 +21,7 @@ from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker, later
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import batch_payload, message_rest
-from tests.wire.using import BASE, TOPIC, TYPES, broker_with, numbers, publish, shown, subscribed, take
+from tests.wire.using import BASE, TOPIC, TYPES, broker_with, numbers, publish, received, subscribed, take
 
 MANY = size(200, fast=20)
 CODECS = (pb.LZ4, pb.ZSTD, pb.SNAPPY)
@@ -71,16 +71,16 @@ async def test_what_was_fetched_ahead_goes_to_others() -> None:
             first.pause()
             first.pause()
             assert first.is_paused
-            assert sorted(await shown(second, seconds=1)) == sorted(ahead)
+            assert sorted(await received(second, seconds=1)) == sorted(ahead)
             with pytest.raises(TimeoutError):
                 await first.receive(timeout=100)
         publish(broker, b"later")
         first.resume()
-        assert await shown(first, seconds=1) == [b"later"]
+        assert await received(first, seconds=1) == [b"later"]
 
 
 @virtual_time
-async def test_what_is_in_work_is_settled_while_paused() -> None:
+async def test_messages_in_flight_are_settled_while_paused() -> None:
     """U41: ack and nack work during a pause; deadlines pass, and due messages are delivered after the resume."""
     broker = FakeBroker()
     topic = publish(broker, b"a", b"b", b"c")
@@ -112,7 +112,7 @@ async def test_what_is_acknowledged_by_its_id_is_not_delivered() -> None:
         assert consumer.statistics().ready == 1
         await consumer.acknowledge(message.id)
         consumer.resume()
-        assert await shown(consumer, seconds=1) == []
+        assert await received(consumer, seconds=1) == []
 
 
 @virtual_time
@@ -168,11 +168,11 @@ async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:
             await consumer.receive(timeout=10)
         assert broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES") == []
         consumer.resume()
-        assert await shown(consumer, seconds=1) == numbers(11)
+        assert await received(consumer, seconds=1) == numbers(11)
 
 
 @virtual_time
-async def test_a_batch_of_which_a_part_was_shown_stays() -> None:
+async def test_a_partly_delivered_batch_stays() -> None:
     """O17: the rest of a batch goes to others once its members in flight are settled, because they share an entry."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
@@ -182,10 +182,10 @@ async def test_a_batch_of_which_a_part_was_shown_stays() -> None:
         message = await first.receive(timeout=1)
         async with subscribed(broker) as second:
             first.pause()
-            assert await shown(second, seconds=1) == [b"3", b"4"]
+            assert await received(second, seconds=1) == [b"3", b"4"]
             assert first.statistics().unacked == 1
             await message.ack()
-            assert await shown(second, seconds=1) == [b"1", b"2"]
+            assert await received(second, seconds=1) == [b"1", b"2"]
 
 
 @virtual_time
@@ -209,7 +209,7 @@ async def test_pauses_outlive_connections_and_partitions_share_them() -> None:
         for number in range(2):
             broker.topic(f"{TOPIC}-partition-{number}").publish(b"%d" % (2 + number))
         async with subscribed(broker) as second:
-            assert sorted(await shown(second, seconds=1)) == numbers(4)
+            assert sorted(await received(second, seconds=1)) == numbers(4)
         first.resume()
         broker.topic(f"{TOPIC}-partition-0").publish(b"4")
         message = await first.receive(timeout=1)
@@ -339,18 +339,18 @@ async def test_what_is_not_installed_is_no_fault_of_the_message(
         async with subscribed(broker, consumer_type=kind, dead_letter=DeadLetterPolicy(1)) as consumer:
             for _ in range(3):
                 with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[compression\]'"):
-                    await shown(consumer, seconds=5, ack=False)
+                    await received(consumer, seconds=5, ack=False)
             assert consumer.statistics().dead_lettered == 0
             await asyncio.sleep(100)
             asked = len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES"))
     assert asked < 5
     assert topic.subscriptions["s"].acked == set()
     async with subscribed(broker, consumer_type=kind) as other:
-        assert len(await shown(other, seconds=1)) == 4 + MANY
+        assert len(await received(other, seconds=1)) == 4 + MANY
 
 
 @virtual_time
-async def test_what_is_in_work_is_finished_before_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_in_flight_are_settled_before_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """O12: messages in flight can be settled; then the consumer closes, so that a Failover standby gets the rest."""
     broker = FakeBroker()
     topic, entry = publish(broker, b"readable"), packed(b"x" * 100)
@@ -365,7 +365,7 @@ async def test_what_is_in_work_is_finished_before_it_closes(monkeypatch: pytest.
             with pytest.raises(TimeoutError):
                 await standby.receive(timeout=10)
             await message.ack()
-            assert await shown(standby, seconds=1) == [b"x" * 100]
+            assert await received(standby, seconds=1) == [b"x" * 100]
             with pytest.raises(MissingExtraError):
                 await first.receive(timeout=1)
 
@@ -384,10 +384,10 @@ async def test_another_worker_gets_it_meanwhile(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(MissingExtraError):
                 await first.receive(timeout=1)
         async with subscribed(broker, dead_letter=DeadLetterPolicy(5)) as second:
-            found = await shown(second, seconds=5)
+            found = await received(second, seconds=5)
             assert len(found) >= 10
             await message.ack()
-            assert sorted(found + await shown(second, seconds=1)) == sorted(numbers(20))
+            assert sorted(found + await received(second, seconds=1)) == sorted(numbers(20))
             assert second.statistics().dead_lettered == 0
     assert topic.subscriptions["s"].acked == {entry.place for entry in topic.entries}
 
@@ -413,7 +413,7 @@ async def test_chunks_of_what_cannot_be_read_go_back(monkeypatch: pytest.MonkeyP
             with pytest.raises(MissingExtraError):
                 await consumer.receive(timeout=1)
     async with subscribed(broker) as other:
-        assert await shown(other, seconds=1) == [bytes(range(200))]
+        assert await received(other, seconds=1) == [bytes(range(200))]
 
 
 # --- at random -------------------------------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ class Life:
                 call.cancel()
                 await asyncio.wait([call])
                 if not call.cancelled():
-                    self.shown(call.result())
+                    self.received(call.result())
             case "ack" if self.in_work:
                 await self.ack(random.choice(sorted(self.in_work)))
             case "nack" if self.in_work:
@@ -491,12 +491,12 @@ class Life:
     async def receive(self, consumer: Consumer, seconds: float) -> bool:
         """Receive; return whether a message came."""
         try:
-            self.shown(await consumer.receive(timeout=seconds))
+            self.received(await consumer.receive(timeout=seconds))
         except TimeoutError:
             return False
         return True
 
-    def shown(self, message: Message) -> None:
+    def received(self, message: Message) -> None:
         """Note a delivered message."""
         assert message.data not in self.in_work, "it is in work"
         assert message.data not in self.acked, "it is acknowledged"

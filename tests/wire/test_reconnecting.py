@@ -221,7 +221,7 @@ def migrating(call: Call) -> None:
 @pytest.mark.parametrize("is_open", [True, False])
 @virtual_time
 async def test_a_topic_that_migrates_is_looked_up_in_the_other_cluster(kind: str, is_open: bool) -> None:
-    """From then on, by its service URL, also when it tells so while it opens, and once the first cluster is gone."""
+    """It is looked up there, by its service URL, also if it migrates while opening, or the first cluster ends."""
     broker = FakeBroker()
     service, owner = broker.node("pulsar://new:6650"), broker.node("pulsar://newer:6650")
     broker.node("pulsar://gone:6650").kill()

@@ -125,7 +125,7 @@ def test_a_message_in_chunks_is_read() -> None:
     assert len(unpack(metadata, whole, 200)) == 200
 
 
-def test_encrypted_messages_are_told() -> None:
+def test_encrypted_messages_are_delivered() -> None:
     """They are delivered, alone and in a batch, and cannot be read."""
     encrypted = [one for one in MESSAGES if is_encrypted(one)]
     assert len(encrypted) >= 2

@@ -20,7 +20,7 @@ from pulsar_nack import (
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import FakeBroker, as_usual, later, refuse
-from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, shown, subscribed, take, the
+from tests.wire.using import BASE, EARLIEST, LATEST, TOPIC, TYPES, received, subscribed, take, the
 
 
 def publish(broker: FakeBroker, count: int, *, first: int = 0, in_batches_of: int = 1, topic: str = TOPIC) -> None:
@@ -56,10 +56,10 @@ async def test_a_seek_by_one_worker_shows_all_again(kind: str, in_batches_of: in
     settings: dict[str, Any] = {"consumer_type": kind, "receiver_queue_size": 5}
     async with subscribed(broker, **settings) as one, subscribed(broker, **settings) as two:
         publish(broker, 100, in_batches_of=in_batches_of)
-        first = await asyncio.gather(shown(one, seconds=1), shown(two, seconds=1))
+        first = await asyncio.gather(received(one, seconds=1), received(two, seconds=1))
         assert sorted(first[0] + first[1]) == numbers(100)
         await one.seek(0)
-        again = await asyncio.gather(shown(one), shown(two))
+        again = await asyncio.gather(received(one), received(two))
         assert sorted(again[0] + again[1]) == numbers(100)
         assert two.statistics().replayed > 0
         assert len(the(broker).acked) == 100 // in_batches_of
@@ -68,7 +68,7 @@ async def test_a_seek_by_one_worker_shows_all_again(kind: str, in_batches_of: in
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
-async def test_members_of_an_unfinished_batch_are_shown_again_too(kind: str, is_first: bool) -> None:
+async def test_members_of_an_incomplete_batch_are_delivered_again_too(kind: str, is_first: bool) -> None:
     """O1: half of a batch is acknowledged when the subscription is reset to before it: all of it is delivered again.
 
     The batch comes first: its member is hidden until the single message that comes next proves the replay.
@@ -81,11 +81,11 @@ async def test_members_of_an_unfinished_batch_are_shown_again_too(kind: str, is_
             if not message.data.startswith(b"1"):
                 await message.ack()
         broker.reset(TOPIC)
-        assert await shown(one) == [b"0", b"0"]  # the other one is in flight here
+        assert await received(one) == [b"0", b"0"]  # the other one is in flight here
 
 
 @virtual_time
-async def test_members_of_an_unfinished_batch_stay_acknowledged_over_an_unload() -> None:
+async def test_members_of_an_incomplete_batch_stay_acknowledged_over_an_unload() -> None:
     """U3: brokers lose acknowledgements of members at an unload; that looks like a seek to the batch."""
     broker = FakeBroker()
     async with subscribed(broker) as one:
@@ -95,7 +95,7 @@ async def test_members_of_an_unfinished_batch_stay_acknowledged_over_an_unload()
         async with subscribed(broker) as two:
             await two.seek(0)
             await two.aclose()
-        assert await shown(one) == []
+        assert await received(one) == []
         await second.ack()
         assert len(the(broker).acked) == 1
 
@@ -108,9 +108,9 @@ async def test_a_reset_shows_everything_at_once(kind: str, is_by_id: bool) -> No
     broker = FakeBroker()
     async with subscribed(broker, consumer_type=kind) as consumer:
         publish(broker, 10)
-        await shown(consumer, seconds=1)
+        await received(consumer, seconds=1)
         broker.reset(TOPIC, start=4 if is_by_id else 0)
-        assert sorted(await shown(consumer)) == numbers(10)[4 if is_by_id else 0 :]
+        assert sorted(await received(consumer)) == numbers(10)[4 if is_by_id else 0 :]
         assert consumer.statistics().acked_again == 0
         assert len(the(broker).acked) == 10
 
@@ -124,7 +124,7 @@ async def test_a_cumulative_ack_hides_no_replay() -> None:
         messages = await take(consumer, 10)
         await consumer.acknowledge_cumulative(messages[-1])
         broker.reset(TOPIC)
-        assert sorted(await shown(consumer)) == numbers(10)
+        assert sorted(await received(consumer)) == numbers(10)
 
 
 @virtual_time
@@ -136,11 +136,11 @@ async def test_a_reset_in_one_partition() -> None:
     async with subscribed(broker) as consumer:
         publish(broker, 5, topic=one)
         publish(broker, 5, first=5, topic=two)
-        await shown(consumer, seconds=1)
+        await received(consumer, seconds=1)
         broker.reset(one)
         entry = broker.topic(two).entries[0]
         the(broker, two)._hand_out(entry, the(broker, two).consumers[0])  # a duplicate that was on its way
-        assert sorted(await shown(consumer)) == numbers(5)
+        assert sorted(await received(consumer)) == numbers(5)
         assert consumer.statistics().acked_again == 1
 
 
@@ -151,9 +151,9 @@ async def test_an_unload_shows_nothing_again(kind: str) -> None:
     broker = FakeBroker()
     async with subscribed(broker, consumer_type=kind) as consumer:
         publish(broker, 10)
-        await shown(consumer, seconds=1)
+        await received(consumer, seconds=1)
         broker.unload(TOPIC)
-        assert await shown(consumer) == []
+        assert await received(consumer) == []
 
 
 @virtual_time
@@ -172,7 +172,7 @@ async def test_a_receipt_that_came_just_before_the_end_counts() -> None:
         (message,) = await take(consumer, 1)
         broker.always("ACK", confirmed_then_reset)
         await message.ack()
-        assert await shown(consumer, ack=False) == [b"0"]
+        assert await received(consumer, ack=False) == [b"0"]
         assert len(broker.commands("ACK")) == 1
 
 
@@ -187,10 +187,10 @@ async def test_a_seek_while_another_consumer_comes_back() -> None:
 
     async with subscribed(broker) as consumer:
         publish(broker, 10)
-        await shown(consumer, seconds=1)
+        await received(consumer, seconds=1)
         broker.next("SUBSCRIBE", subscribed_and_closed)
         broker.cut()
-        assert sorted(await shown(consumer)) == numbers(10)
+        assert sorted(await received(consumer)) == numbers(10)
 
 
 @pytest.mark.parametrize(("seconds", "is_hidden"), [(9.0, True), (11.0, False)])
@@ -208,7 +208,7 @@ async def test_a_broker_that_was_killed(seconds: float, is_hidden: bool) -> None
         the(broker).rewind(0)
         await asyncio.sleep(100)
         broker.node(broker.url).is_down = False
-        assert sorted(await shown(consumer, seconds=60)) == ([] if is_hidden else numbers(10))
+        assert sorted(await received(consumer, seconds=60)) == ([] if is_hidden else numbers(10))
         assert len(the(broker).acked) == 10
 
 
@@ -218,12 +218,12 @@ async def test_a_broker_that_is_killed_twice() -> None:
     broker = FakeBroker()
     async with subscribed(broker) as consumer:
         publish(broker, 10)
-        await shown(consumer, seconds=1)
+        await received(consumer, seconds=1)
         for _ in range(4):
             await asyncio.sleep(4)
             the(broker).rewind(0)
             broker.cut()
-            assert await shown(consumer, seconds=1) == []
+            assert await received(consumer, seconds=1) == []
             assert len(the(broker).acked) == 10
 
 
@@ -238,7 +238,7 @@ async def test_what_is_not_confirmed_is_acknowledged_again_first() -> None:
         acks = [asyncio.ensure_future(message.ack()) for message in messages]
         await asyncio.sleep(0.01)
         broker.normally("ACK")
-        assert await shown(consumer) == []
+        assert await received(consumer) == []
         await asyncio.gather(*acks)
         assert len(the(broker).acked) == 10
 
@@ -252,7 +252,7 @@ async def work_and_stop(
     """Acknowledge all with a durable consumer, and end it; return its folder."""
     left = folder.with_name("left")
     async with subscribed(broker, topic, durable=folder, **settings) as consumer:
-        assert len(await shown(consumer, seconds=1)) == 10
+        assert len(await received(consumer, seconds=1)) == 10
         if is_killed:
             shutil.copytree(folder, left)
     return left if is_killed else folder
@@ -268,7 +268,7 @@ async def test_a_reset_while_a_durable_consumer_is_away(is_killed: bool, tmp_pat
     await asyncio.sleep(3)
     the(broker).rewind(0)
     async with subscribed(broker, durable=folder) as consumer:
-        assert sorted(await shown(consumer)) == numbers(10)
+        assert sorted(await received(consumer)) == numbers(10)
         assert consumer.statistics().durable_acks == 0
 
 
@@ -283,7 +283,7 @@ async def test_partitions_that_are_reset_while_a_durable_consumer_is_away(tmp_pa
     for number in range(2):
         the(broker, f"{TOPIC}-partition-{number}").rewind(0)
     async with subscribed(broker, durable=folder) as consumer:
-        assert sorted(await shown(consumer)) == numbers(10)
+        assert sorted(await received(consumer)) == numbers(10)
 
 
 @virtual_time
@@ -411,7 +411,7 @@ async def test_seek_to_the_latest(kind: str, topics: Any) -> None:
     async with subscribed(broker, topics, consumer_type=kind) as consumer:
         await take(consumer, 1)
         await consumer.seek(LATEST)
-        assert await shown(consumer) == []
+        assert await received(consumer) == []
         publish(broker, 1, first=9)
         assert [message.data for message in await take(consumer, 1)] == [b"9"]
 
@@ -425,7 +425,7 @@ async def test_a_member_is_acknowledged_before_it_comes(has_index_acks: bool) ->
     async with subscribed(broker, batch_index_ack=has_index_acks) as consumer:
         for index in (1, 2):
             await consumer.acknowledge(MessageId(7, 0, batch_index=index, batch_size=5, topic=TOPIC))
-        assert await shown(consumer) == [b"0", b"3", b"4"]
+        assert await received(consumer) == [b"0", b"3", b"4"]
         assert len(the(broker).acked) == 1
 
 
@@ -521,7 +521,7 @@ async def test_the_broker_is_asked_once_a_second_while_something_waits() -> None
             await message.nack(9.5)
         await asyncio.sleep(9.2)
         assert asked(broker) == 9
-        assert len(await shown(consumer, seconds=1)) == 100
+        assert len(await received(consumer, seconds=1)) == 100
         await asyncio.sleep(2)
         before = asked(broker)
         await asyncio.sleep(100)
@@ -542,7 +542,7 @@ async def test_a_broker_that_does_not_tell(refuses: bool) -> None:
         await message.nack(20)
         await asyncio.sleep(10)
         assert asked(broker) == 1
-        assert await shown(consumer, seconds=15) == [b"0"]
+        assert await received(consumer, seconds=15) == [b"0"]
         assert consumer.statistics().dropped == 0
 
 
@@ -557,7 +557,7 @@ async def test_a_reader_keeps_what_it_holds() -> None:
             await message.nack(20)
         broker.cut()
         await asyncio.sleep(10)
-        assert sorted(await shown(consumer, seconds=15)) == numbers(3)
+        assert sorted(await received(consumer, seconds=15)) == numbers(3)
         assert asked(broker) == 0
 
 
@@ -579,7 +579,7 @@ async def test_what_another_consumer_settled_while_this_one_was_away(kind: str) 
         await asyncio.sleep(1)
         the(broker).acknowledge(ids_of(broker, 1, 2), is_cumulative=False)  # by another consumer, which left again
         broker.normally("SUBSCRIBE")
-        assert await shown(one, seconds=60) == [b"3"]
+        assert await received(one, seconds=60) == [b"3"]
         await asyncio.sleep(60)
         figures = one.statistics()
         assert (figures.held, figures.requested, figures.kept, figures.dropped) == (0, 0, 0, 2)
@@ -634,7 +634,7 @@ async def test_a_member_that_another_worker_got_too(is_held: bool, is_last: bool
         the(broker)._acknowledge_part(broker.topic(TOPIC).entries[0].place, [2])  # by the other one, which has it now
         if not is_held or is_last:
             await messages[0].nack(5)
-        assert await shown(one, seconds=20) == []
+        assert await received(one, seconds=20) == []
         assert letters.letters == []
 
 
@@ -656,7 +656,7 @@ async def test_a_nack_of_what_another_consumer_settled_after_a_seek_in_another_t
         the(broker).is_paused = False
         await one.seek(messages[other, b"0"].id)
         await messages[TOPIC, b"1"].nack(0.1)
-        assert await shown(one, seconds=20, ack=False) == [b"0", b"0"]
+        assert await received(one, seconds=20, ack=False) == [b"0", b"0"]
 
 
 @virtual_time
@@ -672,7 +672,7 @@ async def test_what_is_due_and_not_received_goes_with_the_rest() -> None:
         assert second.statistics().ready == 3
         async with subscribed(broker, consumer_name="a", **settings) as first:
             assert [message.data for message in await take(first, 3)] == numbers(3)
-            assert await shown(second) == []
+            assert await received(second) == []
             figures = second.statistics()
             assert (figures.ready, figures.in_work, figures.dropped) == (0, 0, 3)
         again = await take(second, 3)

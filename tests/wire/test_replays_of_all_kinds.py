@@ -16,7 +16,7 @@ from tests.for_each import for_each
 from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker, refuse
 from tests.wire.test_replays import numbers
-from tests.wire.using import BASE, EARLIEST, LATEST, TYPES, shown, subscribed, take, the
+from tests.wire.using import BASE, EARLIEST, LATEST, TYPES, received, subscribed, take, the
 
 FORMS: Final = ["single", "batch", "chunks"]
 PLACES: Final[dict[str, tuple[Any, list[str]]]] = {
@@ -73,10 +73,10 @@ async def test_a_seek_by_one_worker(form: str, place: str) -> None:
     settings: dict[str, Any] = {"receiver_queue_size": 5, "consumer_type": kind}
     async with subscribed(broker, selected, **settings) as one, subscribed(broker, selected, **settings) as two:
         publish(broker, form, names)
-        first = await asyncio.gather(shown(one, seconds=1), shown(two, seconds=1))
+        first = await asyncio.gather(received(one, seconds=1), received(two, seconds=1))
         assert sorted(first[0] + first[1]) == numbers(COUNT)
         await one.seek(0)
-        again = await asyncio.gather(shown(one), shown(two))
+        again = await asyncio.gather(received(one), received(two))
         assert sorted(again[0] + again[1]) == numbers(COUNT)
 
 
@@ -97,15 +97,15 @@ async def _reset(form: str, place: str, kind: str, folder: Path | None) -> None:
     if folder is not None:
         settings["durable"] = folder / f"{form}-{place}"
     async with subscribed(broker, selected, **settings) as consumer:
-        assert sorted(await shown(consumer, seconds=1)) == numbers(COUNT)
+        assert sorted(await received(consumer, seconds=1)) == numbers(COUNT)
         for name in names:
             broker.reset(name)
-        assert sorted(await shown(consumer)) == numbers(COUNT)
+        assert sorted(await received(consumer)) == numbers(COUNT)
         assert consumer.statistics().acked_again == 0
     for name in names:
         the(broker, name).rewind(0)
     async with subscribed(broker, selected, **settings) as consumer:
-        assert sorted(await shown(consumer)) == numbers(COUNT)
+        assert sorted(await received(consumer)) == numbers(COUNT)
         if folder is not None:
             assert consumer.statistics().durable_acks == 0
 
@@ -120,9 +120,9 @@ async def test_a_seek_to_the_latest(form: str, place: str) -> None:
     async with subscribed(broker, selected) as consumer:
         await take(consumer, 2)
         await consumer.seek(LATEST)
-        assert await shown(consumer) == []
+        assert await received(consumer) == []
         publish(broker, form, names)
-        assert sorted(await shown(consumer, seconds=0.1)) == numbers(COUNT)
+        assert sorted(await received(consumer, seconds=0.1)) == numbers(COUNT)
 
 
 @pytest.mark.parametrize("is_durable", seeds([False, True]))
@@ -177,9 +177,9 @@ async def test_a_reset_by_id(form: str) -> None:
     broker = a_broker([f"{BASE}t"])
     publish(broker, form, [f"{BASE}t"])
     async with subscribed(broker) as consumer:
-        await shown(consumer, seconds=1)
+        await received(consumer, seconds=1)
         broker.reset(f"{BASE}t", start=12 if form == "chunks" else 2 if form == "batch" else 6)
-        assert sorted(await shown(consumer)) == sorted(b"%d" % number for number in range(6, 12))
+        assert sorted(await received(consumer)) == sorted(b"%d" % number for number in range(6, 12))
 
 
 @for_each("form", FORMS)
@@ -194,7 +194,7 @@ async def test_a_reset_by_ones_own_seek(form: str) -> None:
             await message.ack()
         target: MessageId = messages[6].id
         await consumer.seek(target)
-        assert sorted(await shown(consumer)) == sorted(b"%d" % number for number in range(6, 12))
+        assert sorted(await received(consumer)) == sorted(b"%d" % number for number in range(6, 12))
 
 
 @for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in TYPES])
@@ -214,7 +214,7 @@ async def test_a_lost_connection(form: str, place: str, kind: str) -> None:
         broker.normally("ACK")
         for name in names:
             the(broker, name).rewind(0)
-        assert await shown(consumer) == []
+        assert await received(consumer) == []
         await asyncio.gather(*acks)
         for name in names:
             assert len(the(broker, name).acked) == len(broker.topic(name).entries)
@@ -232,7 +232,7 @@ async def test_a_seek_while_acknowledgements_are_on_their_way(form: str, place: 
         await asyncio.sleep(0)
         await consumer.seek(EARLIEST)
         await asyncio.gather(*acks)
-        assert sorted(await shown(consumer, ack=False)) == numbers(COUNT)
+        assert sorted(await received(consumer, ack=False)) == numbers(COUNT)
         assert [the(broker, name).acked for name in names] == [set()] * len(names)
 
 
@@ -245,7 +245,7 @@ def ids_of(broker: FakeBroker, name: str, count: int) -> Any:
 @for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in ("exclusive", "failover")])
 @virtual_time
 async def test_what_another_consumer_settled(form: str, place: str, kind: str) -> None:
-    """O52: of each topic the middle is acknowledged while this consumer is away: it is dropped, the rest is shown."""
+    """O52: in each topic the middle is acknowledged while this consumer is away: it is dropped, the others come."""
     selected, names = PLACES[place]
     broker = a_broker(names)
     publish(broker, form, names)
@@ -265,7 +265,7 @@ async def test_what_another_consumer_settled(form: str, place: str, kind: str) -
             gone = {first + 1 for first in range(0, COUNT, each)}
         broker.normally("SUBSCRIBE")
         expected = sorted(b"%d" % number for number in range(COUNT) if number not in gone)
-        assert sorted(await shown(consumer, seconds=60)) == expected
+        assert sorted(await received(consumer, seconds=60)) == expected
         figures = consumer.statistics()
         assert (figures.held, figures.requested, figures.kept, figures.dropped) == (0, 0, 0, len(gone))
 
@@ -285,8 +285,8 @@ async def test_a_failover_switch(form: str, place: str) -> None:
         figures = second.statistics()
         assert (figures.ready, figures.held) == (COUNT // 2, COUNT // 2)
         async with subscribed(broker, selected, consumer_name="a", **settings) as first:
-            assert sorted(await shown(first)) == numbers(COUNT)
-            assert await shown(second, seconds=100) == []
+            assert sorted(await received(first)) == numbers(COUNT)
+            assert await received(second, seconds=100) == []
         assert second.statistics().dropped == COUNT
 
 
@@ -304,4 +304,4 @@ async def test_members_are_acknowledged_before_they_come(place: str) -> None:
             member = MessageId(topic.ledger, 0, topic.partition, 1, batch_size=3, topic=name)
             await consumer.acknowledge(member)
         expected = sorted(b"%d" % number for number in range(COUNT) if number % each != 1)
-        assert sorted(await shown(consumer)) == expected
+        assert sorted(await received(consumer)) == expected

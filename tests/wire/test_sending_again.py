@@ -66,7 +66,7 @@ def unload(call: Call) -> None:
     call.broker.move(TOPIC, call.broker.url)
 
 
-def untold(answer: Answer) -> Answer:
+def without_answer(answer: Answer) -> Answer:
     """Carry out a command without an answer."""
 
     def answer_nothing(call: Call) -> None:
@@ -121,7 +121,7 @@ async def test_one_message_that_is_left_of_a_batch() -> None:
 
 
 @virtual_time
-async def test_a_reconnect_that_tells_of_more() -> None:
+async def test_a_reconnect_that_reports_more() -> None:
     """O10: a batch is divided when it is sent, by the broker's last id then, even inside it."""
     async with producing() as made:
         made.broker.deduplicates = True
@@ -259,7 +259,7 @@ async def test_programs_that_end_anywhere(seed: int) -> None:
             options: dict[str, Any] = {"batch_max_messages": chance.randint(2, 8), **chance.choice(ways)}
             producer = await made.open(name="import", **options)
             made.broker.normally("SEND")
-            answers = [as_usual, cut, carried_out_then_cut, hang_up, unload, untold(unload)]
+            answers = [as_usual, cut, carried_out_then_cut, hang_up, unload, without_answer(unload)]
             made.broker.next("SEND", *chance.choices(answers, [8, 1, 1, 1, 1, 1], k=12))
             numbers = range(start, min(start + chance.randint(1, 15), 40))
             large = chance.random() < 0.5 and "chunking" in options
@@ -290,7 +290,7 @@ async def test_programs_that_end_anywhere(seed: int) -> None:
 
 
 @pytest.mark.parametrize("confirmed", range(3))
-@pytest.mark.parametrize("last", [hang_up, untold(in_turn(as_usual, hang_up))], ids=["before", "after"])
+@pytest.mark.parametrize("last", [hang_up, without_answer(in_turn(as_usual, hang_up))], ids=["before", "after"])
 @virtual_time
 async def test_all_parts_go_again(confirmed: int, last: Answer) -> None:
     """O44: a connection breaks after some chunks were confirmed: all are sent again, under the same uuid."""
@@ -333,7 +333,7 @@ async def test_unloads_in_the_middle(seed: int, deduplicates: bool) -> None:
     async with producing(backoff_minimum=0.01, backoff_maximum=0.1) as made:
         made.broker.deduplicates = deduplicates
         producer = await made.open(chunking=True, chunk_max_bytes=PART, name="p")
-        answers = [as_usual, cut, carried_out_then_cut, hang_up, unload, untold(unload)]
+        answers = [as_usual, cut, carried_out_then_cut, hang_up, unload, without_answer(unload)]
         made.broker.next("SEND", *chance.choices(answers, [9, 1, 1, 1, 1, 1], k=60))
         ids = await asyncio.gather(*(producer.send(payload(number)) for number in range(20)))
         assert len(ids) == len(parts(made)) == 20
@@ -351,7 +351,7 @@ async def test_a_broker_that_took_some_parts_for_the_message() -> None:
         made.broker.deduplicates = True
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
         for _ in range(2):  # the first message of all, and one after another
-            made.broker.next("SEND", as_usual, untold(unload))
+            made.broker.next("SEND", as_usual, without_answer(unload))
             assert len((await producer.send(payload(0))).parts) == 3
         assert list(parts(made).values()) == ["01012", "01012"]
 
@@ -366,7 +366,7 @@ async def test_parts_alone_change_nothing_of_what_the_broker_has_had(first: int,
             made.topic.last_sequence_ids["import"] = 8  # the last one failed, and is sent again
         producer = await made.open(name="import", chunking=True, chunk_max_bytes=PART)
         made.broker.always("PRODUCER", refuse("ServiceNotReady"))
-        made.broker.next("SEND", untold(unload))
+        made.broker.next("SEND", without_answer(unload))
         sending = producer.send_nowait(payload(0), sequence_id=first)
         await asyncio.sleep(1)
         assert made.topic.last_sequence_ids.get("import", -1) == known
@@ -376,7 +376,7 @@ async def test_parts_alone_change_nothing_of_what_the_broker_has_had(first: int,
 
 @virtual_time
 async def test_what_the_broker_cannot_tell_is_asked_again_and_stores_nothing() -> None:
-    """O43: if a broker has had a chunked message, only the last chunk is sent, less and less often if it cannot say."""
+    """O43: if a broker may have a chunked message, only its last chunk is sent, less and less often."""
     async with producing() as made:
         made.broker.deduplicates = True
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
@@ -475,7 +475,7 @@ async def test_a_broker_that_knows_no_parts() -> None:
 
 
 @virtual_time
-async def test_a_batch_that_is_refused_is_told_by_its_last_message() -> None:
+async def test_a_refused_batch_is_named_by_its_last_message() -> None:
     """O43: brokers name a refused batch by its highest sequence id; its messages fail at once."""
 
     def refuse_it(call: Call) -> None:

@@ -23,7 +23,7 @@ from pulsar_nack.wire._consumer._port import traits_of
 from tests.for_each import for_each
 from tests.wire.consuming import Ended
 from tests.wire.fake_broker import FakeBroker, as_usual, refuse, silence
-from tests.wire.using import BASE, now, publish, shown, subscribed, take, the
+from tests.wire.using import BASE, now, publish, received, subscribed, take, the
 
 A, B = f"{BASE}a", f"{BASE}b"
 PARTED = f"{BASE}parted"
@@ -140,7 +140,7 @@ async def test_new_topics_are_tried_again(caplog: pytest.LogCaptureFixture) -> N
     broker = a_broker()
     third = f"{PARTED}-partition-2"
     async with subscribed(broker, "parted", discovery_interval=10) as consumer:
-        await shown(consumer, seconds=1)
+        await received(consumer, seconds=1)
         broker.always("PARTITIONED_METADATA", refuse("AuthorizationError", "not now"))
         await asyncio.sleep(30)
         broker.normally("PARTITIONED_METADATA")
@@ -207,7 +207,7 @@ async def test_messages_of_a_topic_that_was_deleted_can_be_settled(caplog: pytes
         for message in others:
             await message.ack()
         assert consumer.statistics().acked == 6
-        assert await shown(consumer, seconds=600) == []
+        assert await received(consumer, seconds=600) == []
         figures = consumer.statistics()
         assert (figures.held, figures.requested, figures.requested_again) == (0, 0, 0)
         await consumer.port.acknowledge_cumulative(gone[0].id)

@@ -181,7 +181,7 @@ async def test_a_place_that_is_taken_is_tried_for_a_moment() -> None:
 
 @pytest.mark.parametrize("code", ["AuthorizationError", "TopicNotFound", "NotAllowedError"])
 @virtual_time
-async def test_what_does_not_pass_is_told_at_once(code: str) -> None:
+async def test_a_lasting_refusal_is_raised_at_once(code: str) -> None:
     """A lasting refusal is raised with the broker's text, after one attempt."""
     async with consuming() as made:
         made.broker.next("SUBSCRIBE", refuse(code, "in its own words"))
@@ -544,7 +544,7 @@ async def test_a_reader_goes_on_where_it_was() -> None:
 
 
 @virtual_time
-async def test_failover_tells_when_another_one_takes_over() -> None:
+async def test_failover_reports_when_another_one_takes_over() -> None:
     """Messages that were not taken are dropped when another consumer becomes active, which is reported."""
     async with consuming() as made:
         for number in range(6):

@@ -137,7 +137,7 @@ async def test_a_broker_that_hangs_up() -> None:
             await connect(port)
 
 
-async def test_a_context_of_ones_own(files: Files) -> None:
+async def test_your_own_context(files: Files) -> None:
     """A given context is used as it is."""
     context = ssl.create_default_context(cafile=files.authority.certificate)
     async with served(tls=serving(files)) as there:

@@ -158,7 +158,7 @@ async def test_many_acks_in_one_call() -> None:
 
 
 @virtual_time
-async def test_a_refused_ack_tells_why() -> None:
+async def test_a_refused_ack_says_why() -> None:
     """The broker's refusal is raised only for the calls in that command."""
     async with consuming() as made:
         consumer, (delivery,) = await made.holding(1)
@@ -171,7 +171,7 @@ async def test_a_refused_ack_tells_why() -> None:
 
 @pytest.mark.parametrize("keeps_indexes", [True, False])
 @virtual_time
-async def test_a_member_whose_ack_failed_is_not_acknowledged_by_its_mates(keeps_indexes: bool) -> None:
+async def test_a_member_whose_ack_failed_is_not_acknowledged_by_the_others(keeps_indexes: bool) -> None:
     """After a refusal the other members are acknowledged without it; the entry completes only with it."""
     async with consuming() as made:
         entry = made.topic.publish_batch([b"a", b"b"])
@@ -219,7 +219,7 @@ async def test_a_cancelled_ack_goes_on() -> None:
 
 
 @virtual_time
-async def test_ack_soon_tells_later() -> None:
+async def test_ack_soon_reports_later() -> None:
     """An acknowledgement that nobody awaits reports its outcome in a later turn of the loop, for a batch member too."""
     async with consuming() as made:
         made.topic.publish(b"a")
@@ -283,7 +283,7 @@ async def test_a_member_without_batch_size_is_refused() -> None:
 
 
 @virtual_time
-async def test_acked_indexes_are_not_shown_again() -> None:
+async def test_acked_indexes_are_not_delivered_again() -> None:
     """Only the unacknowledged members of a redelivered entry are delivered, and permits count only those."""
     async with consuming() as made:
         made.topic.publish_batch([b"a", b"b", b"c"])

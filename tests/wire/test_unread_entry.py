@@ -28,7 +28,7 @@ SIZE: Final = 1_000
 
 
 @virtual_time
-async def test_a_batch_of_which_only_the_first_is_shown_leaves_nothing_counted() -> None:
+async def test_a_batch_of_which_only_the_first_is_delivered_leaves_nothing_counted() -> None:
     """The broker sends all 300, and one is delivered: the later ones do not count once it is received."""
     async with consuming(max_prefetched_bytes=1 << 20) as made:
         consumer = await made.open(batch_index_ack=True)

@@ -43,7 +43,7 @@ async def take(consumer: Consumer, count: int, *, seconds: float = 5.0) -> list[
     return [await consumer.receive(timeout=seconds) for _ in range(count)]
 
 
-async def shown(consumer: Consumer, *, seconds: float = 5.0, ack: bool = True) -> list[bytes]:
+async def received(consumer: Consumer, *, seconds: float = 5.0, ack: bool = True) -> list[bytes]:
     """Receive and acknowledge until nothing comes for a while; return the payloads."""
     data: list[bytes] = []
     while True:
@@ -58,7 +58,7 @@ async def shown(consumer: Consumer, *, seconds: float = 5.0, ack: bool = True) -
 
 async def is_quiet(consumer: Consumer, seconds: float = 5.0) -> bool:
     """Return whether nothing is delivered for a while."""
-    return await shown(consumer, seconds=seconds, ack=False) == []
+    return await received(consumer, seconds=seconds, ack=False) == []
 
 
 def now() -> float:

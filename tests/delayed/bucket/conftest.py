@@ -1,4 +1,4 @@
-"""The homes on which the cases of the bucket tracker run."""
+"""The homes (storage and cursor) on which the cases of the bucket tracker run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .homes import Home, LogHome, MemoryHome
 
 @pytest.fixture(params=["memory", "local"])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Put the stages of a test in memory, or on logs in a folder each; return which."""
+    """Put a test's storage in memory, or on logs in a folder; return which."""
     numbers = count()
 
     def new_home() -> Home:

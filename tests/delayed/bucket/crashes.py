@@ -1,4 +1,4 @@
-"""Random runs of the bucket tracker on a home that crashes, beside a model that knows what has to be found then."""
+"""Random runs of the bucket tracker with crashes, beside a model that knows what must be found afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stage import config_of
 
 
 class Model:
-    """What outlives the crashes: the topic, what was delivered, what is known of the index and of the cursor."""
+    """What outlives the crashes: the topic, the delivered messages, and what is known of index and cursor."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -56,7 +56,7 @@ class Model:
         return position
 
     def deliver(self, positions: Iterable[Position]) -> None:
-        """Take what came out of the tracker: due, and never before."""
+        """Take messages out of the tracker: due, and never early."""
         for position in positions:
             assert self.times[position] <= self.clock.now_ms()
             assert position not in self.delivered
@@ -64,7 +64,7 @@ class Model:
             self.delivered.add(position)
 
     def passed(self) -> Position | None:
-        """Return up to where all is delivered or cleared."""
+        """Return the position up to which all is delivered or cleared."""
         missing = min(self.wanted, default=None)
         done = [each for each in self.times if missing is None or each < missing]
         return max(done, default=None)
@@ -81,7 +81,7 @@ class Model:
 
 
 class Run:
-    """The life of one process: opens the tracker a few times, does random things, and ends well or in a crash."""
+    """One process: opens the tracker a few times, performs random operations, and ends in order or in a crash."""
 
     def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
         self.home = home
@@ -120,23 +120,23 @@ class Run:
             self._note()
 
     async def live(self) -> None:
-        """Live, over restarts; the last two lives are short."""
+        """Run over restarts; the last two runs are short."""
         await self.play(2, 14)
         await self.play(2, 1)
 
     async def live_on(self) -> None:
-        """Live on for a while."""
+        """Run on for a while."""
         await self.play(1, 4)
 
     async def recover(self, random: Random) -> None:
-        """Open what a crash left, perhaps some time later, go on for a while, and let everything come out."""
+        """Open what a crash left, perhaps some time later, run on for a while, and take everything out."""
         self.model.clock.advance(random.choice([0, 0, 10, 200]))
         if random.random() < 0.3:
             await self.live_on()
         await self.finish(4)
 
     async def play(self, restarts: int, steps: int) -> None:
-        """Live; when it cannot be opened, nothing fails from then on."""
+        """Run; if it cannot be opened, nothing fails from then on."""
         for _ in range(restarts):
             try:
                 await self._play(steps)
@@ -151,7 +151,7 @@ class Run:
                 self._note()
 
     async def finish(self, steps: int = 0) -> None:
-        """Live on for some steps, and let everything come out; then nothing is left of the index."""
+        """Run some more steps, and take everything out; then nothing is left of the index."""
         async with self.opened():
             for _ in range(steps):
                 await self._step()
@@ -167,7 +167,7 @@ class Run:
         self.home.check_clean(names)
 
     async def _drain(self) -> None:
-        """Take out all that is due, waiting for storage in between."""
+        """Take out all due messages, and wait for storage in between."""
         empty = 0
         while empty < 2:
             await self.idle()
@@ -177,7 +177,7 @@ class Run:
         await self.idle()
 
     async def check_storage(self) -> None:
-        """Check that what is stored, named, and known is the same, and that nothing else lies about."""
+        """Check that stored, named, and known snapshots are the same, and that nothing else is left."""
         await self.cursor._tasks.wait_until_idle()
         ids = {named.snapshot_id for named in named_snapshots(self.cursor.properties())}
         assert {bucket.named.snapshot_id for bucket in self.tracker._index.buckets} == ids
@@ -196,7 +196,7 @@ class Run:
         return {Position(*each) for each in self.tracker._index.pending}
 
     def _note(self) -> None:
-        """Learn which indexes are sealed: they are held, and not in memory only."""
+        """Note which indexes are sealed: held, and not in memory only."""
         index = self.tracker._index
         index.queue.change_tail_owner(index.mutable)
         unsealed = index.queue.runs([index.mutable, *index.sealing])

@@ -1,6 +1,6 @@
-"""Where the snapshots and the cursor of a stage lie: in memory, or on logs in a folder. They outlive the trackers.
+"""Where a test's snapshots and cursor are: in memory, or on logs in a folder. They outlive the trackers.
 
-Of each home tests see the same: ``storage.snapshots``, which is what lies there, to be read and changed between calls,
+All homes have the same interface: ``storage.snapshots``, the stored snapshots, to be read and changed between calls,
 ``cursor.held``, and the faults of both.
 """
 
@@ -26,11 +26,11 @@ from pulsar_nack.ledger.files import Files, OsFiles
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage, StorageFaults
 
 OTHER = {"other": "1"}
-"""A property that is not the tracker's."""
+"""A property that does not belong to the tracker."""
 
 
 class StorageOfHome(BucketSnapshotStorage, Protocol):
-    """A storage with what tests see of it."""
+    """A storage as tests see it."""
 
     faults: StorageFaults
 
@@ -42,7 +42,7 @@ class StorageOfHome(BucketSnapshotStorage, Protocol):
 
 
 class CursorOfHome(DelayedCursor, Protocol):
-    """A cursor with what tests see of it."""
+    """A cursor as tests see it."""
 
     faults: StorageFaults
 
@@ -67,7 +67,7 @@ class Home(Protocol):
 
 
 class MemoryHome:
-    """All in memory."""
+    """Everything in memory."""
 
     def __init__(self) -> None:
         self.storage = MemorySnapshotStorage()
@@ -81,7 +81,7 @@ class MemoryHome:
 
 
 class LogHome:
-    """On logs in a folder, opened again each time, so that only what is stored counts."""
+    """Logs in a folder, opened again each time, so that only stored state counts."""
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self._files = files or OsFiles()
@@ -110,7 +110,7 @@ class LogHome:
 
 
 class Lying(MutableMapping[int, tuple[bytes, ...]]):
-    """The snapshots in a folder, even if another object has them open; set ones are written as the storage does."""
+    """The snapshots in a folder, even if another object has them open; assignment writes as the storage does."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""A bucket tracker on a clock that is moved by hand, with a storage and a cursor that fail on demand."""
+"""A bucket tracker on a manual clock, with a storage and a cursor that fail on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .homes import OTHER, Home, MemoryHome
 
 
 def new_home() -> Home:
-    """Return where a stage lies; the fixture ``home`` puts others in the place of this."""
+    """Return a new home; the fixture ``home`` replaces this function."""
     return MemoryHome()
 
 
@@ -29,7 +29,7 @@ def config_of(
     most_buckets: int = 50,
     **more: Any,
 ) -> BucketConfig:
-    """Return the config that the numbered cases write B(tick, strict, min index count, step, indexes, buckets)."""
+    """Return the config that the numbered cases call B(tick, strict, min index count, step, indexes, buckets)."""
     return BucketConfig(
         delayed_delivery_tick_time_millis=tick,
         is_delayed_delivery_deliver_at_time_strict=strict,
@@ -42,7 +42,7 @@ def config_of(
 
 
 async def drain(tracker: BucketDelayedDeliveryTracker, batch: int = 1_000) -> list[Position]:
-    """Take out all that is due, waiting for storage in between."""
+    """Take out all due messages, and wait for storage in between."""
     found: list[Position] = []
     empty = 0
     while empty < 2:
@@ -54,7 +54,7 @@ async def drain(tracker: BucketDelayedDeliveryTracker, batch: int = 1_000) -> li
 
 
 class Stage:
-    """One subscription: what outlives a tracker, and the tracker of now."""
+    """One subscription: what outlives a tracker, and the present tracker."""
 
     def __init__(self, now: int = 0, **settings: Any) -> None:
         self.clock = ManualClock(now)
@@ -67,7 +67,7 @@ class Stage:
 
     @asynccontextmanager
     async def run(self, **settings: Any) -> AsyncIterator[Stage]:
-        """Open a tracker, and close it in the end; what is idle then stays as it is."""
+        """Open a tracker, and close it at the end; an idle tracker's state stays as it is."""
         async with self.home, await self._open(**settings):
             yield self
             self.check()
@@ -102,7 +102,7 @@ class Stage:
 
     @property
     def stored(self) -> list[object]:
-        """Return all that is left on storage: names and snapshots."""
+        """Return everything on storage: names and snapshots."""
         return [*self.names, *self.storage.snapshots]
 
     async def mark_delete(self, ledger: int, entry: int) -> None:
@@ -127,18 +127,18 @@ class Stage:
                 await self.idle()
 
     async def drain(self, batch: int = 100_000) -> list[Position]:
-        """Take out all that is due, waiting for storage in between."""
+        """Take out all due messages, and wait for storage in between."""
         return await drain(self.tracker, batch)
 
     async def idle_except(self, name: str) -> None:
-        """Run everything until only a call that is held up is left."""
+        """Run everything until only a blocked call is left."""
         while not self.storage.faults.calls[name]:
             await asyncio.sleep(0)
         for _ in range(50):
             await asyncio.sleep(0 if isinstance(self.home, MemoryHome) else 0.001)
 
     def check(self) -> None:
-        """Compare what is kept with what it is counted from."""
+        """Compare the state with the figures derived from it."""
         index = self.tracker._index
         owners: list[AnyBucket] = [index.mutable, *index.sealing, *index.buckets]
         index.queue.change_tail_owner(index.mutable)

@@ -1,4 +1,4 @@
-"""Adding many at once, the set of what is held, and the queue's and the merge's ways with many."""
+"""Bulk additions, the set of held positions, and the queue and the merge with many indexes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .stage import Stage
 
 MESSAGES = st.lists(st.tuples(st.integers(0, 30), st.integers(-2, 60)), max_size=40)
 NO_INTEGERS: list[Any] = [bool, object, ">i8", "f2", "c16", "U1", "M8[ms]", "i4,i4"]
-"""Arrays of masks, objects, dates and anything else but integers."""
+"""Arrays of masks, objects, dates and other types than integers."""
 INDEXES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(0, 9)), max_size=60)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), MESSAGES), max_size=6), st.integers(0, 20))
 async def test_many_are_added_as_one_by_one(calls: list[tuple[int, list[tuple[int, int]]]], now: int) -> None:
-    """Whatever is added in bulk, in any order and again, is held, refused and taken out as if added singly."""
+    """Messages added in bulk, in any order and again, are held, refused and taken out as if added singly."""
     one, many = Stage(now, least=4), Stage(now, least=4)
     async with one.run(), many.run():
         for ledger, messages in calls:
@@ -50,7 +50,7 @@ async def test_many_are_added_as_one_by_one(calls: list[tuple[int, list[tuple[in
     "entries", [range(5), [0, 1, 2, 3, 4], (4, 3, 2, 1, 0), array("q", range(5)), memoryview(bytes(range(5)))]
 )
 async def test_kinds_of_many(entries: Any) -> None:
-    """Ranges, lists, tuples, arrays and what has a buffer are all fine, for entries and for times."""
+    """Ranges, lists, tuples, arrays and buffers are accepted, for entries and for times."""
     async with Stage().run() as stage:
         assert stage.tracker.add_messages(1, entries, 20)
         assert stage.tracker.add_entries(2, entries, entries) == [0]
@@ -60,7 +60,7 @@ async def test_kinds_of_many(entries: Any) -> None:
 
 
 async def test_many_with_one_time() -> None:
-    """All of them are held, or all have to be dispatched, also what was held before."""
+    """All of them are held, or all have to be dispatched, also those that were held before."""
     async with Stage(10, strict=False, tick=5).run() as stage:
         assert stage.tracker.add_messages(1, range(10), 16)
         assert not stage.tracker.add_messages(1, range(3), 15)
@@ -127,7 +127,7 @@ async def test_many_that_are_refused(entries: Any, times: Any, message: str) -> 
 
 @given(INDEXES, INDEXES)
 def test_what_is_pending(first: list[Index], second: list[Index]) -> None:
-    """Sets that are filled, joined and emptied in bulk are what they are when filled one by one."""
+    """Sets that are filled, joined and emptied in bulk equal sets that are filled one by one."""
     held, other, model = PositionSet(), PositionSet(), {index[1:] for index in first}
     held.add_all(first)
     other.add_all(second)
@@ -162,7 +162,7 @@ def test_bitmaps_are_joined(first: list[Index], second: list[Index]) -> None:
 
 @pytest.mark.parametrize("ledger", [1, 2])
 def test_bad_bitmaps_are_not_joined(ledger: int) -> None:
-    """Bytes that are no bitmap change nothing, also where nothing was held of the ledger."""
+    """Invalid bitmaps change nothing, also if no entry of the ledger was held."""
     held = PositionSet()
     held.add(1, 5)
     with pytest.raises(ValueError, match="4 bytes that are not"):
@@ -172,7 +172,7 @@ def test_bad_bitmaps_are_not_joined(ledger: int) -> None:
 
 
 def test_entries_that_are_not_all_new() -> None:
-    """Entries are added as a whole only where none is held and none comes twice."""
+    """Entries are added as a whole only if none is held and none comes twice."""
     held = PositionSet()
     assert held.add_new(1, array("I", [1, 2]))
     assert not held.add_new(1, array("I", [2, 3]))
@@ -182,7 +182,7 @@ def test_entries_that_are_not_all_new() -> None:
 
 
 def test_many_ledgers_are_taken_over_at_once() -> None:
-    """Beyond some ledgers that both have sizes are not measured; they are no smaller than they should be."""
+    """Above some ledgers that both have, sizes are not measured; they are no smaller than they should be."""
     one, other, measured = PositionSet(), PositionSet(), PositionSet()
     for ledger in range(100):
         for entry in range(0, 50, 2):
@@ -197,7 +197,7 @@ def test_many_ledgers_are_taken_over_at_once() -> None:
 
 @pytest.mark.parametrize("singly", [True, False])
 def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
-    """However scattered what is taken out lies, a ledger takes no more than a bit an entry, and that is counted."""
+    """However scattered removed entries are, a ledger takes at most a bit an entry, which is counted."""
     held, ledgers = PositionSet(), size(20, fast=4)
     for ledger in range(ledgers):
         held.add_new(ledger, array("I", range(50_000)))
@@ -219,7 +219,7 @@ def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
 
 @given(st.lists(INDEXES, max_size=5), INDEXES, st.integers(0, 45), st.integers(1, 30))
 def test_many_are_taken_from_the_queue(runs: list[list[Index]], tail: list[Index], until: int, most: int) -> None:
-    """What is taken out in bulk is in order, all that is due and no more, and owners know what is left."""
+    """Indexes taken in bulk are in order, all that is due and no more, and owners know the remaining number."""
     owners = [MutableBucket.of(BucketConfig()) for _ in range(len(runs) + 1)]
     queue = DueQueue(owners[0])
     for owner, run in zip(owners[1:], runs, strict=True):
@@ -252,7 +252,7 @@ def test_runs_that_follow_each_other_are_one() -> None:
 
 
 def test_few_at_a_time_are_kept_together() -> None:
-    """Many small additions take no more than as many single ones, and come out in order."""
+    """Many small additions take no more memory than as many single ones, and come out in order."""
     owner = MutableBucket.of(BucketConfig())
     queue = DueQueue(owner)
     indexes = [(number * 7_919 % 10_007, 1, number) for number in range(10_000)]
@@ -266,7 +266,7 @@ def test_few_at_a_time_are_kept_together() -> None:
 
 
 def test_many_runs_that_lie_over_each_other() -> None:
-    """Merging hundreds of runs takes time in proportion to what is in them."""
+    """Merging hundreds of runs takes time in proportion to their contents."""
     owner = MutableBucket.of(BucketConfig())
     queue = DueQueue(owner)
     runs = [[(at * 1_000 + number, 1, at) for at in range(300)] for number in range(400)]
@@ -277,7 +277,7 @@ def test_many_runs_that_lie_over_each_other() -> None:
 
 
 def test_which_piece_comes_first() -> None:
-    """The next piece of a source comes before the others when it ends before all that they have or will have."""
+    """A source's next piece comes first if it ends before everything that the others have or will have."""
     one, other = (
         MergeSource(ImmutableBucket(NamedSnapshot("k", 1, 1, 1), mins=[at], maxs=[50], counts=[2])) for at in (5, 10)
     )

@@ -1,4 +1,4 @@
-"""D27: the tracker is stopped at every operation on storage, and what comes back is compared with a model."""
+"""D27: the tracker crashes at every operation on storage, and recovery is compared with a model."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def start(kind: str, seed: int, random: Random | None = None) -> Run:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_at_every_change(kind: str, seed: int) -> None:
-    """D27: wherever a run stops, what was sealed is there once or due, nothing is early or twice, no orphan stays."""
+    """D27: wherever a run crashes, sealed messages are there once or due, none is early or twice, no orphan stays."""
     crash_everywhere(start(kind, seed), seed, LEAST)
 
 
 @pytest.mark.parametrize("seed", seeds((1, 20, 38)))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_while_recovering(kind: str, seed: int) -> None:
-    """D27: crashes while what the last one left is being opened and cleaned lose nothing either."""
+    """D27: crashes during recovery and cleaning lose nothing either."""
     crash_again_and_again(start(kind, seed), seed, 20, most=12)
 
 
 @pytest.mark.parametrize("seed", seeds((30, 1, 31)))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_after_failures(kind: str, seed: int) -> None:
-    """D27: the store refuses something, the run goes on, and stops later: what was reported as durable is there."""
+    """D27: the store refuses something, the run continues, and crashes later: what was reported as durable is there."""
     fail_everywhere(lambda random: start(kind, seed, random), seed, 7, most=32)
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 async def stored() -> Stage:
-    """Return a stage with three snapshots that are named and one that is not."""
+    """Return a stage with three named snapshots and one without a name."""
     stage = Stage()
     async with stage.run():
         await stage.fill(1, 16)
@@ -23,7 +23,7 @@ async def stored() -> Stage:
 
 
 async def test_all_are_deleted() -> None:
-    """D34: snapshots that nobody wants any more are cleaned, named or not; other properties stay."""
+    """D34: unused snapshots are deleted, named or not; other properties stay."""
     stage = await stored()
     async with stage.home:
         assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 4
@@ -33,7 +33,7 @@ async def test_all_are_deleted() -> None:
 
 
 async def test_what_cannot_be_deleted_is_tried_again() -> None:
-    """A failure does not keep the others, is reported, and leaves its snapshot to the next call."""
+    """A failure does not affect the others, is reported, and leaves its snapshot to the next call."""
     stage = await stored()
     stage.storage.faults.fail["delete"] = 1
     stage.cursor.faults.fail["remove"] = 1

@@ -1,4 +1,4 @@
-"""Storage that fails, is slow, or answers late; and what a crash leaves behind."""
+"""Storage that fails, is slow, or answers late; and leftovers of a crash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 async def test_one_failure_of_each() -> None:
-    """D21: one failure of each operation changes nothing of what comes out: all, once, in order of time."""
+    """D21: one failure of each operation does not change the output: all messages, once, in order of time."""
     stage = Stage(most_buckets=10)
     for name in ("create", "metadata", "segment", "delete"):
         stage.storage.faults.fail[name] = 1
@@ -47,7 +47,7 @@ async def test_one_failure_of_each() -> None:
 
 
 async def test_reads_that_fail_for_a_while() -> None:
-    """D21: four failures of a read: nothing comes of that bucket, retries back off, then all comes."""
+    """D21: four failures of a read: no message of that bucket comes, retries back off, then all come."""
     async with Stage(prefetch=0).run() as stage:
         await stage.fill(1, 5)
         assert stage.add(6, 6, 10_000)
@@ -75,7 +75,7 @@ async def test_reads_that_fail_for_a_while() -> None:
 
 
 async def test_others_go_on_while_one_bucket_fails() -> None:
-    """D21: a bucket that cannot be read does not hold up what is in memory or in other buckets."""
+    """D21: a bucket that cannot be read does not delay messages in memory or in other buckets."""
     async with Stage(prefetch=0).run() as stage:
         await stage.fill(1, 11)
         await stage.idle()
@@ -114,7 +114,7 @@ async def test_slow_reads_are_waited_for_a_while_only() -> None:
 
 
 async def test_creation_that_always_fails() -> None:
-    """D22: without storage everything stays in memory, is delivered from there, and is not lost."""
+    """D22: without storage all messages stay in memory, are delivered from there, and are not lost."""
     async with Stage().run() as stage:
         stage.storage.faults.fail["create"] = -1
         await stage.fill(1, 6)
@@ -131,7 +131,7 @@ async def test_creation_that_always_fails() -> None:
 
 
 async def test_creation_backs_off() -> None:
-    """A creation that fails is tried again, ever more rarely, and works in the end."""
+    """A creation that fails is tried again, less and less often, and works in the end."""
     async with Stage().run() as stage:
         stage.storage.faults.fail["create"] = -1
         await stage.fill(1, 6, base=10**6)
@@ -148,7 +148,7 @@ async def test_creation_backs_off() -> None:
 
 
 async def test_pauses_while_storage_takes_nothing() -> None:
-    """D22: above the bound of what is on no storage deliveries pause, until storage answers."""
+    """D22: above the limit of unstored messages deliveries pause, until storage answers."""
     async with Stage(max_unsealed_indexes=20).run() as stage:
         stage.storage.faults.fail["create"] = -1
         await stage.fill(1001, 1020, wait=True)
@@ -167,7 +167,7 @@ async def test_pauses_while_storage_takes_nothing() -> None:
 
 @pytest.mark.parametrize("least", [8, 50])
 async def test_a_bound_below_the_size_of_a_bucket(least: int) -> None:
-    """D22: deliveries go on while storage answers, also if a bucket would be larger than the bound."""
+    """D22: deliveries continue while storage answers, also if a bucket would be larger than the limit."""
     async with Stage(least=least, max_unsealed_indexes=10).run() as stage:
         for entry in range(100):
             stage.add(1, entry, 10**6)
@@ -177,7 +177,7 @@ async def test_a_bound_below_the_size_of_a_bucket(least: int) -> None:
 
 
 async def test_a_merge_that_cannot_be_written() -> None:
-    """D26: the sources stay, delivery goes on, and the merge is counted as failed."""
+    """D26: the sources stay, delivery continues, and the merge is counted as failed."""
     stage = Stage(prefetch=0)
     async with stage.run():
         await stage.fill(1, 16)
@@ -197,7 +197,7 @@ async def test_a_merge_that_cannot_be_written() -> None:
 
 
 async def test_a_merge_that_never_works_keeps_no_others_from_it() -> None:
-    """A bucket whose snapshot is damaged throughout stays as it is; the others are merged to about the maximum."""
+    """A bucket whose snapshot is damaged throughout stays; the others are merged to about the maximum."""
     stage = Stage(prefetch=0, most_buckets=4)
     async with stage.run():
         await stage.fill(1, 21, base=1_000_000)
@@ -231,7 +231,7 @@ async def fill_and_clear(stage: Stage, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["create", "put"])
 async def test_clear_while_a_snapshot_is_stored(name: str) -> None:
-    """A snapshot that comes into being after a clear is deleted again, with its property."""
+    """A snapshot whose creation ends after a clear is deleted again, with its property."""
     async with Stage().run() as stage:
         await fill_and_clear(stage, name)
         await stage.idle()
@@ -240,7 +240,7 @@ async def test_clear_while_a_snapshot_is_stored(name: str) -> None:
 
 
 async def test_clear_that_cannot_delete() -> None:
-    """A clear returns though nothing can be deleted now; that is done later."""
+    """A clear returns though nothing can be deleted now; the deletion happens later."""
     async with Stage().run() as stage:
         await stage.fill(1, 11)
         await stage.idle()
@@ -295,7 +295,7 @@ async def test_a_clear_that_no_cursor_takes(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_clear_that_is_cancelled() -> None:
-    """A clear that is cancelled has dropped everything, and goes on deleting."""
+    """A cancelled clear has dropped everything, and continues deleting."""
     async with Stage().run() as stage:
         await stage.fill(1, 21)
         await stage.idle()
@@ -312,7 +312,7 @@ async def test_clear_that_is_cancelled() -> None:
 
 
 async def test_close_while_clearing() -> None:
-    """Closing ends a clear that waits for storage; what is left is found by the next run."""
+    """Closing ends a clear that waits for storage; the next run finds the rest."""
     stage = Stage()
     async with stage.run():
         await stage.fill(1, 21)
@@ -327,7 +327,7 @@ async def test_close_while_clearing() -> None:
 
 
 async def test_the_end_of_time() -> None:
-    """The latest times that there are can be stored and read again; nothing comes of them."""
+    """The latest possible times can be stored and read again; such messages never come out."""
     stage = Stage()
     async with stage.run():
         for i in range(1, 7):
@@ -363,7 +363,7 @@ async def test_a_segment_that_comes_late(what: str) -> None:
 
 
 async def test_recovers_the_older_form() -> None:
-    """D29: a snapshot without min_schedule_timestamp comes back as one with it does, what is due left out."""
+    """D29: a snapshot without min_schedule_timestamp is recovered like one with it, without due messages."""
     stage = Stage()
     async with stage.run():
         await stage.fill(1, 6)
@@ -396,7 +396,7 @@ async def test_reads_what_pulsar_names() -> None:
 
 @pytest.mark.parametrize("damage", ["metadata", "bitmap", "gone", "segment"])
 async def test_damaged_snapshots(damage: str) -> None:
-    """A snapshot that is damaged or gone is dropped for normal dispatch; a damaged segment comes at its latest time."""
+    """A damaged or missing snapshot is left to normal dispatch; a damaged segment comes at its latest time."""
     stage = Stage(step=100)
     async with stage.run():
         await stage.fill(1, 6)
@@ -453,7 +453,7 @@ async def test_segments_that_were_cut_between_two_indexes(when: str) -> None:
 
 
 async def test_orphans_are_deleted() -> None:
-    """D27: a snapshot that no property names, as a crash leaves it, is deleted when the tracker is opened."""
+    """D27: a snapshot that no property names, as after a crash, is deleted when the tracker is opened."""
     stage = Stage()
     stage.storage.snapshots[77] = (b"", b"")
     async with stage.run():
@@ -462,7 +462,7 @@ async def test_orphans_are_deleted() -> None:
 
 
 async def test_sources_that_outlive_a_merge() -> None:
-    """D27: a crash after a merge was named and before its sources were deleted: all is there once, the sources go."""
+    """D27: a crash after naming a merge and before deleting its sources: all is there once, the sources go."""
     stage = Stage(prefetch=0)
     async with stage.run():
         await stage.fill(1, 16)
@@ -482,7 +482,7 @@ async def test_sources_that_outlive_a_merge() -> None:
 
 
 async def test_recovery_that_is_slow() -> None:
-    """Opening does not wait for ever for storage; what is read again in the meantime counts once."""
+    """Opening does not wait for ever for storage; messages that are read again meanwhile count once."""
     stage = Stage()
     async with stage.run():
         await stage.fill(1, 6)
@@ -503,7 +503,7 @@ async def test_recovery_that_is_slow() -> None:
 
 
 async def test_what_comes_due_while_it_is_read() -> None:
-    """What comes due between the reading of a snapshot and its being taken in is left to normal dispatch."""
+    """Messages that are due between reading a snapshot and using it are left to normal dispatch."""
     stage = Stage(step=1000)
     async with stage.run():
         await stage.fill(1, 6)

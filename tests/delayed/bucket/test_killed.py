@@ -1,4 +1,4 @@
-"""D27: a real process on real files that is killed, again and again."""
+"""D27: a real process on real files that is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .stage import config_of
 
 
 class Told:
-    """What the killed processes said, all of them together."""
+    """What the killed processes reported, all of them together."""
 
     def __init__(self) -> None:
         self.times: dict[Position, int] = {}
@@ -24,7 +24,7 @@ class Told:
         self.now = 0
 
     def hear(self, line: str) -> None:
-        """Take a line in."""
+        """Note a line."""
         what, *words = line.split()
         numbers = [int(word) for word in words]
         match what:
@@ -48,7 +48,7 @@ class Told:
 
 
 async def check(path: Path, told: Told) -> None:
-    """Open what was left, and compare it with what was said."""
+    """Open what was left, and compare it with the reports."""
     config = config_of(least=3, step=40, most_indexes=4, most_buckets=4, prefetch=0.05)
     async with await BucketDelayedDeliveryTracker.open_local(path, config, clock=ManualClock(told.now)) as tracker:
         mark = tracker.cursor.mark_delete_position
@@ -66,7 +66,7 @@ async def check(path: Path, told: Told) -> None:
 
 @pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(15, marks=pytest.mark.slow)])
 async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
-    """D27: after each kill what was said to be sealed is there or due, nothing is early or twice, no orphan stays."""
+    """D27: after each kill reported seals are there or due, nothing is early or twice, no orphan stays."""
     told = Told()
     with victims("tests.delayed.bucket.victim") as those:
         for seed in range(kills):

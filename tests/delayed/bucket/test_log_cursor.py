@@ -1,4 +1,4 @@
-"""The cursor on logs: what is durable, going on in a new log, failures, other openers, and what is no cursor."""
+"""The cursor on logs: durability, rollover, failures, other openers, and logs that are no cursor."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def test_begins_with_nothing(store: LocalLogStore) -> None:
         assert cursor.properties() == {}
 
 
-async def test_keeps_what_it_was_told(store: LocalLogStore) -> None:
-    """Position and properties come back as they were; what was removed, and what was never there, does not."""
+async def test_keeps_its_state(store: LocalLogStore) -> None:
+    """Position and properties are equal after a restart; removed and refused changes are not there."""
     cursor = await LogDelayedCursor.open(store)
     await cursor.mark_delete(Position(3, 7))
     await cursor.put_property("a", "1")
@@ -69,7 +69,7 @@ async def test_keeps_what_it_was_told(store: LocalLogStore) -> None:
 
 
 async def test_mark_delete_does_not_go_back(store: LocalLogStore, files: FaultyFiles) -> None:
-    """An earlier position changes nothing and writes nothing; not in the order of two calls at one time either."""
+    """An earlier position changes and writes nothing; nor do two concurrent calls depend on their order."""
     cursor = await LogDelayedCursor.open(store)
     await cursor.mark_delete(Position(5, 5))
     written = files.history.count("write")
@@ -81,7 +81,7 @@ async def test_mark_delete_does_not_go_back(store: LocalLogStore, files: FaultyF
 
 
 async def test_mark_delete_at_the_begin_of_a_ledger(store: LocalLogStore) -> None:
-    """A position before the first entry of a ledger moves forward as any other, and not back at the same time."""
+    """A position before a ledger's first entry moves forward like any other, and not back at the same time."""
     cursor = await LogDelayedCursor.open(store)
     await asyncio.gather(
         cursor.mark_delete(Position(5, -1)), cursor.mark_delete(Position(7, 3)), cursor.mark_delete(Position(7, -1))
@@ -90,7 +90,7 @@ async def test_mark_delete_at_the_begin_of_a_ledger(store: LocalLogStore) -> Non
 
 
 async def test_many_at_a_time_share_a_write(store: LocalLogStore, files: FaultyFiles) -> None:
-    """Changes that come while one is written go into one write together, in order."""
+    """Changes that arrive during a write share the next one, in order."""
     cursor = await LogDelayedCursor.open(store)
     before = files.history.count("sync")
     await asyncio.gather(*(cursor.put_property("k", str(i)) for i in range(200)))
@@ -114,7 +114,7 @@ async def test_many_at_a_time_share_a_write(store: LocalLogStore, files: FaultyF
     ],
 )
 async def test_bad_arguments(store: LocalLogStore, field: str, call: Callable[[Any], Any]) -> None:
-    """What is no position or no text is refused by name, and changes nothing."""
+    """An invalid position or text is refused by name, and changes nothing."""
     async with await LogDelayedCursor.open(store) as cursor:
         with pytest.raises(InvalidArgumentError, match=field):
             await call(cursor)
@@ -122,7 +122,7 @@ async def test_bad_arguments(store: LocalLogStore, field: str, call: Callable[[A
 
 
 async def test_closed(store: LocalLogStore) -> None:
-    """After closing changes are refused; closing again is harmless, and what was begun before was carried out."""
+    """After closing changes are refused; closing again is harmless, and earlier changes were carried out."""
     cursor = await LogDelayedCursor.open(store)
     begun = asyncio.create_task(cursor.put_property("a", "1"))
     await asyncio.sleep(0)
@@ -137,7 +137,7 @@ async def test_closed(store: LocalLogStore) -> None:
 
 
 async def test_cancelled_changes(store: LocalLogStore) -> None:
-    """A change that is cancelled is made or not, in memory as on the log; the others are made."""
+    """A cancelled change is made or not, in memory as on the log; the others are made."""
     cursor = await LogDelayedCursor.open(store)
     tasks = [asyncio.create_task(cursor.put_property(str(i), "x")) for i in range(20)]
     for rounds in range(20):
@@ -151,8 +151,8 @@ async def test_cancelled_changes(store: LocalLogStore) -> None:
     assert (await reopened(cursor, store)).properties() == found
 
 
-async def test_writes_its_log_anew(store: LocalLogStore) -> None:
-    """A log that has grown gives way to a new one with the same state; only one is left, and it stays small."""
+async def test_rolls_its_log_over(store: LocalLogStore) -> None:
+    """A log that has grown is replaced by a new one with the same state; only one is left, and it stays small."""
     cursor = await LogDelayedCursor.open(store, compact_at=1_000)
     for i in range(300):
         await cursor.put_property(f"k{i % 7}", str(i))
@@ -167,8 +167,8 @@ async def test_writes_its_log_anew(store: LocalLogStore) -> None:
     assert cursor.properties() == {f"k{i % 7}": str(i) for i in range(293, 300)}
 
 
-async def test_a_large_state_is_not_written_anew_all_the_time(store: LocalLogStore) -> None:
-    """A log that is large because the state is large stays until it is four times what it has to be."""
+async def test_a_large_state_is_not_rolled_over_all_the_time(store: LocalLogStore) -> None:
+    """A log that is large because the state is large stays until it is four times as large as necessary."""
     cursor = await LogDelayedCursor.open(store, compact_at=0)
     for i in range(100):
         await cursor.put_property(str(i), "x" * 100)
@@ -179,8 +179,8 @@ async def test_a_large_state_is_not_written_anew_all_the_time(store: LocalLogSto
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "make_folder", "sync_folder"])
 @pytest.mark.parametrize("skip", [0, 1, 2])
-async def test_writing_anew_that_fails(store: LocalLogStore, files: FaultyFiles, operation: str, skip: int) -> None:
-    """When the new log cannot be made the old one goes on, and all that was reported is there afterwards."""
+async def test_a_rollover_that_fails(store: LocalLogStore, files: FaultyFiles, operation: str, skip: int) -> None:
+    """If the new log cannot be created the old one continues, and all reported changes are there afterwards."""
     cursor = await LogDelayedCursor.open(store, compact_at=400)
     kept: dict[str, str] = {}
     for i in range(60):
@@ -203,7 +203,7 @@ async def test_writing_anew_that_fails(store: LocalLogStore, files: FaultyFiles,
 
 
 async def test_disk_full(store: LocalLogStore, files: FaultyFiles) -> None:
-    """On a full disk each change gets an error, nothing changes, and it works again when there is room."""
+    """On a full disk each change raises, nothing changes, and it works again when there is room."""
     cursor = await LogDelayedCursor.open(store)
     await cursor.put_property("a", "1")
     files.fail(errno.ENOSPC, "write", times=math.inf)
@@ -245,12 +245,12 @@ def marker(sequence: int, position: Position, properties: dict[str, str]) -> lis
 
 
 def record(sequence: int, *body: bytes, said: bytes = b"") -> bytes:
-    """Return a state as a record that was made by hand."""
+    """Return a state as a handmade record."""
     return marker_record(sequence, 1, 1, *body, said=said)
 
 
 async def write(store: LocalLogStore, name: str, *records: bytes) -> None:
-    """Make a log by hand."""
+    """Write a handmade log."""
     async with await store.create(name) as log:
         await log.append_many(records)
 
@@ -277,7 +277,7 @@ STATE = record(5, strings(("a", "1")))
     ],
 )
 async def test_what_is_no_cursor(store: LocalLogStore, records: tuple[bytes, ...]) -> None:
-    """A log that something else wrote, or that lacks its end, is refused with an error, left as it is, and closed."""
+    """A foreign log, or one that lacks its end, is refused with an error, left as it is, and closed."""
     await write(store, OLD, *records)
     for _ in range(2):
         with pytest.raises(LogCorruptedError, match=re.escape(OLD)):
@@ -288,7 +288,7 @@ async def test_what_is_no_cursor(store: LocalLogStore, records: tuple[bytes, ...
 
 
 async def test_a_later_release(store: LocalLogStore) -> None:
-    """A cursor that a later release wrote is refused with its version, and left as it is."""
+    """A later release's cursor is refused with its version, and left as it is."""
     await write(store, OLD, STATE, record(6, said=number(5, 2)))
     with pytest.raises(LogVersionError, match="version 2"):
         await LogDelayedCursor.open(store)
@@ -296,7 +296,7 @@ async def test_a_later_release(store: LocalLogStore) -> None:
 
 
 async def test_acknowledgements_are_left_alone(store: LocalLogStore) -> None:
-    """A Cursor with acknowledgements is not taken for a tracker's, even if it has the name of one."""
+    """A Cursor with acknowledgements is no tracker's cursor, even with the name of one."""
     async with await Cursor.open(store, {1: 9}, name="delayed.cursor") as cursor:
         await cursor.acknowledge([(1, 3)])
     with pytest.raises(InvalidArgumentError, match="no Cursor with acknowledgements"):
@@ -306,7 +306,7 @@ async def test_acknowledgements_are_left_alone(store: LocalLogStore) -> None:
 
 
 async def test_a_log_that_lost_everything(store: LocalLogStore) -> None:
-    """Where only a snapshot says that there was a state, the cursor is refused, not begun again."""
+    """If only a snapshot shows that there was a state, the cursor is refused, not begun again."""
     await write(store, f"{OLD}-snapshot", STATE)
     for _ in range(2):
         with pytest.raises(LogCorruptedError, match="there is a snapshot"):
@@ -329,7 +329,7 @@ async def test_follows_a_log_that_ended(store: LocalLogStore) -> None:
     "begun", [[], marker(6, Position(2, 2), {"a": "x" * 5_000})[:-1], marker(4, Position(0, 0), {})]
 )
 async def test_a_log_that_nothing_leads_to_is_rubbish(store: LocalLogStore, begun: list[bytes]) -> None:
-    """After a crash before its first state is whole, or when the old one was written after it, the old log counts."""
+    """After a crash before the new log's first state is complete, or with later writes to the old one, that counts."""
     await write(store, OLD, *marker(5, Position(1, 1), {"a": "old"}))
     await write(store, NEW, *begun)
     async with await LogDelayedCursor.open(store) as cursor:
@@ -338,7 +338,7 @@ async def test_a_log_that_nothing_leads_to_is_rubbish(store: LocalLogStore, begu
 
 
 async def test_forgets_under_protection(store: LocalLogStore, files: FaultyFiles) -> None:
-    """What names a snapshot goes before it may be deleted; without a name there is a write too, which may fail."""
+    """A snapshot's name is removed before it may be deleted; without a name there is a write too, which may fail."""
     key = "#pulsar.internal.delayed.bucket_1_2"
     cursor = await LogDelayedCursor.open(store)
     await cursor.put_property(key, "7")

@@ -1,4 +1,4 @@
-"""The storage of snapshots on logs: all or none, ids, cancelling, open handles, damage."""
+"""The storage of snapshots on logs: atomic creation, ids, cancelling, open handles, damage."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def make(storage: LogSnapshotStorage, topic: str = "t", cursor: str = "c")
 
 
 def the_file(tmp_path: Path) -> Path:
-    """Return the file of the one snapshot."""
+    """Return the file of the only snapshot."""
     (file,) = tmp_path.glob("logs/snapshot-*.log/*.segment")
     return file
 
@@ -68,7 +68,7 @@ async def reopened(store: LocalLogStore) -> LogSnapshotStorage:
 
 
 async def test_what_was_stored_is_read(storage: LogSnapshotStorage, store: LocalLogStore) -> None:
-    """Entries come back as they were, each and together, however they were split, after a restart too."""
+    """Entries are equal when read, singly and together, however they were split, after a restart too."""
     assert isinstance(storage, BucketSnapshotStorage)
     assert isinstance(storage, SupportsSnapshotListing)
     snapshot_id = await make(storage)
@@ -86,7 +86,7 @@ async def test_what_was_stored_is_read(storage: LogSnapshotStorage, store: Local
 
 
 async def test_more_than_a_log_takes_at_once(store: LocalLogStore) -> None:
-    """Entries of more than 16 MiB, each and together, are stored."""
+    """Entries of more than 16 MiB, singly and together, are stored."""
     async with LogSnapshotStorage(store) as storage:
         large = [bytes([i]) * (9 << 20) for i in range(2)] + [b"x" * (17 << 20)]
         snapshot_id = await storage.create_bucket_snapshot(large[2], large, "key", "", "")
@@ -95,7 +95,7 @@ async def test_more_than_a_log_takes_at_once(store: LocalLogStore) -> None:
 
 
 async def test_ids_are_not_used_again(store: LocalLogStore) -> None:
-    """Ids grow, also when the clock stands, goes back or is far off, and after all snapshots were deleted."""
+    """Ids grow, also if the clock stands, goes back or is far off, and after all snapshots were deleted."""
     ids: list[int] = []
     deleted: set[int] = set()
     for now in (10**12, 10**12 - 5, 10**12, 1 << 45, 1 << 50):
@@ -125,7 +125,7 @@ async def test_deletes(storage: LogSnapshotStorage, store: LocalLogStore) -> Non
 
 
 async def test_lists_those_of_a_cursor(storage: LogSnapshotStorage, store: LocalLogStore) -> None:
-    """The list has what belongs to a topic and cursor, and nothing else that lies in the store."""
+    """The list has the snapshots of a topic and cursor, and nothing else in the store."""
     await (await store.create("cursor-1")).aclose()
     mine = [await make(storage), await make(storage)]
     other = await make(storage, cursor="d")
@@ -137,7 +137,7 @@ async def test_lists_those_of_a_cursor(storage: LogSnapshotStorage, store: Local
 
 
 async def test_unfinished_ones_are_listed_once_nobody_makes_them(store: LocalLogStore, files: FaultyFiles) -> None:
-    """What is being made is not listed; what a crash left of it is, cannot be read, and can be deleted."""
+    """A snapshot being created is not listed; a crash's leftover is listed, cannot be read, and can be deleted."""
     storage = LogSnapshotStorage(store)
     task = asyncio.create_task(make(storage))
     while not await store.names():
@@ -175,7 +175,7 @@ async def test_full_disk(
 async def test_what_could_not_be_deleted_is_deleted_later(
     storage: LogSnapshotStorage, store: LocalLogStore, files: FaultyFiles
 ) -> None:
-    """What is left of a creation that failed goes before the next one is made."""
+    """Leftovers of a failed creation are deleted before the next one."""
     files.fail(errno.EIO, "write", "rename", skip=3, times=math.inf)
     with pytest.raises(LogStorageError):
         await make(storage)
@@ -188,7 +188,7 @@ async def test_what_could_not_be_deleted_is_deleted_later(
 
 @pytest.mark.parametrize("rounds", range(0, 60, 5))
 async def test_cancelled_creations(store: LocalLogStore, rounds: int) -> None:
-    """A creation that is cancelled at any time has made nothing when the storage is closed; others are not touched."""
+    """A creation that is cancelled at any time has created nothing when the storage is closed; others continue."""
     async with LogSnapshotStorage(store, max_append=64) as storage:
         kept = await make(storage)
         task = asyncio.create_task(make(storage))
@@ -201,7 +201,7 @@ async def test_cancelled_creations(store: LocalLogStore, rounds: int) -> None:
 
 
 async def test_the_end_of_a_block_closes_as_the_storage_does(store: LocalLogStore) -> None:
-    """A storage of the user's own, derived from this one, is closed by its own method."""
+    """A user's subclass of this storage is closed by its own method."""
     closed: list[str] = []
 
     class Noting(LogSnapshotStorage):
@@ -218,7 +218,7 @@ async def test_the_end_of_a_block_closes_as_the_storage_does(store: LocalLogStor
 
 
 async def test_cancelled_reads(storage: LogSnapshotStorage) -> None:
-    """A read that is cancelled harms none of the others, which use the same handle."""
+    """A cancelled read does not affect the others, which use the same handle."""
     snapshot_id = await make(storage)
     for _ in range(10):
         tasks = [asyncio.create_task(storage.get_bucket_snapshot_metadata(snapshot_id)) for _ in range(3)]
@@ -268,7 +268,7 @@ async def test_closed(store: LocalLogStore) -> None:
 
 
 async def test_bad_arguments(storage: LogSnapshotStorage, store: LocalLogStore) -> None:
-    """Bounds that make no sense are refused by name."""
+    """Invalid limits are refused by name."""
     snapshot_id = await make(storage)
     with pytest.raises(InvalidArgumentError, match="first"):
         await storage.get_bucket_snapshot_segment(snapshot_id, -1, 1)
@@ -282,7 +282,7 @@ async def test_bad_arguments(storage: LogSnapshotStorage, store: LocalLogStore) 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
 async def test_damaged(storage: LogSnapshotStorage, store: LocalLogStore, tmp_path: Path, part: float) -> None:
-    """A changed byte anywhere is detected, and reported as damage of this snapshot; it can be deleted."""
+    """Any changed byte is detected, and reported as damage of this snapshot, which can be deleted."""
     snapshot_id = await make(storage)
     data = bytearray(the_file(tmp_path).read_bytes())
     data[int(part * len(data))] ^= 1
@@ -295,7 +295,7 @@ async def test_damaged(storage: LogSnapshotStorage, store: LocalLogStore, tmp_pa
 
 
 async def test_cut_anywhere(storage: LogSnapshotStorage, store: LocalLogStore, tmp_path: Path) -> None:
-    """A file that was cut at any byte is not taken for a snapshot."""
+    """A file that was cut at any byte is not read as a snapshot."""
     snapshot_id = await make(storage)
     file = the_file(tmp_path)
     data = file.read_bytes()
@@ -306,7 +306,7 @@ async def test_cut_anywhere(storage: LogSnapshotStorage, store: LocalLogStore, t
 
 
 async def test_foreign_files(storage: LogSnapshotStorage, tmp_path: Path) -> None:
-    """A snapshot in whose folder somebody else's file lies is read, and is not deleted before that is moved away."""
+    """A snapshot whose folder contains a foreign file is read, and not deleted before that file is moved away."""
     snapshot_id = await make(storage)
     foreign = the_file(tmp_path).with_name("notes.txt")
     foreign.touch()
@@ -338,7 +338,7 @@ FOOTER = {"format": 1, "key": "", "topic": "", "cursor": "", "entries": 1, "part
     ],
 )
 async def test_sealed_logs_that_are_no_snapshots(store: LocalLogStore, footer: bytes | dict[str, object]) -> None:
-    """A sealed log without the footer of a snapshot is refused as one."""
+    """A sealed log without a snapshot's footer is refused as a snapshot."""
     async with await store.create(f"snapshot-{'0' * 32}-5") as log:
         await log.append_many([b"metadata", footer if isinstance(footer, bytes) else json.dumps(footer).encode()])
         await log.seal()
@@ -347,7 +347,7 @@ async def test_sealed_logs_that_are_no_snapshots(store: LocalLogStore, footer: b
 
 
 async def test_a_later_release(store: LocalLogStore) -> None:
-    """A snapshot that a later release wrote is distinguished from a damaged one."""
+    """A snapshot of a later release is distinguished from a damaged one."""
     async with await store.create(f"snapshot-{'0' * 32}-5") as log:
         await log.append_many([b"metadata", json.dumps({"format": 2}).encode()])
         await log.seal()
@@ -356,7 +356,7 @@ async def test_a_later_release(store: LocalLogStore) -> None:
 
 
 async def test_holds_on_simulated_files_too() -> None:
-    """What is stored is there after a crash at once, as a whole."""
+    """A stored snapshot is complete after an immediate crash."""
     files = MemoryFiles(Random(3))
     folder = Path("/some/logs")
     store = await LocalLogStore.open(folder, files=files)
@@ -366,7 +366,7 @@ async def test_holds_on_simulated_files_too() -> None:
 
 
 def test_splits_and_groups() -> None:
-    """Records are no larger than asked for, groups neither but for a single record, and nothing is lost of them."""
+    """Records are no larger than asked for, groups only if they are a single record, and nothing is lost."""
     records, parts = split_entries([b"abc", b"", b"0123456789", b"x"], 4)
     assert (records, parts) == ([b"abc", b"", b"0123", b"4567", b"89", b"x"], {2: 3})
     assert list(group_records(records, 12)) == [[b"abc", b""], [b"0123"], [b"4567"], [b"89", b"x"]]

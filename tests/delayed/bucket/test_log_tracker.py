@@ -1,4 +1,4 @@
-"""The tracker in a folder: opening, a second opener, and a folder that is full, without rights, or damaged."""
+"""The tracker in a folder: opening, a second opener, and folders that are full, without rights, or damaged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def open_local(path: Path, clock: ManualClock | None = None, **settings: A
 
 
 async def filled(path: Path, last: int = 11) -> None:
-    """Make a tracker leave buckets of five in a folder: (i, i) is due at 10 i."""
+    """Let a tracker leave buckets of five in a folder: (i, i) is due at 10 i."""
     async with await open_local(path) as tracker:
         for i in range(1, last + 1):
             assert tracker.add_message(i, i, 10 * i)
@@ -46,17 +46,17 @@ async def filled(path: Path, last: int = 11) -> None:
 
 
 def snapshot_files(path: Path) -> list[Path]:
-    """Return the files of the snapshots, in order of their making."""
+    """Return the files of the snapshots, in order of creation."""
     return sorted(path.glob("snapshot-*.log/*.segment"))
 
 
 def everything(path: Path) -> dict[str, bytes]:
-    """Return all that lies in a folder, but for locks."""
+    """Return everything in a folder, except locks."""
     return {str(each): each.read_bytes() for each in path.rglob("*") if each.is_file() and each.suffix != ".lock"}
 
 
 async def test_survives_a_restart(tmp_path: Path) -> None:
-    """What was sealed and what is acknowledged is there when the folder is opened again, the folder made if need be."""
+    """Sealed and acknowledged messages are known when the folder is opened again; a missing folder is created."""
     path = tmp_path / "new" / "delayed"
     await filled(path)
     clock = ManualClock(0)
@@ -103,7 +103,7 @@ async def test_closes_what_it_opened(tmp_path: Path) -> None:
 
 
 async def test_closes_while_it_stores(tmp_path: Path) -> None:
-    """Closing while a snapshot is being written leaves nothing of it that the next one would take for a snapshot."""
+    """Closing while a snapshot is being written leaves nothing that the next tracker would read as a snapshot."""
     for rounds in range(0, 40, 4):
         path = tmp_path / str(rounds)
         tracker = await open_local(path)
@@ -135,7 +135,7 @@ async def test_cancelled_opening(tmp_path: Path, rounds: int) -> None:
 
 
 async def test_bad_arguments(tmp_path: Path) -> None:
-    """A coroutine function is refused before anything is made."""
+    """A coroutine function is refused before anything is created."""
 
     async def wake() -> None: ...
 
@@ -145,7 +145,7 @@ async def test_bad_arguments(tmp_path: Path) -> None:
 
 
 async def test_no_folder(tmp_path: Path) -> None:
-    """Where no folder can be, the error says which and why."""
+    """If there can be no folder, the error says which and why."""
     (tmp_path / "file").write_text("")
     with pytest.raises(LogStorageError, match=r"file/delayed.*Not a directory"):
         await open_local(tmp_path / "file" / "delayed")
@@ -153,7 +153,7 @@ async def test_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("operation", ["names", "lock", "open", "create", "make_folder"])
 async def test_no_rights(tmp_path: Path, operation: str) -> None:
-    """A folder without rights is refused with the system's word for it, and nothing of it changes."""
+    """A folder without rights is refused with the system's text, and unchanged."""
     await filled(tmp_path)
     before = everything(tmp_path)
     files = FaultyFiles(OsFiles())
@@ -169,7 +169,7 @@ async def test_no_rights(tmp_path: Path, operation: str) -> None:
 
 
 async def test_read_only_folder(tmp_path: Path) -> None:
-    """Where nothing can be written opening fails before anything is taken for recovered."""
+    """Without write access opening fails before anything counts as recovered."""
     await filled(tmp_path)
     files = FaultyFiles(OsFiles())
     files.fail(errno.EROFS, "write", "create", "truncate", "remove", "rename", "lock", times=math.inf)
@@ -207,7 +207,7 @@ async def test_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["changed", "cut", "gone", "without end", "foreign"])
 async def test_damaged_snapshots(tmp_path: Path, how: str) -> None:
-    """A snapshot that is damaged is dropped, and named in the statistics; its messages are added again; others stay."""
+    """A damaged snapshot is dropped, and named in the statistics; its messages are added again; others stay."""
     await filled(tmp_path)
     file = snapshot_files(tmp_path)[0]
     data = file.read_bytes()
@@ -232,7 +232,7 @@ async def test_damaged_snapshots(tmp_path: Path, how: str) -> None:
 
 
 async def test_snapshots_of_a_later_release(tmp_path: Path) -> None:
-    """A snapshot that a later release wrote is kept, and named; its messages are added again, and come once."""
+    """A later release's snapshot is kept, and named; its messages are added again, and come once."""
     await filled(tmp_path)
     async with await LocalLogStore.open(tmp_path) as store:
         name = next(name for name in await store.names() if name.startswith("snapshot-"))
@@ -265,7 +265,7 @@ async def test_snapshots_of_a_later_release(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["changed", "foreign", "newer"])
 async def test_damaged_cursor(tmp_path: Path, how: str) -> None:
-    """A cursor that is damaged is refused with file and offset, and nothing in the folder is changed or dropped."""
+    """A damaged cursor is refused with file and offset, and nothing in the folder is changed or dropped."""
     await filled(tmp_path)
     (file,) = tmp_path.glob("delayed.cursor-*.log/*.segment")
     data = bytearray(file.read_bytes())
@@ -286,7 +286,7 @@ async def test_damaged_cursor(tmp_path: Path, how: str) -> None:
 
 
 async def test_foreign_files(tmp_path: Path) -> None:
-    """Files of others in the folder are left alone and harm nothing."""
+    """Foreign files in the folder are left alone and harmless."""
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "snapshots").mkdir()
     (tmp_path / "cursor-1.txt").write_text("mine")
@@ -299,7 +299,7 @@ async def test_foreign_files(tmp_path: Path) -> None:
 
 
 async def test_wakes_and_reads_the_wall_clock(tmp_path: Path) -> None:
-    """Without a clock times are those of the wall, and the dispatcher is called."""
+    """Without a clock times are wall time, and the dispatcher is called."""
     woken = asyncio.Event()
     async with await BucketDelayedDeliveryTracker.open_local(tmp_path, on_due=woken.set) as tracker:
         assert not tracker.add_message(1, 1, 1_600_000_000_000)

@@ -1,4 +1,4 @@
-"""Storage that fails or hangs as a whole, or for some of many buckets: nothing else is late for it."""
+"""Storage that fails or hangs as a whole, or for some of many buckets: no other message is late."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Ailing(MemorySnapshotStorage):
         self.ill: set[int] = set()
 
     async def get_bucket_snapshot_segment(self, snapshot_id: int, first: int, last: int) -> Sequence[bytes]:
-        """Return the entries of a snapshot that is well."""
+        """Return the entries of a readable snapshot."""
         await self._suffer(snapshot_id)
         return await super().get_bucket_snapshot_segment(snapshot_id, first, last)
 
     async def get_bucket_snapshot_metadata(self, snapshot_id: int) -> bytes:
-        """Return the first entry of a snapshot that is well."""
+        """Return the first entry of a readable snapshot."""
         if self.how == "hang at once":
             await self._suffer(snapshot_id)
         return await super().get_bucket_snapshot_metadata(snapshot_id)
@@ -48,7 +48,7 @@ class Ailing(MemorySnapshotStorage):
 
 
 class Outage:
-    """So many buckets of two messages each, ``apart`` ms from one to the next, and a tracker that has just started."""
+    """``count`` buckets of two messages each, ``apart`` ms from one to the next, and a new tracker."""
 
     def __init__(self, buckets: int, how: str, *, apart: int = 1, prefetch: float = 2) -> None:
         self.count, self.apart, self.prefetch = buckets, apart, prefetch
@@ -65,7 +65,7 @@ class Outage:
         return await BucketDelayedDeliveryTracker.open(self.storage, self.cursor, config, clock=self.clock)
 
     async def start(self) -> None:
-        """Fill the buckets, and start again."""
+        """Fill the buckets, and restart."""
         async with await self.open() as tracker:
             for bucket in range(self.count):
                 tracker.add_message(bucket, 0, self.due_at(bucket))
@@ -76,7 +76,7 @@ class Outage:
         self.tracker = await self.open()
 
     async def go_on(self, until: int) -> None:
-        """Advance the time, and take what is due."""
+        """Advance the time, and take due messages."""
         self.clock.set(FIRST_AT - 5_000)
         while self.clock.now_ms() < until:
             self.clock.advance(50)
@@ -88,7 +88,7 @@ class Outage:
 @pytest.mark.parametrize("how", ["fail", "hang"])
 @pytest.mark.parametrize(("apart", "prefetch"), [(1, 2), (1, 0.001), (100, 0.001)])
 async def test_what_is_in_memory(how: str, apart: int, prefetch: float) -> None:
-    """O21: while no segment of many buckets can be read, what was never sealed comes in time."""
+    """O21: while no segment of many buckets can be read, messages that were never sealed come in time."""
     for buckets in (40, size(200, fast=80), *([size(1_000, fast=120)] if apart == 1 else [])):
         outage = Outage(buckets, how, apart=apart, prefetch=prefetch)
         await outage.start()
@@ -105,7 +105,7 @@ async def test_what_is_in_memory(how: str, apart: int, prefetch: float) -> None:
 @pytest.mark.parametrize("how", ["fail", "hang"])
 @pytest.mark.parametrize("prefetch", [2, 0.001])
 async def test_what_can_be_read(how: str, prefetch: float) -> None:
-    """O21: half of many buckets cannot be read, those that come first or each second one: the others come in time."""
+    """O21: half of many buckets cannot be read, the first ones or every second one: the others come in time."""
     buckets = size(400, fast=80)
     for ill in (range(0, buckets, 2), range(buckets // 2)):
         outage = Outage(buckets, how, prefetch=prefetch)
@@ -120,7 +120,7 @@ async def test_what_can_be_read(how: str, prefetch: float) -> None:
 
 @pytest.mark.slow
 async def test_snapshots_that_hang_when_the_tracker_starts() -> None:
-    """All that can be read is taken in, and later what could not, however many hang."""
+    """All readable snapshots are recovered, and the others later, however many hang."""
     outage = Outage(40, "hang at once")
     await outage.start()
     await outage.tracker.aclose()
@@ -137,7 +137,7 @@ async def test_snapshots_that_hang_when_the_tracker_starts() -> None:
 
 
 async def test_a_list_that_hangs_when_the_tracker_starts() -> None:
-    """Looking for snapshots that nothing names keeps nobody waiting, and takes none that are being stored for such."""
+    """Looking for orphans delays nothing, and does not count snapshots being stored as such."""
     outage = Outage(3, "fail")
     await outage.start()
     await outage.tracker.aclose()
@@ -158,7 +158,7 @@ async def test_a_list_that_hangs_when_the_tracker_starts() -> None:
 
 
 async def test_a_backlog_on_slow_storage() -> None:
-    """Of a backlog only what comes next is loaded, but while that takes long; then nothing waits behind it."""
+    """Of a backlog only the next segments are loaded; while that takes long, nothing waits behind it."""
     async with Stage(least=10, step=10**6, most_indexes=5, prefetch=0.1).run() as stage:
         for ledger in range(1, 21):
             stage.tracker.add_entries(ledger, range(10), [ledger * 1_000 + entry for entry in range(10)])

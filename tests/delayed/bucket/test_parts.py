@@ -1,4 +1,4 @@
-"""The parts without clock or storage: queue, segments, names, choice of a merge, when to seal."""
+"""The parts without clock or storage: queue, segments, names, merge candidates, sealing rules."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_segments(times: list[int], step: int, most: int, counts: list[int]) -> 
 
 @given(st.lists(st.integers(0, 200)), st.integers(1, 50), st.sampled_from([-1, 1, 2, 7]), st.integers(1, 20))
 def test_segments_say_what_is_in_them(times: list[int], step: int, most: int, piece: int) -> None:
-    """However the indexes are given, each is in one segment, and times, sizes and bitmaps say which."""
+    """However the indexes are given, each is in one segment, and times, sizes and bitmaps describe it."""
     times.sort()
     snapshot = cut(times, step, most, piece)
     segments = [read(segment) for segment in snapshot.segments]
@@ -97,7 +97,7 @@ def test_segments_say_what_is_in_them(times: list[int], step: int, most: int, pi
 
 @given(st.lists(st.one_of(INDEX, st.lists(INDEX, min_size=1), st.none())))
 def test_queue_gives_the_earliest(steps: list[Index | list[Index] | None]) -> None:
-    """Pushed alone or added as a run, indexes come out in order, and owners know how many of theirs are left."""
+    """Pushed singly or added as a run, indexes come out in order, and owners know how many of theirs are left."""
     owners = [MutableBucket.of(BucketConfig()) for _ in range(2)]
     queue, model = DueQueue(owners[0]), list[Index]()
     counts = [0, 0]
@@ -157,7 +157,7 @@ def test_choice_of_a_merge() -> None:
 
 @given(st.lists(st.lists(st.lists(INDEX, max_size=4), max_size=4), max_size=3))
 def test_merge_of_pieces(sources: list[list[list[Index]]]) -> None:
-    """Sources that come piece by piece are merged in order, each piece asked for once and none too late."""
+    """Sources that arrive piece by piece are merged in order, each piece requested once and in time."""
     flat = [sorted(index for piece in source for index in piece) for source in sources]
     pieces = []
     for source, ordered in zip(sources, flat, strict=True):
@@ -177,7 +177,7 @@ def test_merge_of_pieces(sources: list[list[list[Index]]]) -> None:
 
 
 def test_names() -> None:
-    """A range that is taken gets another key, which Pulsar passes over; all are found again, the widest first."""
+    """A range in use gets another key, which Pulsar ignores; all are found again, the widest first."""
     held = {"other": "5"}
     for snapshot_id in (401, 402, 403):
         held[free_key(400, 400, held)] = str(snapshot_id)
@@ -206,12 +206,12 @@ def test_names() -> None:
     ],
 )
 def test_names_that_are_none(key: str, value: str) -> None:
-    """A property that only looks like a name is passed over."""
+    """A property that only resembles a name is ignored."""
     assert named_snapshots({f"#pulsar.internal.delayed.{key}": value}) == []
 
 
 def test_when_to_seal() -> None:
-    """A bucket with enough indexes is sealed at a new ledger, at its largest size, or when it is old; never before."""
+    """A bucket with enough indexes is sealed at a new ledger, at its maximum size, or when it is old; never before."""
     bucket = MutableBucket(min_size=3, max_size=5, max_age_ms=100)
     for number in range(3):
         bucket.add(7, 1_000 + number)
@@ -237,7 +237,7 @@ def test_limits_of_a_config() -> None:
 
 
 def test_a_bucket_is_used_up_segment_by_segment() -> None:
-    """The next segment is wanted when half of the one in use is gone; sizes follow."""
+    """The next segment is wanted when half of the present one is used; sizes follow."""
     bucket = ImmutableBucket(NamedSnapshot("k", 1, 1, 2), mins=[10, 20, 30], maxs=[19, 29, 39], counts=[4, 2, 1])
     assert (bucket.size, bucket.next_at, bucket.following_at) == (7, 10, 20)
     assert bucket.can_load_next

@@ -13,7 +13,7 @@ from .stage import Stage
 
 
 class Model:
-    """What a dispatcher does: it reads the topic in order, and again after a restart; what was delivered is acked."""
+    """What a dispatcher does: it reads the topic in order, and again after a restart, and acks what it delivered."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -31,7 +31,7 @@ class Model:
         return position
 
     def offer(self, stage: Stage, position: Position) -> None:
-        """Hand a message to the tracker, or deliver it."""
+        """Offer a message to the tracker, or deliver it."""
         now = stage.clock.now_ms()
         if stage.add(*position, self.times[position]):
             assert self.times[position] > now
@@ -52,7 +52,7 @@ class Model:
 
 
 async def play(stage: Stage, model: Model, steps: int, *, faulty: bool) -> None:
-    """Do random things while one tracker is open."""
+    """Perform random operations while one tracker is open."""
     chance = model.random
     for _ in range(steps):
         match chance.choice(["publish", "publish", "publish", "wait", "take", "idle", "fault", "trim"]):

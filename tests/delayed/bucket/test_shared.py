@@ -33,7 +33,7 @@ class Pair:
         return self.shared.subscribe(name, lambda: self.marks[name], on_due=lambda: self.told.append(name))
 
     async def get(self, one: SharedSubscription, limit: int = 100) -> list[Position]:
-        """Take out what one may dispatch, waiting for storage."""
+        """Take out what one subscription may dispatch, and wait for storage."""
         found = one.get_scheduled_messages(limit)
         while one.has_message_available() and len(found) < limit:
             await self.shared.tracker.wait_until_idle()
@@ -43,7 +43,7 @@ class Pair:
 
 @asynccontextmanager
 async def pair(*, strict: bool = True, tick: int = 1) -> AsyncIterator[Pair]:
-    """Open an index with two subscriptions; at its end nothing is left on storage that is not named."""
+    """Open an index with two subscriptions; at the end every snapshot on storage has a name."""
     home, clock = stage.new_home(), ManualClock()
     storage, cursor = home.storage, home.cursor
     config = config_of(tick, strict=strict, prefetch=0)
@@ -75,7 +75,7 @@ async def test_each_gets_what_it_has_not_acknowledged() -> None:
 
 
 async def test_follows_the_lowest() -> None:
-    """The index drops what all have acknowledged, and not what one has still to get."""
+    """The index drops what all have acknowledged, and keeps what one has still to get."""
     async with pair() as both:
         for i in range(1, 11):
             both.a.add_message(i, i, 10 * i)
@@ -87,7 +87,7 @@ async def test_follows_the_lowest() -> None:
 
 
 async def test_what_one_dispatches_at_once_reaches_the_other() -> None:
-    """A message that one subscription adds when it is due is its own to dispatch, and goes to the other's queue."""
+    """A message that one subscription adds when it is due is dispatched there, and goes to the other's queue."""
     async with pair() as both:
         both.a.add_message(1, 1, 10)
         both.clock.set(10)
@@ -98,8 +98,8 @@ async def test_what_one_dispatches_at_once_reaches_the_other() -> None:
         assert await both.get(both.b) == []
 
 
-async def test_tells_those_that_get_something_early() -> None:
-    """Not strict, a subscription that takes messages ahead of their time causes a call to the other one."""
+async def test_notifies_those_that_get_an_earlier_message() -> None:
+    """Not strict, a subscription that takes messages early causes a call to the other one."""
     async with pair(strict=False, tick=100) as both:
         both.a.add_message(1, 1, 150)
         both.clock.set(60)
@@ -111,7 +111,7 @@ async def test_tells_those_that_get_something_early() -> None:
 
 
 async def test_leaving() -> None:
-    """A subscription that leaves holds the others up no more; its calls are refused, and its name is free again."""
+    """A subscription that leaves no longer delays the others; its calls are refused, and its name is free again."""
     async with pair() as both:
         with pytest.raises(InvalidArgumentError, match="name"):
             both.join("b")
@@ -130,7 +130,7 @@ async def test_leaving() -> None:
 
 
 async def test_clearing() -> None:
-    """A clear drops the queue of one subscription; the index goes with the last one that uses it."""
+    """A clear drops the queue of one subscription; the index is closed with its last one."""
     async with pair() as both:
         for i in range(1, 8):
             both.a.add_message(i, i, 10 * i)
@@ -147,7 +147,7 @@ async def test_clearing() -> None:
 
 
 async def test_what_was_cleared_does_not_come_back() -> None:
-    """O22: a clear takes the names of an index's snapshots away although storage deletes none of them."""
+    """O22: a clear removes the names of an index's snapshots although storage deletes none of them."""
     home, config = stage.new_home(), config_of(prefetch=0)
     for count in (7, 0):
         async with (

@@ -1,4 +1,4 @@
-"""The work between calls is done in slices: how long they are, and what happens between two of them."""
+"""The work between calls is done in slices: their length, and what may happen between two of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = 20_000_000
 
 @pytest.fixture
 def longest(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Measure the work of each callback of the loop (ns), without the collector: its pauses are those of all tests."""
+    """Measure the work of each callback of the loop (ns), without the collector, whose pauses come from all tests."""
     work: list[int] = [0]
     run = asyncio.Handle._run
 
@@ -40,7 +40,7 @@ def longest(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 async def fill(stage: Stage, count: int, *, ledger: int = 50_000, scattered: bool = True) -> None:
-    """Add messages, a thousand for each turn of the loop."""
+    """Add messages, a thousand in each turn of the loop."""
     for at in range(0, count, 1_000):
         numbers = range(at, min(at + 1_000, count))
         entries = [number % ledger for number in numbers]
@@ -60,7 +60,7 @@ async def test_no_slice_is_long(longest: list[int], scattered: bool) -> None:
         assert len(stage.buckets) == 2
         assert 0 < longest[0] < LONG
     await asyncio.sleep(0)
-    longest[0] = 0  # the stage has checked everything in one go
+    longest[0] = 0  # the stage has checked everything at once
     async with stage.run():
         assert stage.count == 150_000
         stage.clock.set(10**7 + 10**6)
@@ -73,7 +73,7 @@ async def test_no_slice_is_long(longest: list[int], scattered: bool) -> None:
 
 
 async def test_bitmaps_of_many_ledgers_are_read_in_slices(longest: list[int]) -> None:
-    """Buckets over 5 000 ledgers, as many in a segment, are stored, recovered and merged without holding the loop."""
+    """Buckets over 5 000 ledgers, all in one segment, are stored, recovered and merged without blocking the loop."""
     stage = Stage(least=5_000, step=300_000, most_indexes=5_000)
     async with stage.run():
         for ledger in range(10_001):
@@ -93,7 +93,7 @@ async def test_bitmaps_of_many_ledgers_are_read_in_slices(longest: list[int]) ->
 
 
 async def test_others_have_their_turn_while_a_bucket_is_sealed() -> None:
-    """D32: between two slices of a few hundred indexes the loop goes round."""
+    """D32: between two slices of a few hundred indexes the loop takes a turn."""
     async with Stage(least=20_000, step=300_000, most_indexes=5_000).run() as stage:
         await fill(stage, 20_000, ledger=20_000)
         stage.add(2, 0, 10**7)
@@ -160,7 +160,7 @@ async def test_between_slices_of_a_seal(what: str, turn: int) -> None:
 
 @pytest.mark.parametrize("turn", [0, 3, 7, 11, 14])
 async def test_close_between_slices_of_a_seal(turn: int) -> None:
-    """A tracker that is closed in the middle of a seal leaves a whole snapshot or none, and no orphan for long."""
+    """A tracker that is closed in the middle of a seal leaves a complete snapshot or none, and no lasting orphan."""
     stage = Stage(least=3_000, step=10**6, most_indexes=1_000)
     async with stage.run():
         await fill(stage, 3_000, ledger=3_000)
@@ -174,7 +174,7 @@ async def test_close_between_slices_of_a_seal(turn: int) -> None:
 
 
 async def three_buckets(*, in_order: bool, count: int = 2_000) -> Stage:
-    """Store three buckets of many indexes, whose times follow each other or lie over each other."""
+    """Store three buckets of many indexes, whose times follow each other or overlap."""
     stage = Stage(least=count, step=10**6, most_indexes=count // 4, prefetch=0)
     async with stage.run():
         for ledger in (1, 2, 3):
@@ -187,7 +187,7 @@ async def three_buckets(*, in_order: bool, count: int = 2_000) -> Stage:
 
 
 async def test_segments_are_copied() -> None:
-    """Buckets that follow each other in time are merged segment by segment, without decoding them."""
+    """Buckets that follow each other in time are merged segment by segment, without decoding."""
     stage = await three_buckets(in_order=True)
     before = [entry for entries in stage.storage.snapshots.values() for entry in entries[1:]]
     async with stage.run(most_buckets=1):
@@ -201,7 +201,7 @@ async def test_segments_are_copied() -> None:
 
 
 async def test_copied_segments_are_named_in_the_newer_form() -> None:
-    """D29: what was copied from snapshots without min_schedule_timestamp has one, which Pulsar requires by now."""
+    """D29: copies from snapshots without min_schedule_timestamp have one, which Pulsar now requires."""
     stage = await three_buckets(in_order=True)
     for snapshot_id, (metadata, *segments) in stage.storage.snapshots.items():
         rows = [row._replace(min_at=None) for row in decode_metadata(metadata)]
@@ -216,8 +216,8 @@ async def test_copied_segments_are_named_in_the_newer_form() -> None:
         assert await stage.drain() == [Position(ledger, entry) for ledger in (1, 2, 3) for entry in range(2_000)]
 
 
-async def test_segments_that_lie_over_each_other_are_cut_anew() -> None:
-    """Otherwise merged segments have what comes first, of all sources, and are full."""
+async def test_overlapping_segments_are_cut_again() -> None:
+    """Other merged segments have the earliest indexes of all sources, and are full."""
     stage = await three_buckets(in_order=False)
     async with stage.run(most_buckets=1):
         await stage.idle()
@@ -228,7 +228,7 @@ async def test_segments_that_lie_over_each_other_are_cut_anew() -> None:
 
 
 async def test_segments_of_which_something_went_are_not_copied() -> None:
-    """A segment with messages that are acknowledged or delivered by now is rebuilt without them."""
+    """A segment with acknowledged or delivered messages is rebuilt without them."""
     stage = await three_buckets(in_order=True)
     async with stage.run():
         await stage.mark_delete(1, 699)
@@ -271,7 +271,7 @@ async def test_between_slices_of_a_merge(what: str, turn: int, in_order: bool) -
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("turn", [4, 10, 25, 40])
 async def test_close_between_slices_of_a_merge(turn: int, in_order: bool) -> None:
-    """A tracker that is closed in the middle of merges leaves all that was stored, once."""
+    """A tracker that is closed in the middle of merges leaves all stored messages, once."""
     stage = await three_buckets(in_order=in_order)
     async with stage.run(most_buckets=1):
         for _ in range(turn):
@@ -318,7 +318,7 @@ async def many_buckets(count: int) -> Stage:
 
 
 async def test_some_snapshots_are_read_at_a_time() -> None:
-    """Recovery reads several snapshots at the same time, and no more than that."""
+    """Recovery reads several snapshots at the same time, and no more than the limit."""
     stage = await many_buckets(20)
     gate = stage.storage.faults.hold("metadata")
     task = asyncio.create_task(stage.run().__aenter__())
@@ -333,7 +333,7 @@ async def test_some_snapshots_are_read_at_a_time() -> None:
 
 
 async def test_one_that_fails_does_not_hold_up_the_others() -> None:
-    """Those that cannot be read are tried again later; all others are there at once, in their order."""
+    """Unreadable ones are tried again later; all others are there at once, in order."""
     stage = await many_buckets(20)
     stage.storage.faults.fail["metadata"] = 3
     async with stage.run():
@@ -347,7 +347,7 @@ async def test_one_that_fails_does_not_hold_up_the_others() -> None:
 
 
 async def test_recovery_that_is_given_up() -> None:
-    """Closing, or clearing, while snapshots are read ends the reading; no task is left behind."""
+    """Closing, or clearing, while snapshots are read ends the reading; no task is left."""
     stage = await many_buckets(20)
     gate = stage.storage.faults.hold("metadata")
     async with stage.run(recovery_timeout=0.01):
@@ -361,7 +361,7 @@ async def test_recovery_that_is_given_up() -> None:
 
 
 async def test_a_damaged_segment_comes_at_its_latest_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment that the storage itself calls damaged is made up from the metadata, as one with bad bytes is."""
+    """A segment that the storage calls damaged is derived from the metadata, like one with bad bytes."""
     stage = await many_buckets(1)
 
     async def fail(*_arguments: int) -> Any:
@@ -378,7 +378,7 @@ async def test_a_damaged_segment_comes_at_its_latest_time(monkeypatch: pytest.Mo
 
 
 async def test_a_backlog_is_not_loaded_at_once() -> None:
-    """Of many buckets that are due only those that come next are in memory, and all come out in order of time."""
+    """Of many due buckets only the next ones are in memory, and all come out in order of time."""
     async with Stage(least=10, step=10**6, most_indexes=5, prefetch=0.1).run() as stage:
         for ledger in range(1, 41):
             stage.tracker.add_entries(ledger, range(10), [ledger * 1_000 + entry for entry in range(10)])
@@ -405,7 +405,7 @@ async def test_a_backlog_is_not_loaded_at_once() -> None:
 
 
 async def test_some_segments_are_loaded_at_a_time() -> None:
-    """Of many buckets that are needed at once a few are loaded at the same time; late ones make room for more."""
+    """Of many buckets needed at once a few are loaded at the same time; late ones make room for more."""
     async with Stage(least=10, step=10**6, most_indexes=5, prefetch=1).run() as stage:
         for ledger in range(1, 41):
             stage.tracker.add_entries(ledger, range(10), [10_000 + entry for entry in range(10)])

@@ -22,7 +22,7 @@ from .stage import config_of, drain, positions
 
 
 async def test_the_first_one_takes_nothing_from_the_second() -> None:
-    """What the first one does from then on, handing out, sealing, merging, clearing, leaves all to the second one."""
+    """Whatever the first one then takes out, seals, merges or clears, all messages stay with the second."""
     objects, clock, late = MemoryStore(), ManualClock(0), ManualClock(0)
     config = config_of(prefetch=0, most_buckets=3)
     async with await ObjectLogStore.open(objects) as store, await ObjectLogStore.open(objects) as other_store:
@@ -56,7 +56,7 @@ async def test_the_first_one_takes_nothing_from_the_second() -> None:
 
 
 async def test_the_name_goes_first() -> None:
-    """A snapshot whose name could not be taken off the cursor is not deleted, and is tried again."""
+    """A snapshot whose name could not be removed from the cursor is not deleted, and tried again."""
     async with await ObjectLogStore.open(MemoryStore()) as store, await LogDelayedCursor.open(store) as cursor:
         assert isinstance(cursor, SupportsForgetting)
         async with LogSnapshotStorage(store) as storage:
@@ -74,7 +74,7 @@ async def test_the_name_goes_first() -> None:
 
 
 async def test_a_shared_index_is_protected_too() -> None:
-    """What several subscriptions share is deleted under the protection of the one cursor that names it."""
+    """Shared snapshots are deleted under the protection of the one cursor that names them."""
     objects, clock = MemoryStore(), ManualClock(0)
     async with (
         await ObjectLogStore.open(objects) as store,

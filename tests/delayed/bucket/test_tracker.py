@@ -1,4 +1,4 @@
-"""The bucket tracker on a clock that is moved by hand and a storage in memory: the numbered cases."""
+"""The bucket tracker on a manual clock and a storage in memory: the numbered cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 async def test_an_entry_that_no_bitmap_can_hold() -> None:
-    """It is refused by name, and never held."""
+    """The entry is refused by name, and never held."""
     async with Stage().run() as stage:
         with pytest.raises(InvalidArgumentError, match="entry_id"):
             stage.add(1, 2**32, 10)
@@ -27,7 +27,7 @@ async def test_an_entry_that_no_bitmap_can_hold() -> None:
 
 
 async def test_expiry_comes_before_already_tracked() -> None:
-    """D16: a message that is due is refused although it is held, and is held no more."""
+    """D16: a due message is refused although it is held, and then no longer held."""
     async with Stage(1000).run() as stage:
         assert stage.add(1, 1, 2000)
         stage.clock.set(2500)
@@ -37,7 +37,7 @@ async def test_expiry_comes_before_already_tracked() -> None:
 
 
 async def test_recovery_leaves_what_is_due_to_dispatch() -> None:
-    """D18: indexes that are due are dropped, inside the first loaded segment too; what was not sealed is not there."""
+    """D18: due indexes are dropped, inside the first loaded segment too; unsealed ones are not there."""
     stage = Stage(tick=100_000)
     async with stage.run():
         await stage.fill(1, 100)
@@ -79,7 +79,7 @@ async def test_merging_keeps_all() -> None:
 
 
 async def test_merging_loses_nothing_that_was_sealed() -> None:
-    """D20: after merges and a restart all that was sealed is there."""
+    """D20: after merges and a restart all sealed messages are there."""
     stage = Stage(most_buckets=10)
     async with stage.run():
         await stage.fill(1, 56)
@@ -118,7 +118,7 @@ async def test_clear_leaves_nothing() -> None:
 
 
 async def test_trim_by_mark_delete() -> None:
-    """D28: what the cursor has passed goes; an overlapping bucket is kept."""
+    """D28: what the cursor has passed is dropped; an overlapping bucket is kept."""
     async with Stage().run() as stage:
         await stage.fill(1, 101)
         await stage.idle()
@@ -134,7 +134,7 @@ async def test_trim_by_mark_delete() -> None:
 
 
 async def test_what_was_passed_never_comes_out() -> None:
-    """An index that was trimmed is passed over wherever it lies between others, in memory and in a segment."""
+    """A trimmed index is skipped wherever it lies between others, in memory and in a segment."""
     async with Stage(step=1000, prefetch=0).run() as stage:
         for ledger, at in ((5, 10), (1, 20), (6, 30), (7, 40), (2, 50), (9, 60)):
             assert stage.add(ledger, ledger, at)
@@ -152,7 +152,7 @@ async def test_what_was_passed_never_comes_out() -> None:
 
 
 async def test_what_went_while_it_was_stored_is_not_kept() -> None:
-    """Segments that are used up when their snapshot is stored at last are skipped, and the rest stays on storage."""
+    """Segments used up when their snapshot is stored at last are skipped, and the others stay on storage."""
     async with Stage(prefetch=0).run() as stage:
         gate = stage.storage.faults.hold("create")
         await stage.fill(1, 6)
@@ -168,7 +168,7 @@ async def test_what_went_while_it_was_stored_is_not_kept() -> None:
 
 
 async def test_clear_while_a_snapshot_is_made() -> None:
-    """A clear before the snapshot of a sealed bucket is made leaves nothing, and is no failure."""
+    """A clear before the snapshot of a sealed bucket is created leaves nothing, and is no failure."""
     async with Stage().run() as stage:
         await stage.fill(1, 6)
         await stage.tracker.clear()
@@ -199,7 +199,7 @@ async def test_segments_are_loaded_ahead() -> None:
 
 
 async def test_one_segment_at_a_time() -> None:
-    """Of many segments that are due only that in use and the next one are in memory."""
+    """Of many due segments only the present and the next one are in memory."""
     async with Stage(least=100, step=1_000, most_indexes=10, prefetch=0).run() as stage:
         await stage.fill(1, 101)
         await stage.idle()
@@ -238,7 +238,7 @@ async def test_last_of_a_segment_is_passed() -> None:
 
 
 async def test_one_ledger_is_sealed_by_size() -> None:
-    """D31: one endless ledger is sealed by size; the buckets have different names and all come back."""
+    """D31: one endless ledger is sealed by size; the buckets have different names and all are recovered."""
     count = size(200_000, fast=20_000)
     stage = Stage(least=count // 10, step=300_000, most_indexes=count // 40)
     async with stage.run():
@@ -267,7 +267,7 @@ async def test_one_ledger_is_sealed_by_time() -> None:
 
 @pytest.mark.parametrize("in_bulk", [False, True])
 async def test_sealed_by_time_though_nothing_is_added(in_bulk: bool) -> None:
-    """D31: a bucket that has enough is sealed when it is old although nothing more is added; a small one waits."""
+    """D31: a bucket with enough indexes is sealed when it is old although nothing is added; a small one waits."""
     async with Stage(max_unsealed_age=60).run() as stage:
 
         def add(first: int, end: int) -> None:
@@ -293,7 +293,7 @@ async def test_sealed_by_time_though_nothing_is_added(in_bulk: bool) -> None:
 
 @virtual_time
 async def test_wakes_on_the_loop() -> None:
-    """On an event loop the dispatcher is woken at the exact ms, also for what has to come from storage first."""
+    """On an event loop the dispatcher is called at the exact ms, also for messages loaded from storage first."""
     home, woken = stages.new_home(), list[int]()
     clock = LoopClock()
     async with (
@@ -313,7 +313,7 @@ async def test_wakes_on_the_loop() -> None:
 
 
 async def test_the_loop_is_not_blocked() -> None:
-    """D32: while 50 000 indexes are sealed a timer of 5 ms goes on, and no turn of the loop works for long."""
+    """D32: while 50 000 indexes are sealed a timer of 5 ms keeps running, and no turn of the loop works for long."""
     count = size(50_000, fast=20_000)
     async with Stage(least=count, step=300_000, most_indexes=count // 10).run() as stage:
         for i in range(count):

@@ -1,4 +1,4 @@
-"""The protobuf form of snapshots: exact bytes, the older form, and bytes that are something else."""
+"""The protobuf form of snapshots: exact bytes, the older form, and foreign bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INDEXES = st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1
 
 
 def read(data: bytes) -> Columns:
-    """Decode a segment without halting."""
+    """Decode a segment without pauses."""
     steps = decode_segment(data)
     while True:
         try:
@@ -48,13 +48,13 @@ def test_the_bytes_are_those_of_pulsar() -> None:
 
 @given(INDEXES.filter(bool))
 def test_segments_come_back_in_order(indexes: list[Index]) -> None:
-    """What was written is read, in order of time, also where the writer had no order."""
+    """Written indexes are read in order of time, also if the writer had no order."""
     assert [index[0] for index in read(encode_indexes(indexes))] == sorted(index[0] for index in indexes)
     assert sorted(read(encode_indexes(indexes))) == sorted(indexes)
 
 
 def test_parts_make_a_segment() -> None:
-    """Parts that are joined are one segment, and a large one is read in steps."""
+    """Joined parts are one segment, and a large one is read in steps."""
     indexes = [(at, 1, at) for at in range(3 * STEP)]
     data = encode_indexes(indexes[:STEP]) + encode_indexes(indexes[STEP:])
     assert list(read(data)) == indexes
@@ -62,7 +62,7 @@ def test_parts_make_a_segment() -> None:
 
 
 def test_metadata_come_back() -> None:
-    """Rows are read as they were written; bitmaps go through as they are."""
+    """Rows are equal when read; bitmaps pass unchanged."""
     sets = PositionSet()
     sets.add(3, 4)
     rows = [SegmentRow(1, 2, sets.dump()), SegmentRow(2, 9, {})]
@@ -70,7 +70,7 @@ def test_metadata_come_back() -> None:
 
 
 def test_reads_the_older_form() -> None:
-    """D29: metadata without min_schedule_timestamp are read; the time is then not known."""
+    """D29: metadata without min_schedule_timestamp are read; the time is unknown then."""
     assert decode_metadata(encode_metadata([SegmentRow(None, 2, {})])) == [SegmentRow(None, 2, {})]
 
 
@@ -88,7 +88,7 @@ def test_reads_the_older_form() -> None:
     ],
 )
 def test_segments_that_are_none(bad: bytes) -> None:
-    """Bytes that are truncated, damaged or of another kind are not taken for segments."""
+    """Truncated, damaged or foreign bytes are not read as segments."""
     with pytest.raises(SnapshotFormatError, match="snapshot segment"):
         read(bad)
 
@@ -113,7 +113,7 @@ def test_metadata_that_are_none(bad: bytes) -> None:
 
 @given(st.binary(max_size=60))
 def test_random_bytes_never_surprise(data: bytes) -> None:
-    """Whatever the bytes, they are read or refused with the one error."""
+    """Any bytes are read or refused with the one error."""
     for decode in (read, decode_metadata):
         try:
             assert len(decode(data)) >= 0

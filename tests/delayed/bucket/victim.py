@@ -1,4 +1,4 @@
-"""A process that uses a tracker in a folder until it is killed, and says on each line what is true from then on.
+"""A process that uses a tracker in a folder until it is killed, and prints what is true from then on.
 
 ``published L E AT``, ``took L E``, ``sealed L E``, ``marking L E``, ``marked L E``, ``now MS``.
 """
@@ -32,7 +32,7 @@ def say_sealed(tracker: LogBucketTracker, said: set[Position]) -> None:
 
 
 async def main(path: str, seed: int, ledger: int, now: int) -> None:
-    """Publish, wait, take and acknowledge for ever."""
+    """Publish, wait, take and acknowledge without end."""
     random, clock, said = Random(seed), ManualClock(now), set[Position]()
     config = config_of(least=3, step=40, most_indexes=4, most_buckets=4, prefetch=0.05)
     async with await BucketDelayedDeliveryTracker.open_local(path, config, clock=clock) as tracker:
