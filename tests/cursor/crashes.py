@@ -1,4 +1,4 @@
-"""Random lives of a cursor on a home that crashes, beside a model that knows what may be found then."""
+"""Random runs of a cursor with crashes, beside a model that knows what may be found afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Messages = frozenset[tuple[Position, int]]
 
 
 class Model:
-    """What outlives the crashes: every state since the last one that was reported durable."""
+    """What outlives the crashes: every state since the last one that was reported as durable."""
 
     def __init__(self, seed: int, *, is_mixed: bool = False) -> None:
         self.seed = seed
@@ -41,28 +41,28 @@ class Model:
 
     @property
     def acked(self) -> Messages:
-        """Return what is acknowledged by now."""
+        """Return the acknowledged entries."""
         return self.steps[-1]
 
     def acknowledge(self, messages: Messages) -> None:
-        """Take an acknowledgement over."""
+        """Apply an acknowledgement."""
         self.steps.append(self.acked | messages)
 
     def reset(self, position: Position) -> None:
-        """Take a reset over."""
+        """Apply a reset."""
         self.steps.append(frozenset(each for each in ALL if each[0] < position))
 
     def is_flushed(self, at: int) -> None:
-        """Note that everything up to a step was reported durable."""
+        """Note that everything up to a step was reported as durable."""
         self.durable = max(self.durable, at)
 
     def check(self, found: Messages) -> None:
-        """Compare with what a new process found: a state that there was, not older than the one that is durable."""
+        """Compare with what a new process found: an earlier state, not older than the durable one."""
         assert any(self._may_be(at, found) for at in range(self.durable, len(self.steps)))
         self.steps, self.durable = [found], 0
 
     def _may_be(self, at: int, found: Messages) -> bool:
-        """Return whether this is a state, or where ledgers were written by turns, between one and a later one."""
+        """Return whether this is a state, or between one and a later one if ledgers were written one by one."""
         if not self.is_mixed:
             return self.steps[at] == found
         end = at + 1
@@ -71,14 +71,14 @@ class Model:
         return self.steps[at] <= found <= self.steps[end - 1]
 
     def check_properties(self, found: dict[str, str]) -> None:
-        """Compare properties; what was not reported may be there or not."""
+        """Compare properties; unreported changes may be there or not."""
         for key in {*self.properties, *found}:
             assert found.get(key) in self.properties.get(key, {None})
         self.properties = {key: {value} for key, value in found.items()}
 
 
 class Run:
-    """The life of one process: opens the cursor a few times, does random things, and ends well or in a crash."""
+    """One process: opens the cursor a few times, performs random operations, and ends in order or in a crash."""
 
     def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
         self.home = home
@@ -110,7 +110,7 @@ class Run:
         self.model.is_flushed(at)
 
     async def found(self) -> Messages:
-        """Return what the cursor says is acknowledged."""
+        """Return what the cursor reports as acknowledged."""
         acked = {each for each in ALL if await self.cursor.is_acked(*each)}
         whole = [each for each in ENTRIES if await self.cursor.is_acked(each)]
         assert {(each, index) for each in whole for index in range(BATCH)} <= acked
@@ -118,15 +118,15 @@ class Run:
         return frozenset(acked)
 
     async def live(self) -> None:
-        """Live, over some restarts."""
+        """Run over some restarts."""
         await self.play(3, 12)
 
     async def live_on(self) -> None:
-        """Live on for a while."""
+        """Run on for a while."""
         await self.play(1, 4)
 
     async def recover(self, random: Random) -> None:
-        """Open what a crash left, in one form or the other, and go on to the end."""
+        """Open what a crash left, in either format, and run to the end."""
         if random.random() < 0.2:
             self.config = self.config.model_copy(update={"enable_lru_cache_max_unacked_ranges": False})
         if random.random() < 0.3:
@@ -134,7 +134,7 @@ class Run:
         await self.finish()
 
     async def play(self, restarts: int, steps: int) -> None:
-        """Live; when something cannot be read or written, nothing fails from then on."""
+        """Run; if something cannot be read or written, nothing fails from then on."""
         for _ in range(restarts):
             try:
                 await self._play(steps)
@@ -143,7 +143,7 @@ class Run:
                 await self._play(steps)
 
     async def finish(self) -> None:
-        """Live on for some steps, acknowledge the rest, and look for what lies about."""
+        """Run some more steps, acknowledge the rest, and look for leftovers."""
         async with self.opened():
             for _ in range(4):
                 await self._step()
@@ -229,7 +229,7 @@ class Run:
         self.model.is_flushed(at)
 
     async def _change_beside_flushes(self) -> None:
-        """Let several flushes run, one of which is cancelled, and acknowledge meanwhile."""
+        """Run several flushes, one of which is cancelled, and acknowledge meanwhile."""
         flushes = [asyncio.create_task(self._flush()) for _ in range(3)]
         for _ in range(self.random.choice([0, 1, 2, 4])):
             await asyncio.sleep(0)

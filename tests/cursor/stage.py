@@ -1,4 +1,4 @@
-"""What the tests of the cursor share: homes of logs, and a look at what lies in them."""
+"""What the tests of the cursor share: homes of logs, and a look at their contents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = 3_600
 
 
 def config_of(**settings: Any) -> CursorConfig:
-    """Return settings under which nothing is written without a flush."""
+    """Return settings with which nothing is written without a flush."""
     return CursorConfig(**{"flush_interval": LONG, **settings})
 
 
@@ -68,7 +68,7 @@ class Home:
 
 
 def letter_of(record: bytes) -> str:
-    """Return what a record is, as one letter."""
+    """Return a record's kind as one letter."""
     kind = kind_of(record)
     return "e" if kind.needs_marker else {RecordKind.MARKER: "m", RecordKind.LEGACY: "o"}.get(kind, "?")
 
@@ -91,13 +91,13 @@ def object_home() -> Home:
 
 
 def faulty_home() -> tuple[Home, FaultyFiles]:
-    """Return a home on files in memory that can fail, and these."""
+    """Return a home on files in memory that can fail, and the files."""
     files = FaultyFiles(MemoryFiles())
     return memory_home(files), files
 
 
 async def acked(cursor: Cursor) -> list[tuple[int, int]]:
-    """Return all entries that are acknowledged one by one, as plain pairs."""
+    """Return all individually acknowledged entries as plain pairs."""
     return [
         (first.ledger, entry)
         for first, last in await cursor.individually_deleted()
@@ -111,7 +111,7 @@ def positions(ledger: int, entries: Iterable[int]) -> list[Position]:
 
 
 class DamagedLog:
-    """A log of which some records are damaged, or are something else than was written."""
+    """A log of which some records are damaged or replaced."""
 
     def __init__(self, log: Log, damage: Mapping[int, bytes | None]) -> None:
         self._inner = log
@@ -121,7 +121,7 @@ class DamagedLog:
         return getattr(self._inner, name)
 
     async def read(self, first: int, last: int) -> list[bytes]:
-        """Return records; where one is damaged, an error."""
+        """Return records; raise for a damaged one."""
         found = list(await self._inner.read(first, last))
         for number in range(first, last + 1):
             if number in self._damage:
@@ -133,7 +133,7 @@ class DamagedLog:
 
 
 class DamagedStore:
-    """A store that gives out one damaged log."""
+    """A store with one damaged log."""
 
     def __init__(self, store: LogStore, name: str, damage: Mapping[int, bytes | None] | None) -> None:
         self._inner = store
@@ -149,14 +149,14 @@ class DamagedStore:
         return DamagedStore(await self._inner.take_ownership(name), self._name, self._damage)
 
     async def open_log(self, name: str, *, read_only: bool = False) -> Any:
-        """Open a log; one that is wholly damaged cannot be opened."""
+        """Open a log; a wholly damaged one cannot be opened."""
         if name == self._name and self._damage is None:
             raise LogCorruptedError(name, "its header", 0, "a bad checksum")
         log = await self._inner.open_log(name, read_only=read_only)
         return DamagedLog(log, self._damage or {}) if name == self._name else log
 
     async def open_damaged(self, name: str) -> Any:
-        """Open a log of which not all is damaged."""
+        """Open a partly damaged log."""
         if name == self._name and self._damage is None:
             raise LogCorruptedError(name, "its header", 0, "a bad checksum")
         assert isinstance(self._inner, LocalLogStore)
@@ -170,7 +170,7 @@ class DamagedStore:
 
 
 def damaged_home(home: Home, name: str, damage: Mapping[int, bytes | None] | None) -> Home:
-    """Return a home in which records of a log are damaged (None) or replaced; without any, the whole log is."""
+    """Return a home in which a log's records are damaged (None) or replaced; without any, the whole log is."""
 
     async def make() -> Any:
         return DamagedStore(await home.open(), name, damage)

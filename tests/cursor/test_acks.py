@@ -29,7 +29,7 @@ def split(count: int, size: int) -> dict[int, int]:
 
 
 def intervals(state: AckState) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the intervals as plain pairs."""
+    """Return the ranges as plain pairs."""
     return [((a.ledger, a.entry), (b.ledger, b.entry)) for a, b in individually_deleted(state)]
 
 
@@ -57,7 +57,7 @@ def test_k1_single_acks_in_any_order() -> None:
 
 
 def test_k2_lists_of_acks() -> None:
-    """K2: lists of acks over ledgers of two entries; one that is acknowledged already is accepted."""
+    """K2: lists of acks over ledgers of two entries; an entry that is already acknowledged is accepted."""
     state = AckState(split(7, 2), (1, -1))
     p = [Position(0, 0), *positions_of(split(7, 2))]
     state.acknowledge([p[2], p[3], p[5], p[7]])
@@ -70,7 +70,7 @@ def test_k2_lists_of_acks() -> None:
 
 @for_each("seed", range(20))
 def test_k3_backlog_at_each_step(seed: int) -> None:
-    """K3: whatever the order, the backlog falls by one with each ack, and nothing is left in the end."""
+    """K3: in any order, the backlog falls by one with each ack, and nothing is left in the end."""
     ledgers = split(10, 4)
     order = positions_of(ledgers)
     Random(seed).shuffle(order)
@@ -109,7 +109,7 @@ def test_k5_cumulative_again_and_older() -> None:
 
 
 def test_k5_again_though_the_mark_delete_position_went_on() -> None:
-    """K5: the same cumulative ack is accepted as well when what follows was acknowledged and is passed."""
+    """K5: the same cumulative ack is also accepted if later entries were acknowledged and passed."""
     state = AckState({1: 10}, (1, -1))
     state.acknowledge([Position(1, 6), Position(1, 7)])
     for _ in range(2):
@@ -125,12 +125,12 @@ def test_k5_again_though_the_mark_delete_position_went_on() -> None:
     ],
 )  # fmt: skip
 def test_k6_beyond_the_end(wrong: Any) -> None:
-    """K6: what does not exist, or is no position, is refused alone, in a list, partially and cumulatively."""
+    """K6: invalid or missing positions are refused alone, in a list, partially and cumulatively."""
     state = AckState({1: 3, 2: 3}, (0, 5))
     state.acknowledge([Position(1, 1), Position(2, 1)])
     before = snapshot(state)
     if wrong == Position(0, 0):
-        state.acknowledge([wrong])  # behind the mark-delete position its ledger may be gone
+        state.acknowledge([wrong])  # before the mark-delete position its ledger may be gone
         assert snapshot(state) == before
         return
     left = BatchSet.acked(4, [1])
@@ -147,7 +147,7 @@ def test_k6_beyond_the_end(wrong: Any) -> None:
 
 
 def test_k6_entries_and_batch_sets() -> None:
-    """K6: entries in bulk that do not exist, sets of other positions, and what is no set spoil the whole call."""
+    """K6: missing entries in bulk, sets of other positions, and invalid sets refuse the whole call."""
     state = AckState({1: 3}, (1, -1))
     before = snapshot(state)
     for entries in ([0, 3], [3], [-1, 0]):
@@ -181,7 +181,7 @@ def test_k7_hops_over_a_ledgers_end() -> None:
 
 
 def test_k7_hops_over_empty_and_deleted_ledgers() -> None:
-    """K7: ledgers without entries, and numbers that no ledger has, are hopped over to the next existing one."""
+    """K7: empty ledgers, and numbers without a ledger, are skipped up to the next existing one."""
     state = AckState({1: 2, 4: 0, 5: 0, 9: 3, 12: 1}, (1, 0))
     state.acknowledge([(9, 0)])
     assert state.mark_delete_position == Position(1, 0)
@@ -201,7 +201,7 @@ def test_k7_stays_on_an_entry_that_exists() -> None:
 
 
 def test_k7_a_deleted_ledger_opens_the_way() -> None:
-    """K7: a ledger that is deleted while it holds unacknowledged entries is skipped by the next advance."""
+    """K7: the next advance skips a ledger that was deleted with unacknowledged entries."""
     ledgers = {1: 2, 2: 2, 3: 2}
     state = AckState(ledgers, (1, 1))
     state.acknowledge([(2, 1), (3, 0)])
@@ -213,7 +213,7 @@ def test_k7_a_deleted_ledger_opens_the_way() -> None:
 
 
 def test_ledgers_grow_while_in_use() -> None:
-    """Entries and ledgers that appear later can be acknowledged then, and the mark-delete position goes on to them."""
+    """New entries and ledgers can be acknowledged, and the mark-delete position moves on to them."""
     ledgers = {1: 2}
     state = AckState(ledgers, (1, -1))
     state.acknowledge([(1, 0), (1, 1)])
@@ -263,7 +263,7 @@ def test_k12_no_partial_state_beside_a_whole_ack(entry: int) -> None:
 
 
 def test_k12_whole_and_part_in_one_call() -> None:
-    """K12: the same when whole and part come in one call, in lists and in the bulk way."""
+    """K12: the same when whole and part come in one call, in lists and in bulk."""
     state = AckState({1: 5}, (1, -1))
     parts = {Position(1, entry): BatchSet.acked(3, [0]) for entry in (1, 2, 3)}
     state.acknowledge(list(parts), parts)
@@ -276,7 +276,7 @@ def test_k12_whole_and_part_in_one_call() -> None:
 
 
 def test_k13_cumulative_inside_a_batch() -> None:
-    """K13: cumulative acks inside of a batch go forward only, and acknowledge everything before the entry."""
+    """K13: cumulative acks inside a batch only move forward, and acknowledge everything before the entry."""
     state = AckState({1: 3}, (1, -1))
     entry = Position(1, 1)
     for index, acked in ((3, 4), (4, 5), (2, 5)):
@@ -304,7 +304,7 @@ def test_k13_first_entry_of_a_ledger() -> None:
 
 
 def test_k14_merged_by_and() -> None:
-    """K14: an index that was acknowledged alone stays so when a cumulative ack of lower ones is merged."""
+    """K14: an index that was acknowledged singly stays so when a cumulative ack of lower ones is merged."""
     state = AckState({1: 1}, (1, -1))
     entry = Position(1, 0)
     state.acknowledge([entry], {entry: BatchSet(10, sum(1 << index for index in (0, 1, 2, 3, 4, 5, 6, 8, 9)))})
@@ -315,7 +315,7 @@ def test_k14_merged_by_and() -> None:
 
 
 def test_k15_partials_and_the_mark_delete_position() -> None:
-    """K15: batch sets beside the mark-delete position come back, and go when their entry is acknowledged."""
+    """K15: batch sets after the mark-delete position are returned, and removed when their entry is acknowledged."""
     state = AckState({1: 8}, (1, -1))
     p5, p6 = Position(1, 5), Position(1, 6)
     state.acknowledge([p6], {p6: BatchSet.acked(10, [1, 2, 3])})
@@ -359,7 +359,7 @@ def test_k17_reset(target: tuple[int, int]) -> None:
 
 
 def test_k17_reset_where_nothing_is() -> None:
-    """K17: a deleted ledger means the first entry after it; beyond the end is refused and changes nothing."""
+    """K17: a deleted ledger means the first entry after it; positions beyond the end are refused."""
     state = AckState({3: 2, 5: 0, 8: 4}, (8, 1))
     for wrong in ((8, 5), (9, 0), (3, 3), (1.5, 0)):
         before = snapshot(state)
@@ -378,7 +378,7 @@ def test_k17_reset_where_nothing_is() -> None:
 
 
 def test_k17_reset_and_then_acknowledge() -> None:
-    """K17: acks after a reset count again, also a cumulative one of a position before the old mark-delete position."""
+    """K17: acks after a reset count again, also a cumulative one before the old mark-delete position."""
     state = AckState({1: 9}, (1, -1))
     state.acknowledge_cumulative((1, 7))
     state.reset((1, 2))
@@ -406,7 +406,7 @@ def test_k46_few_acks_in_many_ledgers() -> None:
 
 
 def test_k50_remote_topic() -> None:
-    """K50: without ledgers nothing is beyond the end, no border is hopped, and there is no backlog; the rest holds."""
+    """K50: without ledgers nothing is beyond the end, no ledger end is passed, and there is no backlog."""
     state = AckState(None, (-1, -1))
     assert (state.backlog, state.next_position) == (None, Position(-1, 0))
     state.acknowledge_cumulative((4, 7))
@@ -431,7 +431,7 @@ def test_k50_remote_topic() -> None:
 
 @for_each("ledgers", [{1: -1}, {-1: 3}, {"1": 3}, {1: None}, [1, 2], 7, "ledgers"])
 def test_refuses_what_are_no_ledgers(ledgers: Any) -> None:
-    """Ledgers that are no ids with numbers of entries, and a beginning that is no position, are refused by name."""
+    """Invalid ledger ids, numbers of entries, and initial positions are refused by name."""
     with pytest.raises(InvalidArgumentError, match="ledgers"):
         AckState(ledgers, (1, -1))
     positions: list[Any] = [(1, -2), (-2, 0), (1, 2**63), (math.nan, 1), None]
@@ -464,7 +464,7 @@ def test_what_makes_it_dirty() -> None:
 
 
 def evicted_state(acked: Sequence[int], ledgers: dict[int, int], md: tuple[int, int]) -> tuple[AckState, LedgerAcks]:
-    """Return a state whose ledger 2 has these entries acknowledged and is evicted, and what is on storage of it."""
+    """Return a state whose ledger 2 has these acknowledged entries and is evicted, and what is stored of it."""
     state = AckState(ledgers, md, ledger_size=lambda acks: 10 * acks.ranges.range_count)
     state.acknowledge_entries(2, acked)
     state.take_dirty()
@@ -472,7 +472,7 @@ def evicted_state(acked: Sequence[int], ledgers: dict[int, int], md: tuple[int, 
 
 
 def test_evicted_ledgers_are_needed() -> None:
-    """Whatever needs an evicted ledger says so before anything changed; what does not, works."""
+    """Calls that need an evicted ledger say so before anything changes; others work."""
     state, stored = evicted_state([3], {1: 3, 2: 5, 3: 3}, (1, -1))
     before = snapshot(state)
     calls: list[Any] = [
@@ -550,7 +550,7 @@ def test_passes_an_evicted_ledger() -> None:
 
 
 def test_recovers_with_summaries() -> None:
-    """A ledger that was not loaded counts in backlog, size, ranges and the highest position by what was noted of it."""
+    """The summary of a ledger that was not loaded counts in backlog, size, ranges and the highest position."""
     state = AckState({1: 9, 2: 9}, (1, 2))
     state.add_evicted(2, LedgerSummary(acked=4, leading=2, last=7, batches=1, ranges=2), 33)
     state.add_evicted(0, LedgerSummary(acked=9, leading=9, last=8, batches=0, ranges=1), 40)  # was passed
@@ -562,7 +562,7 @@ def test_recovers_with_summaries() -> None:
 
 
 def test_foreign_state_is_brought_into_form() -> None:
-    """State from elsewhere may hold empty, full and superfluous batch sets, and entries that were passed."""
+    """Foreign state may have empty, full and superfluous batch sets, and entries that were passed."""
     state = AckState({1: 20}, (1, 4))
     batches = {3: BatchSet.acked(3, [0]), 5: BatchSet(3, 0), 7: BatchSet.full(3), 9: BatchSet.acked(3, [1])}
     batches[11] = BatchSet.acked(3, [1])
@@ -575,7 +575,7 @@ def test_foreign_state_is_brought_into_form() -> None:
 
 
 def test_sizes_are_summed_up() -> None:
-    """Bytes and ranges follow every change, and only ledgers that changed are measured again."""
+    """Bytes and ranges follow every change, and only changed ledgers are measured again."""
     measured: list[int] = []
 
     def size(acks: LedgerAcks) -> int:
@@ -596,7 +596,7 @@ def test_sizes_are_summed_up() -> None:
 
 
 def test_which_acks_add_ranges() -> None:
-    """An entry beside an acknowledged one, or the lowest unacknowledged one, adds no range."""
+    """An entry next to an acknowledged one, or the lowest unacknowledged one, adds no range."""
     state = AckState({1: 20, 2: 3}, (1, 2))
     state.acknowledge([(1, 9), (1, 12)])
     adds = [entry for entry in range(20) if state.adds_range((1, entry))]
@@ -620,7 +620,7 @@ def test_goes_through_what_is_unacknowledged(first: int, last: int) -> None:
 
 
 def test_bulk_ways_are_the_same() -> None:
-    """Many positions in one call, and many entries of one ledger, leave what single acks leave."""
+    """Many positions in one call, and many entries of one ledger, leave the same state as single acks."""
     ledgers = {1: 3000, 2: 3000}
     chosen = Random(5).sample(positions_of(ledgers), 4000)
     single, listed, bulk = (AckState(ledgers, (1, -1)) for _ in range(3))
@@ -642,7 +642,7 @@ def test_bulk_ways_are_the_same() -> None:
 
 
 def test_wide_entries() -> None:
-    """Entries beyond 2**32 and near 2**63 are acknowledged, passed and hopped over as others."""
+    """Entries beyond 2**32 and near 2**63 are acknowledged and passed like others."""
     top = 2**63 - 1
     state = AckState({1: top, 2: 2}, (1, 2**32 - 3))
     state.acknowledge([(1, 2**32)])

@@ -1,4 +1,4 @@
-"""The pure acknowledgement state beside a dumb reference: a set of positions, and a dict of what is left of batches."""
+"""The pure acknowledgement state beside a simple reference: a set of positions, and a dict of batch sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STRAY = 12
 
 
 class Reference:
-    """What is acknowledged, one by one, and the ledgers of the topic."""
+    """The acknowledged positions, one by one, and the topic's ledgers."""
 
     def __init__(self, ledgers: dict[int, int], reached: Position) -> None:
         self.ledgers = ledgers
@@ -77,7 +77,7 @@ class Reference:
 
 
 class Acknowledging(RuleBasedStateMachine):
-    """Acknowledges, resets, evicts, restores, writes and reopens, while ledgers appear, grow and go."""
+    """Acknowledges, resets, evicts, restores, writes and reopens, while ledgers appear, grow and disappear."""
 
     @initialize(sizes=st.lists(st.integers(0, 3), min_size=2, max_size=4), start=st.integers(-1, 2))
     def begin(self, sizes: list[int], start: int) -> None:
@@ -97,7 +97,7 @@ class Acknowledging(RuleBasedStateMachine):
         return drawn
 
     def call(self, function: Callable[[AckState], Any]) -> Any:
-        """Do something; where ledgers are needed, check that nothing has changed, restore them and try again."""
+        """Make a call; if it needs ledgers, check that nothing has changed, restore them and repeat it."""
         for _ in range(20):
             before = snapshot(self.state)
             try:
@@ -111,7 +111,7 @@ class Acknowledging(RuleBasedStateMachine):
         raise AssertionError("the same ledgers are needed for ever")
 
     def refused(self, function: Callable[[AckState], Any]) -> None:
-        """Do something that is refused, and check that nothing has changed."""
+        """Make a call that is refused, and check that nothing has changed."""
         before = snapshot(self.state)
         with pytest.raises(InvalidArgumentError):
             function(self.state)
@@ -219,7 +219,7 @@ class Acknowledging(RuleBasedStateMachine):
 
     @rule(noted=st.sets(LEDGERS, max_size=4))
     def reopen(self, noted: set[int]) -> None:
-        """Write, and open again with some ledgers that are not loaded."""
+        """Write, and open again without loading some ledgers."""
         self.write()
         again = AckState(self.ledgers, self.state.mark_delete_position, ledger_size=len_of)
         for ledger, acks in sorted(self.stored.items()):
@@ -265,7 +265,7 @@ class Acknowledging(RuleBasedStateMachine):
 
     @invariant()
     def is_dirty_where_storage_differs(self) -> None:
-        """What is not dirty is on storage as it is in memory, but for what the mark-delete position has passed."""
+        """A clean ledger is stored as it is in memory, except for what the mark-delete position has passed."""
         reached = self.state.mark_delete_position
         for ledger in {*self.stored, *self.state.table.states} - self.state.table.dirty:
             stored = self.stored[ledger].copy()
@@ -275,7 +275,7 @@ class Acknowledging(RuleBasedStateMachine):
                 assert self.state.table.states[ledger] == stored
 
     def teardown(self) -> None:
-        """Load everything, and ask about each entry and index."""
+        """Load everything, and check each entry and index."""
         if not hasattr(self, "state"):
             return
         for ledger in list(self.state.table.evicted):

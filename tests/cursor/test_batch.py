@@ -1,4 +1,4 @@
-"""Sets of what is left of a batch."""
+"""Sets of the unacknowledged members of a batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_INT: Any = "1"
 
 @given(st.data(), SIZES)
 def test_is_a_set_of_indexes(data: st.DataObject, size: int) -> None:
-    """What is not acknowledged is left, in order; merging leaves what both left."""
+    """Unacknowledged indexes are left, in order; merging leaves those that both have."""
     indexes = st.sets(st.integers(0, size - 1))
     one, other = data.draw(indexes), data.draw(indexes)
     batch = BatchSet.acked(size, one)
@@ -30,7 +30,7 @@ def test_is_a_set_of_indexes(data: st.DataObject, size: int) -> None:
 
 @given(SIZES, st.data())
 def test_words_are_read_again(size: int, data: st.DataObject) -> None:
-    """The words are those of Java's BitSet: signed, lowest first, without highest ones that are 0."""
+    """The words are those of Java's BitSet: signed, lowest first, without zeros at the end."""
     batch = BatchSet.acked(size, data.draw(st.sets(st.integers(0, size - 1))))
     words = batch.words
     assert not words or words[-1] != 0
@@ -43,12 +43,12 @@ def test_words_are_read_again(size: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("index", [0, 3, 63, 64, 99])
 def test_through(index: int) -> None:
-    """Up to an index, itself included."""
+    """Up to an index, including it."""
     assert list(BatchSet.through(100, index)) == list(range(index + 1, 100))
 
 
 def test_equality_knows_no_size() -> None:
-    """Sets with the same indexes left are equal whatever sizes they were given, because storage knows no size."""
+    """Sets with the same indexes left are equal for any sizes, because storage has no sizes."""
     assert BatchSet(3, 0b101) == BatchSet(10, 0b101)
     assert hash(BatchSet(3, 0b101)) == hash(BatchSet(10, 0b101))
     assert BatchSet(3, 0b101) != BatchSet(3, 0b111)
@@ -66,6 +66,6 @@ def test_equality_knows_no_size() -> None:
     ],
 )  # fmt: skip
 def test_refuses_what_is_no_batch(make: Any) -> None:
-    """Sizes that no batch has, indexes beyond the size, and other types are refused."""
+    """Invalid sizes, indexes beyond the size, and other types are refused."""
     with pytest.raises(InvalidArgumentError, match=r"size|unacked|batch_index"):
         make()

@@ -1,4 +1,4 @@
-"""The batch sets of a ledger, and the sums that are kept with them."""
+"""The batch sets of a ledger, and the sums kept with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 20), st.one_of(st.none(), SETS)), max_
 
 
 def check(sets: BatchSets, model: dict[int, BatchSet]) -> None:
-    """Compare with a plain dict, and the sums with what they are sums of."""
+    """Compare with a plain dict, and the sums with what they sum up."""
     assert sets == model
     assert len(sets) == len(model)
     assert sets.size_bytes == sum(varint_bytes(batch.size) for batch in model.values())
@@ -28,7 +28,7 @@ def check(sets: BatchSets, model: dict[int, BatchSet]) -> None:
 
 @given(STEPS)
 def test_the_sums_follow_every_change(steps: list[tuple[int, BatchSet | None]]) -> None:
-    """Setting, replacing and removing leave the sums what they should be."""
+    """Setting, replacing and removing keep the sums right."""
     sets, model = BatchSets(), dict[int, BatchSet]()
     for entry, batch in steps:
         if batch is None:
@@ -45,7 +45,7 @@ def test_the_sums_follow_every_change(steps: list[tuple[int, BatchSet | None]]) 
 
 
 def test_an_entry_that_cannot_be_is_refused() -> None:
-    """Nothing changes when there is no such entry, or none to take out."""
+    """Nothing changes if there is no such entry to set or remove."""
     sets = BatchSets({3: BatchSet(4, 1)})
     with pytest.raises(InvalidArgumentError):
         sets[-1] = BatchSet(4, 1)
@@ -58,7 +58,7 @@ def test_an_entry_that_cannot_be_is_refused() -> None:
 
 
 def test_the_size_of_many_is_right_within_a_thousandth() -> None:
-    """K47: the size of thousands of batch sets is found without looking at each, almost exactly."""
+    """K47: the size of thousands of batch sets is estimated without looking at each, almost exactly."""
     sets = BatchSets({5 * entry + entry % 7: BatchSet(40, entry % 2**20 + 1) for entry in range(5_000)})
     exact = sum(map(len, encode_batches(sets)))
     assert abs(batches_size(sets) - exact) <= exact / 1_000

@@ -57,13 +57,13 @@ def state_of(entries: Iterable[int] = (), batches: dict[int, BatchSet] | None = 
 
 
 def form_of(state: LedgerAcks) -> Form:
-    """Return the form in which entries that are one piece are written."""
+    """Return the form in which entries in one section are written."""
     (piece,) = sections_of(state.ranges)
     return smallest_form(piece)[1]
 
 
 def holes(count: int, of: int, seed: int = 1) -> LedgerAcks:
-    """Return a ledger of which everything but some entries at random is acknowledged."""
+    """Return a ledger of which everything except some random entries is acknowledged."""
     state = LedgerAcks(EntryRanges.from_ranges([(0, of - 1)]))
     for entry in Random(seed).sample(range(of), count):
         state.ranges.discard_range(entry, entry)
@@ -100,7 +100,7 @@ GOLDEN = {
 
 @for_each("case", GOLDEN)
 def test_the_bytes_of_a_ledger_do_not_change(case: str) -> None:
-    """Each form gives exactly these bytes, field by field, and is read from them."""
+    """Each form is written as exactly these bytes, field by field, and read from them."""
     state, body = GOLDEN[case]
     assert encode_ledger(300, state) == [ledger_record(300, body)]
     assert decode_ledger([ledger_record(300, body)]) == (300, state)
@@ -109,7 +109,7 @@ def test_the_bytes_of_a_ledger_do_not_change(case: str) -> None:
 
 @given(STATES, st.integers(0, 2**63 - 1), st.sampled_from([512, 1_024, MAX_RECORD_BYTES]))
 def test_a_state_comes_back(state: LedgerAcks, ledger: int, limit: int) -> None:
-    """K33, K47: whatever is written is read again, no record passes the limit, and the size was known."""
+    """K33, K47: every written state is equal when read, no record exceeds the limit, and the size was known."""
     records = encode_ledger(ledger, state, limit=limit)
     found, back = decode_ledger(records)
     assert (found, back) == (ledger, state)
@@ -121,7 +121,7 @@ def test_a_state_comes_back(state: LedgerAcks, ledger: int, limit: int) -> None:
 
 @given(ENTRY_SETS)
 def test_the_smallest_form_is_taken(entries: set[int]) -> None:
-    """K33: no form that is not chosen would be smaller."""
+    """K33: no other form would be smaller."""
     state = state_of(entries)
     for piece in sections_of(state.ranges):
         lengths = piece.lengths()
@@ -172,7 +172,7 @@ def test_k46_the_proposals_example_takes_little() -> None:
 
 
 def test_k33_a_large_state_is_cut() -> None:
-    """K33: a state beyond the limit is cut into parts, none over the limit, and is whole again from all of them."""
+    """K33: a state beyond the limit is cut into parts, none over the limit, and is complete again from all of them."""
     random = Random(3)
     batches = {2 * entry: BatchSet(2_000, random.getrandbits(2_000)) for entry in range(25_000)}
     state = LedgerAcks(EntryRanges.from_ranges((entry, entry) for entry in range(1, 50_000, 4)), batches)
@@ -186,7 +186,7 @@ def test_k33_a_large_state_is_cut() -> None:
 
 @for_each("extra", sample(range(-40, 41)))
 def test_k33_the_limit_counts_the_envelope(extra: int) -> None:
-    """K33: at each length around the limit, no record passes it, and one that fits is not cut."""
+    """K33: at each length around the limit, no record exceeds it, and one that fits is not cut."""
     state = state_of(range(0, 2 * 4 * (1_000 + extra), 2))
     records = encode_ledger(2**50, state, limit=1_024)
     assert max(map(len, records)) <= 1_024
@@ -196,7 +196,7 @@ def test_k33_the_limit_counts_the_envelope(extra: int) -> None:
 
 
 def test_many_ranges_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger with very many ranges is written piece by piece, each in its own form, and is one again."""
+    """A ledger with very many ranges is written in pieces, each in its own form, and is one again."""
     monkeypatch.setattr("pulsar_nack.index._entries.WHOLE", 100)
     monkeypatch.setattr("pulsar_nack.index._entries.WINDOW", 1_000)
     entries = [*range(0, 1_000, 2), *range(1_000, 5_500), *range(5_600, 9_000, 90)]
@@ -209,7 +209,7 @@ def test_many_ranges_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_many_batch_sets_are_written_in_steps() -> None:
-    """Thousands of batch sets are several steps, and all come back in order."""
+    """Thousands of batch sets are several steps, and are all read in order."""
     state = state_of([], {entry * 3: BatchSet(20, entry % 1_000 + 1) for entry in range(3_000)})
     assert len(list(encode_body(state))) == 3
     found, back = decode_ledger(encode_ledger(1, state))
@@ -230,7 +230,7 @@ def test_what_cannot_be_written_is_refused(ledger: int, limit: int, field: str) 
 
 
 def test_more_than_can_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state that nobody would read again is not written."""
+    """A state too large to be read is not written."""
     monkeypatch.setattr("pulsar_nack.cursor.format._ledger.MAX_ACKED", 4)
     with pytest.raises(InvalidArgumentError, match="state"):
         encode_ledger(1, state_of(range(5)))
@@ -273,13 +273,13 @@ BAD = {
 
 @for_each("case", BAD)
 def test_k34_what_contradicts_itself_is_refused(case: str) -> None:
-    """K34: a state that is not sound is an error, in short time, and never a smaller or a larger state."""
+    """K34: an invalid state raises an error, quickly, and never gives a smaller or a larger state."""
     with pytest.raises(CursorFormatError):
         decode_ledger([ledger_record(1, BAD[case])])
 
 
 def test_k34_only_all_parts_are_a_state() -> None:
-    """K34: a part less, twice, in another order, of another ledger or of another state is an error."""
+    """K34: a missing or repeated part, another order, or parts of another ledger or state raise an error."""
     state, other = state_of(range(0, 9_000, 2)), state_of([*range(0, 8_998, 2), 8_999])
     records = encode_ledger(1, state, limit=512)
     mixed = [encode_ledger(ledger, each, limit=512) for ledger, each in ((2, state), (1, other))]
@@ -303,7 +303,7 @@ def test_k34_only_all_parts_are_a_state() -> None:
 
 
 def test_k34_a_changed_part_is_noticed() -> None:
-    """K34: parts whose contents are not those that were cut have another checksum."""
+    """K34: parts with other contents have another checksum."""
     records = encode_ledger(1, state_of(range(0, 16_000, 2)), limit=512)
     records[1] = records[1].replace(b"\x55\x55\x55\x55", b"\x55\x51\x55\x55", 1)
     with pytest.raises(CursorFormatError, match="checksum"):
@@ -311,13 +311,13 @@ def test_k34_a_changed_part_is_noticed() -> None:
 
 
 def test_what_a_later_release_wrote_is_not_guessed_at() -> None:
-    """A record of a later version is refused, and says so."""
+    """A record of a later version is refused, and the error says so."""
     with pytest.raises(CursorFormatError, match="later release"):
         decode_ledger([ledger_record(1, block(1, ENTRY), number(3, 1), said=number(5, 2))])
 
 
 def test_unknown_fields_are_skipped() -> None:
-    """Fields that are not known, anywhere, do not disturb: Pulsar and later releases may add some."""
+    """Unknown fields, anywhere, are skipped: Pulsar and later releases may add some."""
     body = block(1, ENTRY, number(90, 1)) + number(3, 1) + block(77, b"abc")
     record = ledger_record(1, body, said=block(99, b"more")) + block(7, b"chunk") + number(12, 5)
     assert decode_ledger([record]) == (1, state_of([5]))
@@ -326,7 +326,7 @@ def test_unknown_fields_are_skipped() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 50_000), st.integers(0, 2**32))
 def test_one_more_range_costs_little(count: int, seed: int) -> None:
-    """K48: an acknowledgement adds no more bytes than the gate keeps free for it."""
+    """K48: an acknowledgement adds no more bytes than the gate reserves for it."""
     random = Random(seed)
     state = state_of(random.sample(range(50_000), min(count, 49_999)))
     before = ledger_size(state, 2**40)

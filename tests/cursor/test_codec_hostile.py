@@ -1,4 +1,4 @@
-"""Bytes that nobody wrote, or that were damaged: only ever the error that is documented."""
+"""Random and damaged bytes: only the documented error is raised."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SAMPLES = samples()
 
 
 def read_all(record: bytes) -> None:
-    """Read a record in every way there is; whatever is found is sound."""
+    """Read a record in every way; every result is valid."""
     for read in READERS:
         try:
             found = read(record)
@@ -80,13 +80,13 @@ def read_all(record: bytes) -> None:
 @given(st.binary(max_size=300))
 @example(b"")
 def test_k34_any_bytes(record: bytes) -> None:
-    """K34: bytes at random are refused, or are something sound."""
+    """K34: random bytes are refused, or are something valid."""
     read_all(record)
 
 
 @given(st.sampled_from(SAMPLES), st.data())
 def test_k34_damaged_records(record: bytes, data: st.DataObject) -> None:
-    """K34: records with bytes changed, missing or put in are refused, or are something sound."""
+    """K34: records with changed, missing or inserted bytes are refused, or are something valid."""
     damaged = bytearray(record)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(damaged)))
@@ -104,7 +104,7 @@ def test_k34_damaged_records(record: bytes, data: st.DataObject) -> None:
 
 @given(st.sampled_from(SAMPLES), st.sampled_from(SAMPLES))
 def test_k34_records_that_were_joined(one: bytes, other: bytes) -> None:
-    """K34: two records one after the other are one message to protobuf; it must not become something in between."""
+    """K34: two records one after another are one message to protobuf; they must not be read as one."""
     read_all(one + other)
 
 
@@ -138,7 +138,7 @@ HUGE = {
 
 @pytest.mark.parametrize("case", HUGE)
 def test_k34_small_records_do_not_become_large(case: str) -> None:
-    """K34: what is read takes memory in proportion to its bytes, whatever numbers are in them."""
+    """K34: memory is in proportion to the bytes read, whatever numbers are in them."""
     record = HUGE[case]
     tracemalloc.start()
     try:
@@ -150,7 +150,7 @@ def test_k34_small_records_do_not_become_large(case: str) -> None:
 
 
 def read_all_quickly(record: bytes) -> None:
-    """Read a record once in each way, without looking closely."""
+    """Read a record once in each way, without further checks."""
     for read in (READERS[0], decode_legacy):
         try:
             found = read(record)

@@ -26,7 +26,7 @@ JAVA = bytes.fromhex(
     "6e616c2e64656c617965642e6275636b65745f3430305f34303010930322100a036e656710fbffffffffffffffff012a190a05080910b10210e3ff"
     "ffffffffffffff0110feffffffff01"
 )
-"""What Pulsar 3.0.7 makes of :data:`OF_JAVA`."""
+"""What Pulsar 3.0.7 writes for :data:`OF_JAVA`."""
 OF_JAVA = LegacyRecord(
     contents((7, 41), {"#pulsar.internal.delayed.bucket_400_400": 403, "neg": -5}),
     {
@@ -56,7 +56,7 @@ def test_k27_a_record_of_pulsar_is_read() -> None:
 
 
 def test_k27_a_record_is_that_of_pulsar() -> None:
-    """K27: what is written is what Pulsar writes, byte by byte, but for the mark with the sequence number."""
+    """K27: a written record equals Pulsar's, byte by byte, except for the mark with the sequence number."""
     record = encode_legacy(OF_JAVA).record
     mark = long_property("#acks.sequence", 0)
     assert record.count(mark) == 1
@@ -65,7 +65,7 @@ def test_k27_a_record_is_that_of_pulsar() -> None:
 
 @given(LEDGERS)
 def test_k27_a_state_comes_back(states: dict[int, LedgerAcks]) -> None:
-    """K27: what is written is read again."""
+    """K27: a written state is equal when read."""
     for state in states.values():
         state.normalise()
     states = {ledger: state for ledger, state in states.items() if state}
@@ -78,7 +78,7 @@ def test_k27_a_state_comes_back(states: dict[int, LedgerAcks]) -> None:
 
 @given(LEDGERS)
 def test_k27_words_of_any_state_are_read(states: dict[int, LedgerAcks]) -> None:
-    """K27: the words of any entries are read as the ranges that they are."""
+    """K27: the words of any entries are read as their ranges."""
     expected = {ledger: list(state.ranges.ranges()) for ledger, state in states.items()}
     expected = {ledger: ranges for ledger, ranges in expected.items() if ranges and ranges[-1][1] < 1 << 20}
     record = position(3, 7) + b"".join(words(ledger, *words_of(ranges)) for ledger, ranges in expected.items())
@@ -86,7 +86,7 @@ def test_k27_words_of_any_state_are_read(states: dict[int, LedgerAcks]) -> None:
 
 
 def test_k27_old_records_are_read() -> None:
-    """K27: a record without properties and batch sets, and one with fields that are not known, are read."""
+    """K27: a record without properties and batch sets, and one with unknown fields, are read."""
     old = position(4, 10) + message_range((4, 12), (4, 14))
     assert decode_legacy(old) == LegacyRecord(contents((4, 10)), {4: LedgerAcks(EntryRanges.from_ranges([(13, 14)]))})
     assert decode_legacy(position(4, 10)) == LegacyRecord(contents((4, 10)))
@@ -95,32 +95,32 @@ def test_k27_old_records_are_read() -> None:
 
 
 def test_words_are_read() -> None:
-    """The long-word form is a bit set of what is acknowledged, by ledger; a negative word has its highest bit set."""
+    """The long-word form is a bit set of acknowledged entries, by ledger; a negative word has its highest bit set."""
     record = position(7, 41) + words(7, 0b11 << 45, -(2**63) + 1) + words(9, 0, 0, 5) + words(10)
     assert entries(decode_legacy(record)) == {7: [(45, 46), (64, 64), (127, 127)], 9: [(128, 128), (130, 130)]}
 
 
 def test_ranges_go_before_words() -> None:
-    """Where both are there, the ranges count, as in Pulsar."""
+    """If both are present, the ranges count, as in Pulsar."""
     record = position(7, 41) + message_range((7, 44), (7, 49)) + words(7, 1)
     assert entries(decode_legacy(record)) == {7: [(45, 49)]}
 
 
 def test_k8_a_range_over_ledgers_claims_its_last_one_only() -> None:
-    """K8: how many entries the first ledger has is not known; the last one is claimed from its beginning."""
+    """K8: the first ledger's number of entries is unknown; the last ledger's entries count from its beginning."""
     record = position(1, -1) + message_range((1, 3), (3, 5)) + message_range((4, 2), (4, 2))
     assert entries(decode_legacy(record)) == {3: [(0, 5)]}
 
 
 def test_ranges_in_any_order_are_joined() -> None:
-    """Ranges that overlap, or are not in order, are what they are together."""
+    """Ranges that overlap, or are not in order, are joined."""
     record = position(1, -1) + b"".join(message_range((5, low), (5, high)) for low, high in [(9, 12), (2, 4), (3, 9)])
     assert entries(decode_legacy(record)) == {5: [(3, 12)]}
 
 
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])
 def test_k52_the_lowest_ranges_are_written(count: int) -> None:
-    """K52: of more ranges than may be, exactly the lowest 10 000 are written, and the rest is counted."""
+    """K52: of too many ranges, exactly the lowest 10 000 are written, and the others are counted."""
     half = EntryRanges.from_ranges((2 * at, 2 * at) for at in range(5_000))
     rest = EntryRanges.from_ranges((2 * at + 7, 2 * at + 7) for at in range(count - 5_000))
     single = LegacyRecord(contents((1, -1)), {8: LedgerAcks(rest), 5: LedgerAcks(half)})
@@ -183,12 +183,12 @@ BAD = {
 
 @for_each("case", BAD)
 def test_k34_what_is_not_the_old_form_is_refused(case: str) -> None:
-    """K34: a record that contradicts itself, or is something else, is an error."""
+    """K34: a record that contradicts itself, or is something else, raises an error."""
     with pytest.raises(CursorFormatError):
         decode_legacy(BAD[case])
 
 
 def test_a_batch_that_is_there_twice_is_merged() -> None:
-    """Two sets of one entry mean what is acknowledged in either."""
+    """Two sets of one entry mean the indexes acknowledged in either."""
     both = [block(5, block(1, position(1, 3)), number(2, bits)) for bits in (0b0111, 0b1101)]
     assert decode_legacy(position(1, 1) + b"".join(both)).states[1].batches == {3: BatchSet(4, 0b0101)}

@@ -97,7 +97,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("case", GOLDEN)
 def test_the_bytes_of_a_marker_do_not_change(case: str) -> None:
-    """Markers give exactly these bytes, field by field, and are read from them."""
+    """Markers are written as exactly these bytes, field by field, and read from them."""
     marker, record = GOLDEN[case]
     assert encode_marker(marker) == [record]
     assert decode_marker([record]) == marker
@@ -120,7 +120,7 @@ def size_of(marker: Marker) -> int:
 
 
 def applied(delta: Marker, base: Marker) -> Marker:
-    """Return the full marker that a delta stands for, given its full base."""
+    """Return the full marker that a delta on its full base stands for."""
     references = {ledger: base.references[ledger] for ledger in base.references.keys() - set(delta.dropped)}
     said = delta.contents
     if delta.changed_properties is not None:
@@ -132,7 +132,7 @@ def applied(delta: Marker, base: Marker) -> Marker:
 
 @given(MARKERS, st.sampled_from([1_024, MAX_RECORD_BYTES]))
 def test_a_marker_comes_back(marker: Marker, limit: int) -> None:
-    """Whatever is written is read again, from records within the limit."""
+    """Every written marker is equal when read, from records within the limit."""
     records = encode_marker(marker, limit=limit)
     assert decode_marker(records) == marker
     assert max(map(len, records)) <= limit
@@ -143,7 +143,7 @@ def test_a_marker_comes_back(marker: Marker, limit: int) -> None:
 
 @given(MARKERS, MARKERS, st.data())
 def test_a_difference_gives_the_whole(base: Marker, now: Marker, data: st.DataObject) -> None:
-    """A marker that says only what is different means, on its base, what the whole one means."""
+    """A delta on its base means the same as the full marker."""
     dropped = tuple(sorted(base.references.keys() - now.references.keys()))
     changes = {ledger: each for ledger, each in now.references.items() if base.references.get(ledger) != each}
     said, changed = now.contents, None
@@ -164,7 +164,7 @@ def test_many_ledgers_take_a_few_bytes_each() -> None:
 
 
 def test_a_large_marker_is_cut() -> None:
-    """K33: a marker beyond the limit is cut; the parts before the last one alone count for nothing."""
+    """K33: a marker beyond the limit is cut; without its last part the others do not count."""
     marker = many(5_000, seed=1)
     records = encode_marker(marker, limit=1_024)
     assert max(map(len, records)) <= 1_024
@@ -181,7 +181,7 @@ def test_a_large_marker_is_cut() -> None:
 
 
 def test_parts_of_two_markers_are_no_marker() -> None:
-    """K34: a part of an earlier try, or of another marker, is noticed."""
+    """K34: a part of an earlier attempt, or of another marker, is detected."""
     marker = many(1_000, seed=1)
     again = Marker(10, marker.contents, marker.references)
     other = Marker(9, marker.contents, {**marker.references, 7_000: (99_999,)})
@@ -223,14 +223,14 @@ BAD = {
 
 @for_each("case", BAD)
 def test_k34_what_is_no_marker_is_refused(case: str) -> None:
-    """K34: a marker that contradicts itself, or another record, is an error."""
+    """K34: a marker that contradicts itself, or another record, raises an error."""
     with pytest.raises(CursorFormatError):
         decode_marker([BAD[case]])
 
 
 @pytest.mark.parametrize("last", [(0, 2), (2, 2), (0, 0), (5, 2**21)])
 def test_a_last_part_that_is_not_the_last(last: tuple[int, int]) -> None:
-    """The last record has to say that it is, and of a number that can be."""
+    """The last record must say that it is the last, with a valid number."""
     record = marker_record(1, 1, 1, said=number(2, last[0]) + number(3, last[1]))
     with pytest.raises(CursorFormatError):
         marker_parts(record)
@@ -250,7 +250,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_what_could_not_be_read_is_not_written(field: str) -> None:
-    """A value that no marker can have is named."""
+    """An invalid value is named."""
     with pytest.raises(InvalidArgumentError) as caught:
         encode_marker(REFUSED[field])
     assert caught.value.field == field
@@ -265,13 +265,13 @@ def test_what_could_not_be_read_is_not_written(field: str) -> None:
     ],
 )
 def test_other_values_are_refused_too(marker: Marker) -> None:
-    """So is a base that is no record, what is dropped from nothing, and a property of more than 64 bits."""
+    """An invalid base record, a removal from nothing, and a property of more than 64 bits are refused."""
     with pytest.raises(InvalidArgumentError):
         encode_marker(marker)
 
 
 def test_properties_beyond_the_limit_are_refused() -> None:
-    """Properties of the position stand in one record, and must leave room in it."""
+    """The position's properties are in one record, and must leave room in it."""
     marker = Marker(1, contents((1, 1), {f"name {at}": at for at in range(100)}, {"k": "v" * 2_000}))
     with pytest.raises(InvalidArgumentError, match="limit"):
         encode_marker(marker, limit=1_024)
@@ -288,7 +288,7 @@ def test_a_property_may_be_larger_than_a_record() -> None:
 
 @for_each("limit", [1 << 10, 5 << 20, 1 << 30])
 def test_properties_that_fill_the_room_fit_and_more_do_not(limit: int) -> None:
-    """K32: into a snapshot and a record in the legacy format, whatever the other numbers in it."""
+    """K32: into a snapshot and a legacy record, whatever the other numbers in it."""
     longs, most = {"long": -1}, 2**63 - 1
     room = properties_room(longs, limit)
     text = "x" * room

@@ -33,7 +33,7 @@ def generated() -> dict[str, dict[str, int]]:
 
 
 def test_the_classes_are_those_of_the_file() -> None:
-    """After a change of the .proto file the classes were generated again (make proto)."""
+    """The classes were generated after the last change of the .proto file (make proto)."""
     written = {
         name: {field: int(number) for field, number in re.findall(r"(\w+) = (\d+)(?: \[.*?\])?;", body)}
         for name, body in re.findall(r"^message (\w+) \{(.*?)^\}", SOURCE, re.MULTILINE | re.DOTALL)
@@ -42,7 +42,7 @@ def test_the_classes_are_those_of_the_file() -> None:
 
 
 def test_the_lower_fields_are_those_of_pulsar() -> None:
-    """Messages that Pulsar has hold its fields, and else none below 1000."""
+    """Pulsar's messages have its fields, and others only from 1000 on."""
     found = generated()
     for name, fields in PULSAR.items():
         assert {field: number for field, number in found[name].items() if number < 1_000} == fields

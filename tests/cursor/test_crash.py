@@ -1,4 +1,4 @@
-"""The cursor is stopped at every operation on storage, and what comes back is compared with a model."""
+"""The cursor crashes at every operation on storage, and recovery is compared with a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST = 100
 
 @pytest.fixture(autouse=True)
 def _in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ledgers be encoded in one go: each run is the same."""
+    """Encode all ledgers in one step: each run is the same."""
     monkeypatch.setattr(_writer, "_SLICE_S", 1e9)
 
 
@@ -31,28 +31,28 @@ def start(kind: str, seed: int, random: Random | None = None, *, is_mixed: bool 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_at_every_change(kind: str, seed: int) -> None:
-    """K24, K28: wherever a run stops, what was reported durable is there, what was not may be missing, never wrong."""
+    """K24, K28: wherever a run crashes, durable changes are there, others may be missing, none is wrong."""
     crash_everywhere(start(kind, seed), seed, LEAST)
 
 
 @pytest.mark.parametrize("seed", seeds([3, 1, 2]))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_while_recovering(kind: str, seed: int) -> None:
-    """K24: crashes while what the last one left is being opened and cleaned lose nothing either."""
+    """K24: crashes during recovery and cleaning lose nothing either."""
     crash_again_and_again(start(kind, seed), seed, 30, most=12)
 
 
 @pytest.mark.parametrize("seed", seeds([3, 1, 2]))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_after_failures(kind: str, seed: int) -> None:
-    """K32: the store refuses something, the run goes on, and stops later: what was reported is still there."""
+    """K32: the store refuses something, the run continues, and crashes later: reported changes are still there."""
     fail_everywhere(lambda random: start(kind, seed, random), seed, 4, most=16)
 
 
 @pytest.mark.parametrize("seed", seeds([2, 1, 3, 4, 7]))
 @pytest.mark.parametrize("group", [0, logs.GROUP], ids=["an append for each", "one append"])
 def test_crash_while_ledgers_are_written_by_turns(group: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """K24, K31: others run after each ledger that is encoded: what is found was acknowledged, and no reset undone."""
+    """K24, K31: others run after each encoded ledger: what is found was acknowledged, and no reset is undone."""
     monkeypatch.setattr(_writer, "_SLICE_S", -1)
     monkeypatch.setattr(logs, "GROUP", group)
     crash_everywhere(start("local", seed, is_mixed=True), seed, 50, most=40)

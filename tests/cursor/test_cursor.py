@@ -1,4 +1,4 @@
-"""The cursor: what is acknowledged comes back, only what changed is written, and memory stays within bounds."""
+"""The cursor: acknowledgements survive, only changes are written, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TWENTY = {1: 20}
 
 @pytest.fixture(params=["memory", "local", "object"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
-    """Return a place for logs: files in memory, real ones, or object storage."""
+    """Return a home for logs: files in memory, real ones, or object storage."""
     makers: dict[str, Callable[[], Home]] = {
         "memory": memory_home,
         "local": lambda: local_home(tmp_path),
@@ -47,11 +47,11 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     return makers[request.param]()
 
 
-# -- what comes back -------------------------------------------------------------------------------------------------
+# -- recovery --------------------------------------------------------------------------------------------------------
 
 
 async def test_comes_back_after_close(home: Home) -> None:
-    """K20: 20 entries, 2, 5, 7, 8 and 9 acknowledged, closed and opened again: backlog 15, and these are acked."""
+    """K20: 20 entries, 2, 5, 7, 8 and 9 acknowledged, closed and reopened: backlog 15, and these are acked."""
     async with home.cursor(TWENTY) as cursor:
         for entry in (2, 5, 7, 8, 9):
             await cursor.acknowledge([Position(1, entry)])
@@ -64,7 +64,7 @@ async def test_comes_back_after_close(home: Home) -> None:
 
 
 async def test_comes_back_without_close() -> None:
-    """K20: the same without a close, after a flush was reported, when the machine loses all that was not synced."""
+    """K20: the same without a close, after a reported flush, when the machine loses everything unsynced."""
     home, files = faulty_home()
     store = await home.open()
     cursor = await Cursor.open(store, TWENTY, config_of())
@@ -133,11 +133,11 @@ async def test_several_cursors_in_one_store() -> None:
         assert "topic-0000000001" in await store.names()
 
 
-# -- what is written -------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------------------------
 
 
 async def test_each_change_is_written() -> None:
-    """K21: an ack, a mark-delete move, a property, a partial batch, a ledger that becomes empty: each has a marker."""
+    """K21: an ack, a mark-delete move, a property, a partial batch, an emptied ledger: each writes a marker."""
     home = memory_home()
     async with home.cursor({1: 3, 2: 5}) as cursor:
         written = cursor.statistics().flushes
@@ -187,7 +187,7 @@ async def test_only_dirty_ledgers_are_written() -> None:
 
 
 async def test_ledgers_behind_the_mark_delete_position_go() -> None:
-    """K23: the position moves to the last entry of ledger 1: the marker names ledger 2 only; short of it, 1 as well."""
+    """K23: the position moves to the end of ledger 1: the marker names only ledger 2; short of it, 1 as well."""
     home = memory_home()
     ledgers = {0: 5, 1: 11, 2: 10}
     async with home.cursor(ledgers) as cursor:
@@ -205,7 +205,7 @@ async def test_ledgers_behind_the_mark_delete_position_go() -> None:
 
 
 async def test_flushes_share_writes() -> None:
-    """Flushes that are called together are one write, and those that come meanwhile one more."""
+    """Flushes called together share a write, and those during a write share the next one."""
     async with memory_home().cursor(TWENTY) as cursor:
         await cursor.acknowledge([Position(1, 3)])
         await asyncio.gather(*(cursor.flush() for _ in range(50)))
@@ -221,7 +221,7 @@ async def test_flushes_share_writes() -> None:
 
 
 async def test_what_is_acked_during_a_write_is_written_next() -> None:
-    """An ack in the very ledger that is being written is dirty, and not lost."""
+    """An ack in the ledger that is being written makes it dirty, and is not lost."""
     home, files = faulty_home()
     async with home.cursor(TWENTY) as cursor:
         await cursor.acknowledge([Position(1, 3)])
@@ -238,7 +238,7 @@ async def test_what_is_acked_during_a_write_is_written_next() -> None:
 
 @virtual_time
 async def test_written_without_a_flush() -> None:
-    """Nobody has to flush: a change is written ``flush_interval`` later, once, and then nothing more."""
+    """Without a flush, a change is written ``flush_interval`` later, once, and then nothing more."""
     loop = asyncio.get_running_loop()
     async with memory_home().cursor(TWENTY, CursorConfig(flush_interval=1)) as cursor:
         begun = loop.time()
@@ -253,7 +253,7 @@ async def test_written_without_a_flush() -> None:
 
 @virtual_time
 async def test_written_without_a_flush_after_a_repeated_ack() -> None:
-    """An entry that is acknowledged again while it is written does not keep later ones from being written."""
+    """An entry that is acknowledged again while it is written does not prevent later writes."""
     async with memory_home().cursor(TWENTY, CursorConfig(flush_interval=1)) as cursor:
         await cursor.acknowledge([Position(1, 3)])
         flushing = asyncio.create_task(cursor.flush())
@@ -268,7 +268,7 @@ async def test_written_without_a_flush_after_a_repeated_ack() -> None:
 
 @virtual_time
 async def test_written_without_a_flush_after_a_rollover() -> None:
-    """Acks that a write takes along because it first makes a new log do not keep later ones from being written."""
+    """Acks that a write includes because it rolls over first do not prevent later writes."""
     async with memory_home().cursor({1: 9_999}, CursorConfig(flush_interval=1, rollover_bytes=1024)) as cursor:
         entries = iter(range(1, 9_999, 2))
         while not cursor.statistics().rollovers:
@@ -306,7 +306,7 @@ async def test_reset_and_ack_in_line() -> None:
 
 
 async def test_cancelled_in_line() -> None:
-    """A call that is cancelled while it waits for a ledger changes nothing, and those after it go on."""
+    """A call that is cancelled while it waits for a ledger changes nothing, and later calls continue."""
     home = memory_home()
     async with home.cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(1, 3), Position(2, 3)])
@@ -322,7 +322,7 @@ async def test_cancelled_in_line() -> None:
 
 
 async def test_cancelled_while_its_ledgers_are_loaded() -> None:
-    """A call that is cancelled when some of its ledgers are loaded changes nothing, and does not cancel the others."""
+    """A call that is cancelled when some of its ledgers are loaded changes nothing, and does not cancel others."""
     ledgers = dict.fromkeys(range(10), 20)
     async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(ledger, 3) for ledger in ledgers])
@@ -338,7 +338,7 @@ async def test_cancelled_while_its_ledgers_are_loaded() -> None:
 
 
 async def test_cancelled_flush() -> None:
-    """A cancelled flush stops no write; the next one has nothing more to do than wait for it."""
+    """A cancelled flush stops no write; the next one only waits for it."""
     home = memory_home()
     async with home.cursor(TWENTY) as cursor:
         await cursor.acknowledge([Position(1, 3)])
@@ -356,7 +356,7 @@ async def test_cancelled_flush() -> None:
 
 @virtual_time
 async def test_failed_write_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    """K32: a write fails: the flush says so, nothing is durable, and it is written later without another ack."""
+    """K32: a write fails: the flush raises, nothing is durable, and it is written later without another ack."""
     home, files = faulty_home()
     async with home.cursor(TWENTY, CursorConfig(flush_interval=1)) as cursor:
         await cursor.acknowledge([Position(1, 3)])
@@ -399,7 +399,7 @@ async def test_failed_property() -> None:
     [pytest.param({"rollover_bytes": 0}, marks=pytest.mark.slow), {"enable_lru_cache_max_unacked_ranges": False}],
 )
 async def test_more_properties_than_can_be_stored_are_refused(settings: dict[str, Any]) -> None:
-    """K32: also of several that are set together; what fits is stored, and a cursor full of it goes on."""
+    """K32: also for several that are set together; those that fit are stored, and a cursor full of them continues."""
     home = memory_home()
     limit = 1 << 24 if "rollover_bytes" in settings else CursorConfig().max_entry_bytes
     count, value = 9, "\N{PILE OF POO}" * (limit // 32)  # an eighth of the limit
@@ -430,7 +430,7 @@ async def test_more_properties_than_can_be_stored_are_refused(settings: dict[str
 
 @virtual_time
 async def test_what_no_write_can_hold_is_not_tried_again_and_again() -> None:
-    """K32: properties of another form, too large for this one: a flush says so, and once some are removed it works."""
+    """K32: properties of another format, too large for this one: a flush raises, and works once some are removed."""
     home = memory_home()
     async with home.cursor(TWENTY) as cursor:
         for key in ("a", "b"):
@@ -454,7 +454,7 @@ async def test_what_no_write_can_hold_is_not_tried_again_and_again() -> None:
 
 
 async def test_failed_load_changes_nothing() -> None:
-    """A ledger that cannot be read lets the call fail, nothing of it is applied, and the next try works."""
+    """A call fails if a ledger cannot be read, none of it is applied, and the next attempt works."""
     home, files = faulty_home()
     async with home.cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(1, 3), Position(2, 3)])
@@ -468,7 +468,7 @@ async def test_failed_load_changes_nothing() -> None:
 
 
 async def test_taken_over(caplog: pytest.LogCaptureFixture) -> None:
-    """On object storage the last one to open it owns it: the other one gets an error, and writes nothing any more."""
+    """On object storage the last opener owns it: the other one gets an error, and writes nothing any more."""
     home = object_home()
     async with await home.open() as store:
         one = await Cursor.open(store, TWENTY, config_of())
@@ -489,7 +489,7 @@ async def test_taken_over(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_open_twice() -> None:
-    """In a folder, a cursor is open once."""
+    """In a folder, a cursor can be open once."""
     home = memory_home()
     async with home.cursor(TWENTY):
         with pytest.raises(LogLockedError, match="one owner at a time"):
@@ -501,7 +501,7 @@ async def test_open_twice() -> None:
 
 
 async def test_recovery_loads_newest_first(home: Home) -> None:
-    """K29: limit 0, ledgers 5, 6, 7: the newest is loaded, the others stay on storage, come on demand, and last."""
+    """K29: limit 0, ledgers 5, 6, 7: the newest is loaded, the others stay on storage and are loaded on demand."""
     ledgers = dict.fromkeys((5, 6, 7), 50)
     tight = config_of(max_individual_ack_cache_bytes_per_cursor=0)
     async with home.cursor(ledgers) as cursor:
@@ -544,7 +544,7 @@ async def test_cache_smaller_than_a_ledger() -> None:
 
 
 async def test_a_load_that_evicts_two() -> None:
-    """K30: one large ledger comes in, two small ones go out; the dirty one is on storage before."""
+    """K30: one large ledger is loaded, two small ones evicted; the dirty one is stored first."""
     ledgers = dict.fromkeys((1, 2, 3), 100_000)
     home = memory_home()
     async with home.cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=9_500)) as cursor:
@@ -563,7 +563,7 @@ async def test_a_load_that_evicts_two() -> None:
 
 
 async def test_ranges_of_evicted_ledgers() -> None:
-    """K16: ranges in 3 and 5, one of them out of memory: two lists, in ledger order, and nothing stays in memory."""
+    """K16: ranges in 3 and 5, one of them evicted: two lists, in ledger order, and nothing stays in memory."""
     ledgers = {3: 20, 5: 20}
     async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([*positions(5, (4, 5)), *positions(3, (2, 7, 8))])
@@ -595,7 +595,7 @@ async def test_two_acks_in_many_ledgers() -> None:
 
 
 async def test_remote_topic(home: Home) -> None:
-    """K50: without ledgers there is no end, no hop and no backlog; the rest holds, also after a restart."""
+    """K50: without ledgers there is no end, no ledger end and no backlog; the rest holds, also after a restart."""
     async with home.cursor(None) as cursor:
         await cursor.acknowledge([Position(7, 0), Position(7, 1), Position(10**12, 2**40)])
         assert cursor.backlog is None
@@ -613,7 +613,7 @@ async def acknowledge_one_by_one(cursor: Cursor, several: Sequence[Position]) ->
 
 @pytest.mark.slow
 async def test_acks_wait_when_memory_is_full() -> None:
-    """Memory stays within bounds while a write is slow: acks wait for it; where it fails, they say so."""
+    """Memory is bounded while a write is slow: acks wait for it; if it fails, they raise."""
     home, files = faulty_home()
     ledgers = dict.fromkeys(range(1, 2_001), 1_000)
     settings = config_of(max_individual_ack_cache_bytes_per_cursor=50_000)
@@ -631,7 +631,7 @@ async def test_acks_wait_when_memory_is_full() -> None:
             cursor.acknowledge_nowait([Position(1, 9)])
         acked_by_then = cursor.range_count
         files.heal()
-        with suppress(LogStorageError):  # a write that was under way
+        with suppress(LogStorageError):  # a write that was open
             await cursor.flush()
         await cursor.acknowledge([Position(2_000, 9)])
         assert cursor.range_count == acked_by_then + 1
@@ -662,7 +662,7 @@ async def test_bad_positions() -> None:
 
 
 async def test_deleted_ledgers_are_passed_while_they_are_read() -> None:
-    """Ledgers that are passed, and that the log forgets, before a call has read them have nothing for that call."""
+    """A call skips ledgers that are passed and deleted before it has read them."""
     ledgers = dict.fromkeys(range(100), 4)
     async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(ledger, entry) for ledger in ledgers for entry in (0, 2)])
@@ -679,7 +679,7 @@ async def test_deleted_ledgers_are_passed_while_they_are_read() -> None:
 
 
 async def test_entries_of_one_ledger() -> None:
-    """Many entries of a ledger are acknowledged in one call, and what is left can be asked for in ranges."""
+    """Many entries of a ledger are acknowledged in one call, and the remaining ones are returned as ranges."""
     ledgers = {1: 100, 2: 100}
     async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge_entries(1, range(0, 100, 2))
@@ -696,7 +696,7 @@ async def test_entries_of_one_ledger() -> None:
 
 
 async def test_batch_sets_can_be_asked_for() -> None:
-    """What is left of a batch can be asked for, also when its ledger is not in memory."""
+    """A batch's unacknowledged members are returned, also if its ledger is not in memory."""
     ledgers = {1: 10, 2: 10}
     async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         sets = {Position(1, 3): BatchSet.acked(4, [1]), Position(2, 3): BatchSet.acked(4, [2])}
@@ -708,7 +708,7 @@ async def test_batch_sets_can_be_asked_for() -> None:
 
 
 async def test_deleted_ledgers_are_passed() -> None:
-    """Once a ledger was deleted from the topic, ``settle`` moves the mark-delete position over it."""
+    """After a ledger was deleted from the topic, ``settle`` moves the mark-delete position past it."""
     ledgers = {1: 10, 2: 10}
     async with memory_home().cursor(ledgers) as cursor:
         await cursor.acknowledge(positions(2, range(4)))
@@ -725,7 +725,7 @@ async def test_deleted_ledgers_are_passed() -> None:
     ],
 )
 async def test_what_only_looks_like_a_position(wrong: Any) -> None:
-    """K6: what is no position, or could be taken for one but storage would choke on it, is refused everywhere."""
+    """K6: invalid positions, and values that only resemble one, are refused by each call."""
     async with memory_home().cursor(TWENTY) as cursor:
         for call in (
             cursor.acknowledge([wrong]),
@@ -748,7 +748,7 @@ async def test_what_only_looks_like_a_position(wrong: Any) -> None:
 
 @for_each("wrong", ["x", True, 1.5, -2, [1]])
 async def test_what_are_no_numbers(wrong: Any) -> None:
-    """K6: what is no ledger, entry, batch index or batch set is refused by name, and nothing is applied."""
+    """K6: an invalid ledger, entry, batch index or batch set is refused by name, and nothing is applied."""
     async with memory_home().cursor(TWENTY) as cursor:
         for call, field in (
             (cursor.is_acked((1, 3), wrong), "batch_index"),
@@ -768,7 +768,7 @@ async def test_what_are_no_numbers(wrong: Any) -> None:
 
 
 async def test_a_list_that_changes_while_it_waits() -> None:
-    """What was given when it was called is acknowledged, whatever becomes of the list until it is its turn."""
+    """The list as it was at the call is acknowledged, however it changes until its turn."""
     async with memory_home().cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([(1, 3), (2, 3)])
         await cursor.flush()
@@ -782,7 +782,7 @@ async def test_a_list_that_changes_while_it_waits() -> None:
 
 
 async def test_without_waiting() -> None:
-    """``acknowledge_nowait`` does what can be done at once, and else says that it would have to wait."""
+    """``acknowledge_nowait`` does what it can at once, and otherwise says that it would have to wait."""
     async with memory_home().cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         cursor.acknowledge_nowait([Position(1, 3)])
         cursor.acknowledge_nowait(positions(2, (4, 5)))
@@ -799,7 +799,7 @@ async def test_without_waiting() -> None:
 
 
 async def test_closed() -> None:
-    """Closing writes what is there, can be done again, and after it every call says that it is closed."""
+    """Closing writes all changes and may be repeated; later calls raise the closed error."""
     home = memory_home()
     async with await home.open() as store:
         cursor = await Cursor.open(store, TWENTY, config_of())
@@ -840,7 +840,7 @@ async def test_close_that_cannot_write() -> None:
 
 @virtual_time
 async def test_close_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that does not end holds closing up for ``close_timeout``, and not longer."""
+    """A write that does not end delays closing by ``close_timeout``, and no longer."""
     home, is_free = memory_home(), asyncio.Event()
     append = AsyncLog.append_many
 
@@ -864,7 +864,7 @@ async def test_close_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_unclosed(tmp_path: Path) -> None:
-    """A cursor that is dropped without being closed is reported."""
+    """A cursor that is dropped without being closed warns."""
     cursor = await Cursor.open_local(tmp_path, TWENTY, config_of())
     owned = cursor._owned
     del cursor
@@ -875,7 +875,7 @@ async def test_unclosed(tmp_path: Path) -> None:
 
 
 async def test_in_a_folder(tmp_path: Path) -> None:
-    """``open_local`` has its own store, and gives it up."""
+    """``open_local`` has its own store, and closes it."""
     for entry in (3, 5):
         async with await Cursor.open_local(tmp_path / "new", TWENTY) as cursor:
             await cursor.acknowledge([Position(1, entry)])
@@ -885,7 +885,7 @@ async def test_in_a_folder(tmp_path: Path) -> None:
 
 
 async def test_bad_arguments(tmp_path: Path) -> None:
-    """What cannot be a store, settings, a name, ledgers or a start is refused before anything is made."""
+    """An invalid store, settings, name, ledgers or start are refused before anything is created."""
     home = memory_home()
     async with await home.open() as store:
         for arguments, options in (
@@ -909,7 +909,7 @@ async def test_bad_arguments(tmp_path: Path) -> None:
 
 
 async def test_carries_a_bucket_tracker() -> None:
-    """It is the cursor of a tracker of delayed messages in buckets: the snapshots' ids are its properties."""
+    """It works as the cursor of a bucket tracker: the snapshots' ids are its properties."""
     home, storage, clock = memory_home(), MemorySnapshotStorage(), ManualClock(0)
     settings = BucketConfig(delayed_delivery_min_index_count_per_bucket=2, delayed_delivery_tick_time_millis=1)
     ledgers = dict.fromkeys(range(1, 9), 10)
@@ -951,7 +951,7 @@ async def test_forgetting_a_snapshot() -> None:
 
 
 async def test_nearly_everything_is_acked() -> None:
-    """K33: 30 million acked entries with few holes take some hundred bytes, in memory too, and come back."""
+    """K33: 30 million acked entries with few holes take some hundred bytes, in memory too, and are equal when read."""
     home, ledgers = memory_home(), {1: 30_000_000}
     async with home.cursor(ledgers) as cursor:
         for begin in range(0, 30_000_000, 3_000_000):
@@ -966,7 +966,7 @@ async def test_nearly_everything_is_acked() -> None:
 
 
 async def test_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without protobuf opening says which extra brings it, before anything is made."""
+    """Without protobuf opening names the extra, before anything is created."""
 
     def missing() -> None:
         raise MissingExtraError("the cursor", "protobuf>=5", "cursor")
@@ -980,7 +980,7 @@ async def test_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metadata_limits() -> None:
-    """K40: below 1 the limit is off, 1 to 1 023 is refused, 1 024 is on; the draft's name is taken too."""
+    """K40: below 1 the limit is off, 1 to 1 023 is refused, 1 024 is on; the draft's name is accepted too."""
     for name in ("max_per_cursor_metadata_size_in_bytes", "maxUnPersistAckRecordsBytesPerSubscription"):
         for value in (-1, 0, 1_024):
             assert CursorConfig(**{name: value}).max_per_cursor_metadata_size_in_bytes == value

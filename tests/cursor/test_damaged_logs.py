@@ -34,14 +34,14 @@ FLUSHES: Sequence[Mapping[int, Sequence[int]]] = (
     {3: (20, 22)},
     {1: (12,)},
 )
-"""What is acknowledged before each flush, by ledger."""
+"""The entries acknowledged before each flush, by ledger."""
 
 State = tuple[Position, list[tuple[int, int]]]
 
 
 @dataclass
 class Frame:
-    """A frame of the log: where it lies, and its records."""
+    """A frame of the log: its place, and its records."""
 
     begin: int
     end: int
@@ -50,7 +50,7 @@ class Frame:
 
 @dataclass
 class Written:
-    """A log as it was written: its files, what each flush made durable, and which frames that rests on."""
+    """A written log: its files, what each flush made durable, and the frames that this needs."""
 
     files: dict[str, bytes]
     states: list[State]
@@ -64,14 +64,14 @@ class Written:
         return name
 
     def usable(self, damaged: set[int]) -> State | None:
-        """Return the last state that rests on none of these frames."""
+        """Return the last state that needs none of these frames."""
         for state, needed in zip(reversed(self.states), reversed(self.needed), strict=True):
             if needed.isdisjoint(damaged):
                 return state
         return None
 
     def lay_out(self, folder: Path, data: bytes) -> Path:
-        """Make the folder, with these bytes for the segment; return the segment's file."""
+        """Create the folder, with these bytes for the segment; return the segment's file."""
         for name, content in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data if name == self.segment else content)
@@ -79,12 +79,12 @@ class Written:
 
 
 async def state_of(cursor: Cursor) -> State:
-    """Return what a cursor claims."""
+    """Return a cursor's state."""
     return cursor.mark_delete_position, await acked(cursor)
 
 
 async def write(folder: Path) -> Written:
-    """Write a log of several flushes, and read what it consists of."""
+    """Write a log of several flushes, and read its frames."""
     states = []
     async with await Cursor.open_local(folder, LEDGERS, config_of()) as cursor:
         for flush in FLUSHES:
@@ -128,13 +128,13 @@ def frames_of(data: bytes) -> list[Frame]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for the log that all cases begin with."""
+    """Return a folder for the log with which all cases begin."""
     return tmp_path_factory.mktemp("written")
 
 
 @pytest.fixture
 async def written(folder: Path) -> Written:
-    """Return what all cases begin with; it is written once."""
+    """Return the log with which all cases begin; it is written once."""
     if folder not in _WRITTEN:
         _WRITTEN[folder] = await write(folder)
     return _WRITTEN[folder]
@@ -152,7 +152,7 @@ def flipped(data: bytes, *places: int, bits: int = 0x10) -> bytes:
 
 
 async def live_on(folder: Path, found: State | None) -> None:
-    """Open a cursor three times, acknowledge and flush each time: nothing but what was found and is new counts."""
+    """Open a cursor three times, acknowledge and flush each time: only what was found and what is new counts."""
     mark_delete, entries = found or (Position(1, -1), [])
     for more in range(3):
         async with await Cursor.open_local(folder, LEDGERS, config_of()) as cursor:
@@ -179,7 +179,7 @@ def place(frame: Frame, where: str) -> int:
 async def test_a_byte_of_a_frame(
     number: int, where: str, written: Written, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """K25: a byte of a frame is damaged: the last marker counts that does not rest on it; the log is kept as it is."""
+    """K25: a byte of a frame is damaged: the last marker that does not need it counts; the log is kept as it is."""
     damaged = flipped(written.files[written.segment], place(written.frames[number], where))
     file = written.lay_out(tmp_path, damaged)
     await live_on(tmp_path, written.usable({number}))
@@ -202,7 +202,7 @@ async def test_a_byte_of_the_header(at: int, written: Written, tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_damage_at_random(seed: int, written: Written, tmp_path: Path) -> None:
-    """K25: bytes of several frames are damaged, some are zeros: never more than a whole marker says counts."""
+    """K25: bytes of several frames are damaged, some are zeros: never more than a whole marker's state counts."""
     chance = random.Random(seed)
     whole = written.files[written.segment]
     places = [chance.randrange(SEGMENT_HEADER_SIZE, len(whole)) for _ in range(chance.randint(1, 4))]
@@ -221,7 +221,7 @@ async def test_damage_at_random(seed: int, written: Written, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["out", "in"])
 async def test_bytes_are_missing_or_too_many(kind: str, written: Written, tmp_path: Path) -> None:
-    """K25: bytes that were taken out, or put in, damage the frame that they lie in and no others."""
+    """K25: removed or inserted bytes damage their own frame and no others."""
     whole = written.files[written.segment]
     for number in range(len(FLUSHES) - 1):
         at = place(written.frames[number], "middle")
@@ -231,7 +231,7 @@ async def test_bytes_are_missing_or_too_many(kind: str, written: Written, tmp_pa
 
 
 async def test_nothing_of_the_log_is_left(written: Written, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """K26: all of a log is damaged, or its file is gone: the snapshot counts, and the cursor goes on in a new log."""
+    """K26: all of a log is damaged, or its file is gone: the snapshot counts, and the cursor continues in a new log."""
     whole = written.files[written.segment]
     for name, damaged in (("noise", bytes(len(whole))), ("empty", b""), ("gone", None)):
         folder = tmp_path / name
@@ -244,7 +244,7 @@ async def test_nothing_of_the_log_is_left(written: Written, tmp_path: Path, capl
 
 
 async def test_damaged_log_is_owned(written: Written, tmp_path: Path) -> None:
-    """A cursor that has found its log damaged is as locked as any other, before it goes on in a new log and after."""
+    """A cursor with a damaged log is locked like any other, before and after it continues in a new log."""
     written.lay_out(tmp_path, flipped(written.files[written.segment], written.frames[1].begin))
     async with await Cursor.open_local(tmp_path, LEDGERS, config_of()) as cursor:
         for _ in range(2):
@@ -266,7 +266,7 @@ async def test_opened_and_not_used(written: Written, tmp_path: Path) -> None:
 
 
 async def test_old_log_whole_again(written: Written, tmp_path: Path) -> None:
-    """K25: a log that was damaged when it was left counts no more when it can be read again."""
+    """K25: a damaged log that the cursor has left no longer counts when it can be read again."""
     whole = written.files[written.segment]
     file = written.lay_out(tmp_path, flipped(whole, *(frame.begin for frame in written.frames[2:-1])))
     async with await Cursor.open_local(tmp_path, LEDGERS, config_of()) as cursor:
@@ -280,7 +280,7 @@ async def test_old_log_whole_again(written: Written, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(len(FLUSHES)))
 async def test_small_segments(number: int, tmp_path: Path) -> None:
-    """K25: the damaged frame may lie in a file of the log that is not the last one."""
+    """K25: the damaged frame may be in any file of the log."""
     async with (
         await LocalLogStore.open(tmp_path, max_segment_bytes=1024) as store,
         await Cursor.open(store, LEDGERS, config_of()) as cursor,
@@ -303,7 +303,7 @@ async def test_small_segments(number: int, tmp_path: Path) -> None:
 
 
 async def test_evicted_ledgers_of_a_damaged_log(written: Written, tmp_path: Path) -> None:
-    """K25, K29: ledgers that are not kept in memory are read from the damaged log, before and after the new one."""
+    """K25, K29: evicted ledgers are read from the damaged log, before and after the new one."""
     written.lay_out(tmp_path, flipped(written.files[written.segment], written.frames[2].begin + 20))
     config = config_of(max_individual_ack_cache_bytes_per_cursor=0)
     usable = written.usable({2})
@@ -317,7 +317,7 @@ async def test_evicted_ledgers_of_a_damaged_log(written: Written, tmp_path: Path
 
 @pytest.mark.parametrize("where", [0.1, 0.3, 0.5, 0.7, 0.99])
 async def test_objects(where: float) -> None:
-    """K25: a byte of any object of a log is damaged: an older marker counts, or the snapshot where it is in a head."""
+    """K25: a byte of any object of a log is damaged: an older marker counts, or the snapshot if it is in a head."""
     store = MemoryStore()
     states: list[State] = [(Position(1, -1), [])]
     home = Home(lambda: ObjectLogStore.open(store, threads=1))
@@ -347,7 +347,7 @@ async def test_objects(where: float) -> None:
 
 
 async def test_damaged_snapshots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """K26: with no marker left, the last snapshot that is whole counts, also behind damage in the log of snapshots."""
+    """K26: with no marker left, the last whole snapshot counts, also after damage in the log of snapshots."""
     for last in (3, 6, 9):
         async with await Cursor.open_local(tmp_path, LEDGERS, config_of()) as cursor:
             await cursor.acknowledge_cumulative(Position(1, last))

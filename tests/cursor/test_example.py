@@ -1,4 +1,4 @@
-"""The example of a cursor, run as its users run it."""
+"""The example of a cursor, run as users run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate before dispatch: what passes while the acknowledgement state is too large to be persisted."""
+"""The gate before dispatch: what passes while the acknowledgement state is too large to be stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEDGER_SIZE = 20
 
 
 class Subscription:
-    """A dumb dispatcher of a topic with ledgers of 20 entries, whose state takes the worst that each range may."""
+    """A simple dispatcher of a topic with ledgers of 20 entries; each range of its state takes the maximum."""
 
     def __init__(self, entries: int, limit: int, **settings: object) -> None:
         self.entries = entries
@@ -62,7 +62,7 @@ class Subscription:
         return size + LEDGER_BYTES * len(ledgers)
 
     def adds_range(self, number: int) -> bool:
-        """Return whether acknowledging it makes another range."""
+        """Return whether acknowledging it adds a range."""
         acked = {position(each) for each in self.acked}
         return adds_range(position(number), lowest=position(self.mark_delete + 1), is_acked=acked.__contains__)
 
@@ -83,7 +83,7 @@ class Subscription:
         return admitted
 
     def replay(self) -> list[int]:
-        """Dispatch what came back, lowest first, and of the rest what adds no range; return which."""
+        """Redeliver messages, lowest first, and of the others those that add no range; return which."""
         some = sorted(self.returned)
         admitted = some[: self.gate.admit_old(len(some))]
         for number in admitted:
@@ -104,14 +104,14 @@ class Subscription:
             self.gate.changed()
 
     def come_back(self, number: int) -> None:
-        """Take a message back that was not acknowledged."""
+        """Return an unacknowledged message to the queue."""
         self.in_flight.discard(number)
         self.reserve.discard(position(number))
         self.returned.add(number)
         self.gate.changed()
 
     def pause(self) -> None:
-        """Acknowledge every second message, and take the others back, until new ones stop."""
+        """Acknowledge every second message, and return the others to the queue, until new ones stop."""
         while self.read(1):
             if self.next % 2 == 0:
                 self.ack(self.next - 1)
@@ -120,7 +120,7 @@ class Subscription:
 
 
 def position(number: int) -> Position:
-    """Return where a message lies."""
+    """Return a message's position."""
     return Position(*divmod(number, LEDGER_SIZE))
 
 
@@ -134,7 +134,7 @@ def never() -> int:
 
 @pytest.mark.parametrize("limit", [0, -1, -(2**70)])
 def test_off(limit: int) -> None:
-    """K40: below 1 there is no limit; everything passes, and no figure is asked for."""
+    """K40: below 1 there is no limit; everything passes, and no figure is requested."""
     gate = DispatchGate(limit, never, never)
     assert not gate.is_on
     assert gate.admit_new(10**9) == gate.admit_old(10**9) == gate.admit_due(10**9, is_below=False) == 10**9
@@ -146,7 +146,7 @@ def test_off(limit: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 1_023, True, 5e6, "1024", None])
 def test_limits_that_are_refused(limit: object) -> None:
-    """K40: from 1 to 1 023, and what is no number of bytes, is refused by name."""
+    """K40: from 1 to 1 023, and values that are no number of bytes, are refused by name."""
     with pytest.raises(InvalidArgumentError, match=r"max_per_cursor_metadata_size_in_bytes: .*1,024"):
         DispatchGate(limit, never, never)  # type: ignore[arg-type]
 
@@ -165,11 +165,11 @@ def test_ratios_that_are_refused(ratio: float) -> None:
         DispatchGate(DEFAULT_LIMIT, never, never, resume_ratio=ratio)
 
 
-# -- pausing and going on --------------------------------------------------------------------------------------------
+# -- pausing and resuming --------------------------------------------------------------------------------------------
 
 
 def test_pauses_and_resumes() -> None:
-    """K41: every second is acknowledged until new messages stop; acknowledging the others makes them go on."""
+    """K41: every second message is acknowledged until new ones stop; acknowledging the others resumes them."""
     subscription = Subscription(10_000, 4_096)
     subscription.pause()
     stopped_at = subscription.next
@@ -183,7 +183,7 @@ def test_pauses_and_resumes() -> None:
 
 
 def test_what_is_in_flight_always_fits() -> None:
-    """K48: of what is in flight, every second acknowledged in one go between two persists stays within the limit."""
+    """K48: acknowledging every second message in flight between two writes stays within the limit."""
     subscription = Subscription(10_000, 4_096)
     while subscription.read(7):
         pass
@@ -194,7 +194,7 @@ def test_what_is_in_flight_always_fits() -> None:
 
 
 def test_resumes_lower_than_it_pauses() -> None:
-    """It does not flap: new messages go on when three quarters of the limit are left, not with each that is settled."""
+    """It does not flap: new messages resume when three quarters of the limit are left, not with each ack."""
     size = 0
     gate = DispatchGate(10_000, lambda: size, int)
     sizes = [*range(8_000, 9_000, 10), *range(9_000, 7_000, -10), *range(7_000, 9_000, 10)]
@@ -204,12 +204,12 @@ def test_resumes_lower_than_it_pauses() -> None:
         gate.admit_new(1)
         paused.append(gate.is_paused)
     turns = [each for each, before, after in zip(sizes[1:], paused, paused[1:], strict=False) if before != after]
-    assert turns == [8_660, 7_500, 8_660]  # 96 bytes that one more may take are below 7/8, or are not any more
+    assert turns == [8_660, 7_500, 8_660]  # 96 bytes that one more may take are below 7/8, or no longer are
     assert gate.statistics().times_paused == 2
 
 
 def test_resume_ratio_is_a_setting() -> None:
-    """Another share of the limit may be given."""
+    """Another share of the limit may be configured."""
     size = 9_000
     gate = DispatchGate(10_000, lambda: size, int, resume_ratio=0.25)
     assert gate.admit_new(1) == 0
@@ -220,7 +220,7 @@ def test_resume_ratio_is_a_setting() -> None:
 
 
 def test_a_message_that_does_not_fit_does_not_make_it_flap() -> None:
-    """A batch that is too large for what is left below the mark keeps the gate paused until there is room for it."""
+    """A batch too large for the room below the mark keeps the gate paused until there is room for it."""
     size = 700
     gate = DispatchGate(1_024, lambda: size, int)
     growth = worst_growth(1_000)
@@ -233,7 +233,7 @@ def test_a_message_that_does_not_fit_does_not_make_it_flap() -> None:
 
 
 def test_old_messages_pass() -> None:
-    """K42: while paused, what came back from below the highest acknowledged position goes out, lowest first."""
+    """K42: while paused, redeliveries from below the highest acknowledged position go out, lowest first."""
     subscription = Subscription(10_000, 4_096)
     subscription.pause()
     holes = sorted(subscription.returned)
@@ -244,7 +244,7 @@ def test_old_messages_pass() -> None:
 
 
 def test_old_messages_stay_inside_the_reserve() -> None:
-    """K42: acknowledging the middle of an unacknowledged run adds a range, so it waits where there is no room."""
+    """K42: acknowledging the middle of an unacknowledged run adds a range, so it waits if there is no room."""
     size = 1_024 - 1_024 // 64
     gate = DispatchGate(1_024, lambda: size, int)
     assert gate.admit_old(3) == 0
@@ -255,7 +255,7 @@ def test_old_messages_stay_inside_the_reserve() -> None:
 
 
 def test_reset_resumes() -> None:
-    """K43: after a skip, clear, seek or reset new messages go on, also between the two marks, and readers look."""
+    """K43: after a skip, clear, seek or reset new messages resume, also between the two marks, and readers look."""
     size, woken = 9_000, []
     gate = DispatchGate(10_000, lambda: size, int)
     assert gate.admit_new(1) == 0
@@ -269,7 +269,7 @@ def test_reset_resumes() -> None:
 
 
 def test_due_messages() -> None:
-    """K44: while paused, delayed messages that come due are held above the highest acknowledged position only."""
+    """K44: while paused, due delayed messages wait only above the highest acknowledged position."""
     size = 9_000
     gate = DispatchGate(10_000, lambda: size, int)
     assert gate.admit_new(1) == 0
@@ -280,7 +280,7 @@ def test_due_messages() -> None:
 
 
 def test_all_due_messages_held() -> None:
-    """K44: with hold_due_delayed they are all held while paused, also one that fills a hole, as the draft says."""
+    """K44: with hold_due_delayed they all wait while paused, also one that fills a hole, as the draft says."""
     size = 9_000
     gate = DispatchGate(10_000, lambda: size, int, hold_due_delayed=True)
     assert gate.admit_due(5, is_below=True) == 5
@@ -292,7 +292,7 @@ def test_all_due_messages_held() -> None:
 
 
 def test_holes_that_are_all_delayed_drain() -> None:
-    """K44: every second message is delayed, the others are acknowledged until it pauses; the due ones make it go on."""
+    """K44: every second message is delayed, the others are acknowledged until it pauses; due ones resume it."""
     subscription = Subscription(10_000, 4_096)
     subscription.pause()
     assert subscription.size > 4_096 * 3 // 4
@@ -305,7 +305,7 @@ def test_holes_that_are_all_delayed_drain() -> None:
 
 @pytest.mark.parametrize("ranges_bytes", [64, 0])
 def test_example_of_the_proposal(ranges_bytes: int) -> None:
-    """K46: two acknowledged ranges, or two batch sets, do not pause it, nor do 50 000 messages in flight beside."""
+    """K46: two acknowledged ranges, or two batch sets, do not pause it, nor do 50 000 messages in flight."""
     reserve = Reserve()
     batch_sets = 0 if ranges_bytes else 2 * worst_growth(1_000)
     gate = DispatchGate(DEFAULT_LIMIT, lambda: BASE + ranges_bytes + batch_sets, lambda: reserve.bytes)
@@ -317,7 +317,7 @@ def test_example_of_the_proposal(ranges_bytes: int) -> None:
 
 
 def test_which_entries_add_a_range() -> None:
-    """The lowest one adds none, nor does one beside an acknowledged entry of its ledger, but for a batch."""
+    """The lowest one adds none, nor does one beside an acknowledged entry of its ledger, except in a batch."""
     acked = {Position(1, 0), Position(1, 5), Position(2, 0)}
     lowest = Position(1, 1)
 
@@ -343,18 +343,18 @@ def paused_gate(size: Callable[[], int]) -> DispatchGate:
 
 
 def test_last_ack_while_deciding() -> None:
-    """K45: what is acknowledged between the answer and the wait is seen: the reader need not wait."""
+    """K45: an ack between the answer and the wait is noticed: the reader need not wait."""
     size, woken = 9_000, []
     gate = paused_gate(lambda: size)
     size = 0
-    gate.changed()  # nobody was registered yet
+    gate.changed()  # nothing was registered yet
     assert not gate.wait(lambda: woken.append(1), lambda: gate.admit_new(1) > 0)
     gate.changed()
     assert woken == []
 
 
 def test_last_ack_without_a_word() -> None:
-    """K45: even if nobody called ``changed``, the wait looks at the figures themselves."""
+    """K45: even if ``changed`` was not called, the wait reads the figures."""
     size = 9_000
     gate = paused_gate(lambda: size)
     size = 0
@@ -362,7 +362,7 @@ def test_last_ack_without_a_word() -> None:
 
 
 def test_readers_are_woken_once() -> None:
-    """K45: a reader that waits is called at the change that lets it go on, and not before, nor again."""
+    """K45: a waiting reader is called at the change that resumes it, not before, nor again."""
     size, woken = 9_000, []
     gate = paused_gate(lambda: size)
     assert gate.wait(lambda: woken.append("a"), lambda: gate.admit_new(1) > 0)
@@ -378,7 +378,7 @@ def test_readers_are_woken_once() -> None:
 
 
 def test_readers_that_gave_up_are_not_called() -> None:
-    """A reader that was cancelled is taken out, also by another one that is called first."""
+    """A cancelled reader is removed, also by another one that is called first."""
     size, woken = 9_000, []
     gate = paused_gate(lambda: size)
 
@@ -397,7 +397,7 @@ def test_readers_that_gave_up_are_not_called() -> None:
 
 
 def test_an_error_of_a_reader() -> None:
-    """An error goes to the caller after the other readers were called."""
+    """An error is raised in the caller after the other readers were called."""
     size, woken = 9_000, []
     gate = paused_gate(lambda: size)
 
@@ -413,16 +413,16 @@ def test_an_error_of_a_reader() -> None:
 
 
 def test_changes_cost_nothing_while_open() -> None:
-    """A change looks at no figure while the gate is open and nobody waits: there is one with each acknowledgement."""
+    """A change reads no figure while the gate is open and nothing waits: there is one with each acknowledgement."""
     gate = DispatchGate(10_000, never, never)
     gate.changed()
 
 
-# -- telling ---------------------------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Statistics have the sizes, since when it is paused and how often it paused; the first pause logs a warning."""
+    """Statistics have the sizes, when it paused and how often; the first pause logs a warning."""
     clock = ManualClock(0)
     size = 9_000
     gate = DispatchGate(10_000, lambda: size, lambda: 123, name="orders/billing", clock=clock)
@@ -448,7 +448,7 @@ def test_statistics_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_reserve() -> None:
-    """Entries count once, ledgers while something of them is in flight, and batches by their sets."""
+    """Entries count once, ledgers while they have entries in flight, and batches by their sets."""
     reserve = Reserve()
     reserve.add(Position(1, 0))
     reserve.add(Position(1, 0))
@@ -466,7 +466,7 @@ def test_reserve() -> None:
 
 
 def test_stretch() -> None:
-    """Entries in flight beyond what is acknowledged count a bit for each entry between, where that may be bits."""
+    """Entries in flight beyond the acknowledged ones count a bit for each entry between, if these may be bits."""
     acked = EntryRanges.from_ranges((entry, entry) for entry in range(1_000, 3_000, 2))
     reserve = Reserve({1: acked}.get)
     one = RANGE_BYTES + LEDGER_BYTES
@@ -498,7 +498,7 @@ STEPS = st.lists(
 @examples(150)
 @given(steps=STEPS, limit=st.sampled_from([1_024, 1_500, 3_000]), burst=st.integers(1, 60))
 def test_any_order(steps: list[tuple[str, int]], limit: int, burst: int) -> None:
-    """K48: whatever is read, acknowledged, or comes back, a persist fits; settle what is left, and all is delivered."""
+    """K48: whatever is read, acknowledged, or redelivered, a write fits; settle the rest, and all is delivered."""
     subscription = Subscription(120, limit)
     for step, number in steps:
         in_flight = sorted(subscription.in_flight)
@@ -524,7 +524,7 @@ def test_any_order(steps: list[tuple[str, int]], limit: int, burst: int) -> None
 @examples(80)
 @given(order=st.permutations(range(60)), limit=st.sampled_from([1_024, 1_200]), free=st.integers(0, 3))
 def test_delayed_holes_in_any_order(order: list[int], limit: int, free: int) -> None:
-    """K44: three of four messages are delayed and come due in any order; the state stays in its limit, and drains."""
+    """K44: three of four messages are delayed and due in any order; the state stays in its limit, and shrinks."""
     subscription = Subscription(60, limit)
     held = {number for number in range(60) if number % 4 != free}
     waiting = list(order)

@@ -1,4 +1,4 @@
-"""The gate over real acknowledgement state: what is written stays within the limit."""
+"""The gate over real acknowledgement state: written state stays within the limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def written(state: AckState) -> int:
 @pytest.mark.parametrize("dense", [100, 1_000, 4_000, 16_000])
 @pytest.mark.parametrize("step", [2, 3, 8])
 def test_a_far_entry_of_a_dense_ledger(dense: int, step: int) -> None:
-    """K48: an acknowledgement far beyond a ledger that is stored as bits costs many; the reserve knows how many."""
+    """K48: an ack far beyond a ledger that is stored as bits costs many; the reserve knows how many."""
     acked = EntryRanges.from_ranges((entry, entry) for entry in range(0, dense, step))
     before = sum(map(len, encode_ledger(1, LedgerAcks(acked))))
     for far in (dense, dense + 100, dense + 3_000, 49_999, 200_000):
@@ -60,7 +60,7 @@ def test_batches(size: int) -> None:
 
 
 class Reader:
-    """Reads a topic in order; some messages are delayed, and come due at any time."""
+    """Reads a topic in order; some messages are delayed, and due at any time."""
 
     def __init__(self, seed: int, limit: int) -> None:
         self.random = random.Random(seed)
@@ -94,11 +94,11 @@ class Reader:
 
     @property
     def lowest(self) -> Position:
-        """Return the lowest message that is not acknowledged."""
+        """Return the lowest unacknowledged message."""
         return next((each for each in ORDER if each > self.state.mark_delete_position), ORDER[-1])
 
     def replay(self, some: list[Position]) -> int:
-        """Dispatch some messages that are due, lowest first; return how many."""
+        """Dispatch some due messages, lowest first; return how many."""
         sent = 0
         for position in sorted(some):
             is_new = adds_range(position, lowest=self.lowest, is_acked=self.state.is_acked)
@@ -118,7 +118,7 @@ class Reader:
 
 @pytest.mark.parametrize("chosen", seeds([[3], range(25)]), ids=["one", "all"])
 def test_never_beyond_the_limit(chosen: Sequence[int]) -> None:
-    """K48: with holes, delays and gaps, in any order of acknowledging, what is written never passes the limit."""
+    """K48: with holes, delays and gaps, in any order of acknowledging, written state never exceeds the limit."""
     paused = 0
     for seed in chosen:
         limit = random.Random(seed).choice([1_024, 2_000, 6_000])
@@ -132,7 +132,7 @@ def test_never_beyond_the_limit(chosen: Sequence[int]) -> None:
 
 
 def step(reader: Reader) -> None:
-    """Read, acknowledge some of what is in flight, take some back, and let some come due."""
+    """Read, acknowledge some messages in flight, return some to the queue, and let some become due."""
     choose = reader.random
     reader.read(choose.randint(1, 40))
     flying = sorted(reader.reserve)

@@ -1,4 +1,4 @@
-"""A real process on real files that is killed, again and again."""
+"""A real process on real files that is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .crashes import ALL, BATCH, LEDGERS, Messages, Model
 
 
 def hear(model: Model, line: str) -> None:
-    """Take in what the process said."""
+    """Note the process's output."""
     what, *words = line.split()
     numbers = [int(word) for word in words]
     if what == "flushed":
@@ -39,7 +39,7 @@ async def found_in(path: Path) -> Messages:
 
 @pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(15, marks=pytest.mark.slow)])
 async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
-    """K20, K24: after each kill what was said to be durable is there, and nothing that was never acknowledged."""
+    """K20, K24: after each kill durable changes are there, and nothing that was never acknowledged."""
     model, reported = Model(0), 0
     with victims("tests.cursor.victim") as those:
         for seed in range(kills):

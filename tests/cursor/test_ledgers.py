@@ -18,7 +18,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from(["set", "delete", "ask"]), st.integ
 
 
 class OneWay(Mapping[int, int]):
-    """A mapping that cannot be gone through backwards."""
+    """A mapping that cannot be iterated backwards."""
 
     def __init__(self, items: dict[int, int]) -> None:
         self.items_of = items
@@ -35,7 +35,7 @@ class OneWay(Mapping[int, int]):
 
 @given(CHANGES, st.booleans())
 def test_follows_a_mapping(changes: list[tuple[str, int, int]], is_one_way: bool) -> None:
-    """Ledgers that are added, in any order, and deleted are seen at once; both neighbours are found."""
+    """Ledgers that are added, in any order, and deleted are visible at once; both neighbours are found."""
     mapping: dict[int, int] = {}
     ledgers = MappingLedgers(OneWay(mapping) if is_one_way else mapping)
     for change, ledger, entries in changes:
@@ -63,16 +63,16 @@ class Topic:
         return self.ledgers.get(ledger)
 
     def next_ledger(self, ledger: int) -> int | None:
-        """Return the ledger above."""
+        """Return the next higher ledger."""
         return min((each for each in self.ledgers if each > ledger), default=None)
 
     def previous_ledger(self, ledger: int) -> int | None:
-        """Return the ledger below."""
+        """Return the next lower ledger."""
         return max((each for each in self.ledgers if each < ledger), default=None)
 
 
 def test_an_object_answers_as_well() -> None:
-    """An object with the three methods is used as it is, and asked each time."""
+    """An object with the three methods is used as it is, and called each time."""
     topic = Topic({1: 2, 3: 1})
     assert isinstance(topic, Ledgers)
     assert as_ledgers(topic) is topic
@@ -85,7 +85,7 @@ def test_an_object_answers_as_well() -> None:
 
 @for_each("wrong", [{1: True}, {True: 1}, {2**63: 5}, {1: 2**63}, {-1: 5}, {1: -1}, {1: 1.0}, {"1": 1}, {1: None}])
 def test_refused_ledgers(wrong: dict[Any, Any]) -> None:
-    """What can be no ledger, or no number of entries, is refused with the field and the pair."""
+    """An invalid ledger or number of entries is refused with the field and the pair."""
     with pytest.raises(InvalidArgumentError, match="ledgers: expected ledger ids and numbers of entries") as error:
         as_ledgers({0: 3, **wrong})
     assert (error.value.field, error.value.value) == ("ledgers", wrong)

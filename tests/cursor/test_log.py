@@ -1,4 +1,4 @@
-"""The cursor's log: which marker counts, what is walked past, and going on in a new log."""
+"""The cursor's log: which marker counts, which records are skipped, and continuing in a new log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def three_flushes(home: Home) -> list[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("kind", ["memory", "object"])
 async def test_entries_without_a_marker(kind: str) -> None:
-    """K24: entries without a marker, of one crash and of another one on top, are as if they were not there."""
+    """K24: entries without a marker, of one crash and of another one after it, do not count."""
     home = memory_home() if kind == "memory" else object_home()
     durable = await three_flushes(home)
     for _ in range(2):
@@ -70,7 +70,7 @@ async def test_entries_without_a_marker(kind: str) -> None:
 @pytest.mark.parametrize("instead", [None, b"", b"\xff\x00garbage"], ids=["damaged", "empty", "garbage"])
 @pytest.mark.parametrize(("number", "state"), [(8, 1), (7, 1), (6, 1)])
 async def test_damaged_record(number: int, state: int, instead: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
-    """K25: the last marker, or an entry that it names, is damaged or something else: the marker before it counts."""
+    """K25: the last marker, or an entry that it names, is damaged or replaced: the marker before it counts."""
     home = memory_home()
     durable = await three_flushes(home)
     async with damaged_home(home, LOG, {number: instead}).cursor(LEDGERS) as cursor:
@@ -79,7 +79,7 @@ async def test_damaged_record(number: int, state: int, instead: bytes | None, ca
 
 
 async def test_damage_all_over(caplog: pytest.LogCaptureFixture) -> None:
-    """K25: two markers, and an entry of the third from the end: recovery walks back to the first one."""
+    """K25: two markers, and an entry of the third from the end: recovery goes back to the first one."""
     home = memory_home()
     durable = await three_flushes(home)
     async with damaged_home(home, LOG, {8: None, 5: b"", 4: None}).cursor(LEDGERS) as cursor:
@@ -100,7 +100,7 @@ async def test_entry_of_another_ledger() -> None:
 
 
 async def test_names_an_entry_that_is_not_there() -> None:
-    """K25: a marker that names records behind itself is not used."""
+    """K25: a marker that names later records is not used."""
     home = memory_home()
     await three_flushes(home)
     records = await home.records()
@@ -109,7 +109,7 @@ async def test_names_an_entry_that_is_not_there() -> None:
 
 
 async def test_torn_tail() -> None:
-    """K25: the last record is cut anywhere: what is found is the state before it, or the whole one."""
+    """K25: the last record is cut anywhere: the state before it, or the whole one, is found."""
     files = MemoryFiles()
     home = memory_home(files)
     durable = await three_flushes(home)
@@ -134,7 +134,7 @@ async def test_torn_tail() -> None:
 
 @pytest.mark.parametrize("instead", [None, b"\xffgarbage", "the log"])
 async def test_no_usable_marker(instead: bytes | str | None, caplog: pytest.LogCaptureFixture) -> None:
-    """K26, K34: no marker can be used: the snapshot's mark-delete position, no individual acks, and a warning."""
+    """K26, K34: no marker is usable: the snapshot's mark-delete position, no individual acks, and a warning."""
     home = memory_home()
     async with home.cursor(LEDGERS) as cursor:
         await cursor.acknowledge([*positions(1, range(6)), Position(1, 9), Position(2, 3)])
@@ -149,7 +149,7 @@ async def test_no_usable_marker(instead: bytes | str | None, caplog: pytest.LogC
 
 
 async def test_damaged_log_goes_on_in_a_new_one(caplog: pytest.LogCaptureFixture) -> None:
-    """K26: a log that cannot even be opened is left where it is, and what comes after lies in another one."""
+    """K26: a log that cannot be opened is left where it is, and later records go to another one."""
     home = memory_home()
     async with home.cursor(LEDGERS) as cursor:
         await cursor.acknowledge([*positions(1, range(6)), Position(1, 9)])
@@ -175,7 +175,7 @@ async def test_nothing_usable_at_all(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_snapshot_is_never_ahead(caplog: pytest.LogCaptureFixture) -> None:
-    """K26: after a reset behind the last snapshot, the snapshot claims no more than the reset left."""
+    """K26: after a reset to before the last snapshot, the snapshot claims no more than the reset left."""
     files = MemoryFiles()
     home = memory_home(files)
     async with home.cursor(LEDGERS) as cursor:
@@ -197,7 +197,7 @@ async def home_records(cursor: Cursor) -> list[bytes]:
 
 
 async def test_state_that_cannot_be_decoded_later(caplog: pytest.LogCaptureFixture) -> None:
-    """K34: an evicted ledger turns out to be damaged: its individual acks are given up, with a warning, no more."""
+    """K34: an evicted ledger turns out to be damaged: only its individual acks are dropped, with a warning."""
     home = memory_home()
     async with home.cursor(LEDGERS, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(1, 0), Position(1, 5), Position(2, 5), Position(3, 5)])
@@ -213,7 +213,7 @@ async def test_state_that_cannot_be_decoded_later(caplog: pytest.LogCaptureFixtu
 
 
 async def test_later_release() -> None:
-    """What a later release wrote is refused: going on with an older state would lose what that one knows."""
+    """A later release's log is refused: continuing with an older state would lose newer changes."""
     home = memory_home()
     await three_flushes(home)
     records = await home.records()
@@ -228,7 +228,7 @@ async def test_later_release() -> None:
 
 
 async def test_record_of_pulsar() -> None:
-    """K27: a record as Pulsar writes it, without any mark of ours, is recovered; what is marked otherwise is not."""
+    """K27: a record as Pulsar writes it, without our mark, is recovered; one with another mark is not."""
     pulsar = messages().PositionInfo(ledgerId=1, entryId=4)
     interval = pulsar.individualDeletedMessages.add()
     interval.lowerEndpoint.ledgerId, interval.lowerEndpoint.entryId = 1, 7
@@ -258,7 +258,7 @@ async def test_record_of_pulsar() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "object"])
 async def test_rollover(kind: str) -> None:
-    """K28: marker {0, 1, 2} and an ack in 3: three entries and a marker are copied, then comes the pending flush."""
+    """K28: marker {0, 1, 2} and an ack in 3: three entries and a marker are copied, then the pending flush follows."""
     home = memory_home() if kind == "memory" else object_home()
     ledgers = dict.fromkeys(range(4), 50)
     async with home.cursor(ledgers) as cursor:
@@ -284,7 +284,7 @@ async def test_rollover(kind: str) -> None:
 
 
 async def test_rollover_that_fails() -> None:
-    """K28: what fails in a rollover, at any place, costs nothing: the flush goes to the old log, or is tried again."""
+    """K28: a failure at any step of a rollover loses nothing: the flush goes to the old log, or is retried."""
     for skip in range(16):
         home, files = faulty_home()
         ledgers = dict.fromkeys(range(4), 50)
@@ -327,7 +327,7 @@ async def home_names(cursor: Cursor) -> list[str]:
 
 
 async def test_reads_while_it_rolls_over() -> None:
-    """A ledger that is read back while the log goes on in a new one is found there."""
+    """A ledger that is read while the log rolls over is found in the new one."""
     ledgers = dict.fromkeys(range(1, 30), 50)
     settings = config_of(managed_ledger_cursor_max_entries_per_ledger=2, max_individual_ack_cache_bytes_per_cursor=0)
     async with memory_home().cursor(ledgers, settings) as cursor:
@@ -343,7 +343,7 @@ async def test_reads_while_it_rolls_over() -> None:
 
 
 async def test_many_deltas() -> None:
-    """Markers that say what changed are read back to the whole one; now and then there is a whole one."""
+    """Deltas are read back to the full marker; now and then a full one is written."""
     home = memory_home()
     ledgers = dict.fromkeys(range(100), 1_000)
     async with home.cursor(ledgers) as cursor:
@@ -361,7 +361,7 @@ async def test_many_deltas() -> None:
 
 
 async def test_many_properties() -> None:
-    """A changed property is written without the others; now and then all are, and a new log is begun for more only."""
+    """A changed property is written without the others; now and then all are, and only further ones roll over."""
     home = memory_home()
     expected = {f"name {at}": "x" * 50 for at in range(300)}
     async with home.cursor(LEDGERS, config_of(rollover_bytes=1_000)) as cursor:
@@ -381,7 +381,7 @@ async def test_many_properties() -> None:
 
 
 async def test_ledger_in_parts() -> None:
-    """K33: a ledger whose state is over the entry limit is cut into parts, and comes back whole."""
+    """K33: a ledger whose state is over the entry limit is cut into parts, and complete when read."""
     home = memory_home()
     ledgers = {1: 200_000}
     async with home.cursor(ledgers, config_of(max_entry_bytes=1_024)) as cursor:
@@ -398,7 +398,7 @@ async def test_ledger_in_parts() -> None:
 
 
 async def test_marker_in_parts() -> None:
-    """A marker over the entry limit is cut into parts; where one of them is missing it is not used."""
+    """A marker over the entry limit is cut into parts; if one of them is missing it is not used."""
     home = memory_home()
     ledgers = dict.fromkeys(range(1_000), 50)
     async with home.cursor(ledgers, config_of(max_entry_bytes=1_024)) as cursor:
@@ -438,7 +438,7 @@ async def test_old_form() -> None:
 
 
 async def test_old_form_has_a_limit(caplog: pytest.LogCaptureFixture) -> None:
-    """K52: in the legacy format just 10 000 ranges are written, lowest first; the rest is counted, with one warning."""
+    """K52: in the legacy format exactly 10 000 ranges are written, lowest first; others are counted, with a warning."""
     home = memory_home()
     ledgers = {1: 100_000}
     async with home.cursor(ledgers, config_of(enable_lru_cache_max_unacked_ranges=False)) as cursor:
@@ -467,7 +467,7 @@ async def test_without_the_limit_of_the_old_form() -> None:
 
 
 async def test_sequence_decides() -> None:
-    """Of two logs with markers, as a failed rollover may leave them, the one written last counts."""
+    """Of two logs with markers, which a failed rollover may leave, the one written last counts."""
     files = FaultyFiles(MemoryFiles())
     home = memory_home(files)
     async with home.cursor(LEDGERS) as cursor:

@@ -1,4 +1,4 @@
-"""Ledgers that are shorter than what was acknowledged in them, and Pulsar's ranges over several ledgers."""
+"""Ledgers that are shorter than their acknowledgements, and Pulsar's ranges over several ledgers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .wire_bytes import position
 
 @pytest.mark.parametrize("kind", ["memory", "local", "object"])
 async def test_what_lies_beyond_the_end_is_dropped(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """O24: a ledger lost its tail: what was acknowledged there is not, whatever is written there later."""
+    """O24: a ledger lost its tail: entries there are not acknowledged, whatever is written there later."""
     home = {"memory": memory_home, "local": lambda: local_home(tmp_path), "object": object_home}[kind]()
     async with home.cursor({1: 20}) as cursor:
         await cursor.acknowledge_cumulative((1, 15))
@@ -37,7 +37,7 @@ async def test_what_lies_beyond_the_end_is_dropped(kind: str, tmp_path: Path, ca
 
 
 async def test_it_is_dropped_for_good_when_the_cursor_is_open() -> None:
-    """O24: a process that is killed later does not bring it back; where it cannot be written, opening fails."""
+    """O24: a process killed later does not restore it; if it cannot be written, opening fails."""
     home, files = faulty_home()
     async with home.cursor({1: 20}) as cursor:
         await cursor.acknowledge_cumulative((1, 15))
@@ -57,7 +57,7 @@ async def test_it_is_dropped_for_good_when_the_cursor_is_open() -> None:
 
 
 async def test_single_entries_and_batches_beyond_the_end() -> None:
-    """O24: so are single entries, parts of batches, and all of them in ledgers that do not fit into memory."""
+    """O24: single entries and parts of batches too, also in ledgers that do not fit into memory."""
     for cache_bytes in (1 << 20, 1):
         home = memory_home()
         config = config_of(max_individual_ack_cache_bytes_per_cursor=cache_bytes)
@@ -78,7 +78,7 @@ async def test_single_entries_and_batches_beyond_the_end() -> None:
 
 
 async def test_nothing_is_dropped_where_sizes_are_not_known() -> None:
-    """O24: of a remote topic, and of a ledger that was deleted, nothing is cut."""
+    """O24: of a remote topic, and of a deleted ledger, nothing is dropped."""
     home = memory_home()
     async with home.cursor({1: 20, 2: 20}) as cursor:
         await cursor.acknowledge([Position(1, 3), Position(2, 18)])
@@ -89,7 +89,7 @@ async def test_nothing_is_dropped_where_sizes_are_not_known() -> None:
 
 
 async def store_record(home: Home, record: bytes) -> None:
-    """Let a record of Pulsar be what a cursor finds."""
+    """Make a record of Pulsar what a cursor finds."""
     async with await home.open() as store, await store.create("cursor-0000000001") as log:
         await log.append(record)
 
@@ -117,7 +117,7 @@ async def test_ranges_over_several_ledgers_are_split() -> None:
 
 
 async def test_both_kinds_of_names_are_forgotten() -> None:
-    """O23: a cursor, whichever it is, forgets each property that names a snapshot, and none of somebody else's."""
+    """O23: any cursor forgets each property that names a snapshot, and no other property."""
     names = {"#pulsar.internal.delayed.bucket_1_1": "7", "#pulsar.internal.delayed.part_1_1_1": "7", "other": "7"}
     async with await memory_home().open() as store:
         for kind in (Cursor, LogDelayedCursor):

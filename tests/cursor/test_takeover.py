@@ -1,4 +1,4 @@
-"""A cursor on object storage that another process takes over, at any moment of what its owner does."""
+"""A cursor on object storage that another process takes over at any moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALM = CursorConfig(flush_interval=LONG)
 
 
 class Race:
-    """Two owners of one cursor; the second one comes when the first one makes a certain request."""
+    """Two owners of one cursor; the second one opens it when the first one makes a certain request."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -34,7 +34,7 @@ class Race:
         self.has_taken_over = False
 
     async def first(self) -> None:
-        """Acknowledge and flush until somebody else has the cursor."""
+        """Acknowledge and flush until another process has the cursor."""
         async with await ObjectLogStore.open(self.objects, threads=1, attempts=1, backoff=Fixed(0)) as store:
             with suppress(LedgerError):
                 cursor = await Cursor.open(store, LEDGERS, ROLLING)
@@ -47,11 +47,11 @@ class Race:
                     await cursor.aclose()
 
     def take_over(self) -> None:
-        """Open the cursor in another process, as it were: another loop, in the thread that makes the request."""
+        """Open the cursor as another process would: in another loop, in the thread that makes the request."""
         asyncio.run(self.second())
 
     async def second(self) -> None:
-        """Look that nothing that was reported is missing, and acknowledge something."""
+        """Check that nothing reported is missing, and acknowledge something."""
         before = set(self.reported)
         async with (
             await ObjectLogStore.open(self.store, threads=1) as store,
@@ -64,7 +64,7 @@ class Race:
         self.has_taken_over = True
 
     async def check(self) -> None:
-        """Open it once more: all that was reported is there, and one log only."""
+        """Open it once more: all that was reported is there, and only one log."""
         async with await ObjectLogStore.open(self.store, threads=1) as store:
             async with await Cursor.open(store, LEDGERS, CALM) as cursor:
                 assert self.reported <= set(await acked(cursor))
@@ -73,7 +73,7 @@ class Race:
 
 
 def count_requests() -> int:
-    """Return how many requests the first owner makes when nobody disturbs it."""
+    """Return how many requests an undisturbed first owner makes."""
     race = Race()
     asyncio.run(race.first())
     assert len(race.reported) == 6
@@ -82,7 +82,7 @@ def count_requests() -> int:
 
 @pytest.mark.timeout(120)
 def test_taken_over_at_every_request() -> None:
-    """Whenever another process takes the cursor over, neither of them loses what it reported to be durable."""
+    """Whenever another process takes the cursor over, neither loses what it reported as durable."""
     requests = count_requests()
     assert requests > 60
     for at in sample(range(requests), most=4):
@@ -96,7 +96,7 @@ def test_taken_over_at_every_request() -> None:
 @pytest.mark.parametrize("is_done", [False, True], ids=["failed", "lost"])
 @pytest.mark.parametrize("is_taken", [False, True], ids=["alone", "taken over"])
 async def test_a_request_in_doubt(is_done: bool, is_taken: bool) -> None:
-    """A request of a rollover fails, or its answer is lost: later ones go on in a new log, or the cursor is fenced."""
+    """A request of a rollover fails, or loses its answer: later ones use a new log, or the cursor is fenced."""
     for at in range(30):
         objects = FaultyObjects(MemoryStore())
         async with await ObjectLogStore.open(objects, threads=1, attempts=1, backoff=Fixed(0)) as store:

@@ -1,4 +1,4 @@
-"""A process that uses a cursor in a folder until it is killed, and says on each line what it does next.
+"""A process that uses a cursor in a folder until it is killed, and prints what it does next.
 
 ``ack L E``, ``part L E I``, ``cumulative L E``, ``reset L E``; ``flushed N``: the first N of these are durable.
 """
@@ -28,13 +28,13 @@ def say(what: str, *numbers: int) -> None:
 
 
 async def flush(cursor: Cursor, done: int) -> None:
-    """Flush, and say how many operations are durable now."""
+    """Flush, and print how many operations are durable now."""
     await cursor.flush()
     say("flushed", done)
 
 
 async def work(cursor: Cursor, random: Random) -> None:
-    """Do random things for ever."""
+    """Perform random operations without end."""
     done = 0
     flushes: set[asyncio.Task[None]] = set()
     while True:

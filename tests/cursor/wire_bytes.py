@@ -1,4 +1,4 @@
-"""Protobuf by hand, so that tests do not ask the classes that they test."""
+"""Protobuf by hand, so that tests do not use the classes that they test."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """Return a field that is a number."""
+    """Return a numeric field."""
     return varint(field << 3) + varint(value)
 
 
 def block(field: int, *content: bytes) -> bytes:
-    """Return a field that is bytes, text or a message."""
+    """Return a field of bytes, text or a message."""
     joined = b"".join(content)
     return varint(field << 3 | 2) + varint(len(joined)) + joined
 

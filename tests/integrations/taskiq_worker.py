@@ -1,7 +1,7 @@
-"""A taskiq worker in a process of its own, to be killed, or stopped by SIGTERM.
+"""A taskiq worker process that the tests kill, or stop with SIGTERM.
 
-``python -m tests.integrations.taskiq_worker SERVICE_URL TOPIC RETRIES [DURABLE]``; RETRIES is ``nack`` or
-``taskiq``. It says ``listening`` first. Each run of a task is a line in the task's file: the time, epoch seconds.
+``python -m tests.integrations.taskiq_worker SERVICE_URL TOPIC RETRIES [DURABLE]``; RETRIES is ``nack`` or ``taskiq``.
+It prints ``listening`` first. Each run of a task is a line in the task's file: the time, epoch seconds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def work(*arguments: str) -> None:
 
 @asynccontextmanager
 async def working(log: Path, *arguments: str) -> AsyncIterator[GuardedProcess]:
-    """Run a worker that listens; it is killed at the end."""
+    """Run a worker until it listens; kill it at the end."""
     log.unlink(missing_ok=True)
     process = GuardedProcess([sys.executable, "-m", __name__, *arguments], log=log, cwd=ROOT)
     try:
@@ -73,21 +73,21 @@ async def working(log: Path, *arguments: str) -> AsyncIterator[GuardedProcess]:
 
 
 async def until(is_true: Any, seconds: float = 30.0) -> None:
-    """Wait until something is true."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not is_true():
             await asyncio.sleep(0.01)
 
 
 async def stop(process: GuardedProcess) -> None:
-    """End a worker by SIGTERM."""
+    """End a worker with SIGTERM."""
     os.kill(process.pid, signal.SIGTERM)
     await until(lambda: process.exit_code is not None)
     assert process.exit_code == 0
 
 
 class Task:
-    """One task that was sent, seen from its file."""
+    """One task that was sent, observed in its file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -125,7 +125,7 @@ async def send(path: Path, *arguments: str, fails: int, seconds: float = 0.0, **
 
 
 async def left(url: str, topic: str, seconds: float = 1.0) -> int:
-    """Return how many messages of the workers' subscription nobody acknowledged."""
+    """Return how many messages of the workers' subscription are unacknowledged."""
     broker = tasks(url, topic, "taskiq")
     await broker.startup()
     found = 0
@@ -142,7 +142,7 @@ async def left(url: str, topic: str, seconds: float = 1.0) -> int:
         await broker.shutdown()
 
 
-# --- what holds on any broker ----------------------------------------------------------------------------------------
+# --- on any broker ---------------------------------------------------------------------------------------------------
 
 
 async def fails_twice(url: str, topic: str, folder: Path, retries: str, slack: float) -> None:

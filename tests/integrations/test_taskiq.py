@@ -1,4 +1,4 @@
-"""The taskiq broker over a scripted broker, on virtual time, in taskiq's own receiver."""
+"""The taskiq broker over a scripted broker, on virtual time, with taskiq's own receiver."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.wire.frames import read_message
 
 TOPIC = "persistent://public/default/tasks"
 CONTEXT: Any = TaskiqDepends()
-"""As default value of an argument: taskiq passes what it knows of the run."""
+"""As an argument's default value: taskiq passes the context of the run."""
 DEAD = "persistent://public/default/dead"
 
 
@@ -80,7 +80,7 @@ class OnFake(PulsarBroker):
 
     @property
     def acked(self) -> int:
-        """How many messages the workers acknowledged, each acknowledgement counted."""
+        """How many messages the workers acknowledged, counting each acknowledgement."""
         return sum(len(each.message_id) for each in self.fake.commands("ACK"))
 
 
@@ -126,7 +126,7 @@ class Runs:
 
 @virtual_time
 async def test_a_nack_retries_after_its_delay() -> None:
-    """U51: fails twice with a delay of 2 s: runs at 0, 2 and 4 s, as one message, acknowledged once, after success."""
+    """U51: fails twice with a delay of 2 s: runs at 0, 2 and 4 s, as one message, acknowledged after success."""
     broker = OnFake(FakeBroker())
     broker.add_middlewares(NackRetryMiddleware(default_delay=2))
     runs = Runs(broker, 2, retry_on_error=True)
@@ -143,7 +143,7 @@ async def test_a_nack_retries_after_its_delay() -> None:
 
 @virtual_time
 async def test_taskiq_retries_with_a_new_message() -> None:
-    """U51: with taskiq's own middleware it runs at 0, 2 and 4 s too; each try is a message, acknowledged once."""
+    """U51: with taskiq's own middleware it runs at 0, 2 and 4 s too; each attempt is a message, acknowledged once."""
     broker = OnFake(FakeBroker())
     broker.add_middlewares(SmartRetryMiddleware(default_delay=2))
     runs = Runs(broker, 2, retry_on_error=True)
@@ -204,7 +204,7 @@ async def test_a_task_that_fails_for_good_is_a_dead_letter() -> None:
 
 @virtual_time
 async def test_a_rejected_task_is_a_dead_letter() -> None:
-    """A task that rejects its message is not retried, and is a dead letter at once."""
+    """A task that rejects its message is not retried, and is dead-lettered at once."""
     broker = OnFake(FakeBroker(), dead_letter=DeadLetterPolicy(max_redeliveries=10, topic=DEAD))
     broker.add_middlewares(NackRetryMiddleware(default_delay=1))
 
@@ -220,7 +220,7 @@ async def test_a_rejected_task_is_a_dead_letter() -> None:
 
 @virtual_time
 async def test_a_failure_without_retries_is_acknowledged() -> None:
-    """Without a middleware, a failed task is done, as with every broker of taskiq."""
+    """Without a middleware, a failed task is acknowledged, as with every broker of taskiq."""
     broker = OnFake(FakeBroker())
     runs = Runs(broker, 99)
     async with working(broker):
@@ -231,7 +231,7 @@ async def test_a_failure_without_retries_is_acknowledged() -> None:
 
 @virtual_time
 async def test_a_redelivered_message_has_its_retries() -> None:
-    """The label from which middlewares count has the message's redeliveries too, such as those after a crash."""
+    """The label from which middlewares count includes the message's redeliveries, such as those after a crash."""
     broker = OnFake(FakeBroker())
     seen: list[int] = []
 
@@ -250,7 +250,7 @@ async def test_a_redelivered_message_has_its_retries() -> None:
 
 @virtual_time
 async def test_what_was_acknowledged_early_is_sent_again() -> None:
-    """``ack_type="when_received"``: nothing is left to nack, so the middleware sends a new message, as taskiq's."""
+    """``ack_type="when_received"``: nothing is left to nack, so the middleware sends a new message, like taskiq's."""
     broker = OnFake(FakeBroker(), dead_letter=DeadLetterPolicy(max_redeliveries=10, topic=DEAD))
     broker.add_middlewares(NackRetryMiddleware(default_delay=1))
     runs = Runs(broker, 2, retry_on_error=True, ack_type="when_received")
@@ -264,7 +264,7 @@ async def test_what_was_acknowledged_early_is_sent_again() -> None:
 
 @virtual_time
 async def test_a_timeout_is_retried() -> None:
-    """A task that is cancelled by its label ``timeout`` fails, and is retried; so is one that acknowledged before."""
+    """A task cancelled by its label ``timeout`` fails, and is retried; so is one that acknowledged before."""
     broker = OnFake(FakeBroker())
     broker.add_middlewares(NackRetryMiddleware(default_delay=1))
     ran: list[str] = []
@@ -285,7 +285,7 @@ async def test_a_timeout_is_retried() -> None:
 
 @virtual_time
 async def test_other_brokers_retry_as_taskiq_does() -> None:
-    """In a test on taskiq's broker in memory, the middleware works as taskiq's."""
+    """In a test on taskiq's in-memory broker, the middleware works like taskiq's."""
     broker = InMemoryBroker(await_inplace=True).with_middlewares(NackRetryMiddleware(default_delay=1))
     ran = []
 
@@ -326,7 +326,7 @@ async def test_a_delay_is_exact_though_the_broker_is_early() -> None:
 
 @virtual_time
 async def test_a_disk_that_is_full_for_a_moment() -> None:
-    """A durable worker defers a task meanwhile: it is held in memory, and the worker goes on."""
+    """A durable worker defers a task meanwhile: it is held in memory, and the worker continues."""
     files = FaultyFiles(MemoryFiles(Random(0)))
     async with await LocalLogStore.open(Path("/state"), threads=1, files=files) as store:
         broker = OnFake(FakeBroker(), durable=store)
@@ -345,7 +345,7 @@ async def test_a_disk_that_is_full_for_a_moment() -> None:
 @for_each("delay", [None, 0, "", "None"])
 @virtual_time
 async def test_no_delay(delay: Any) -> None:
-    """A label that says no delay, also as taskiq writes None, delays nothing."""
+    """A label without a delay, also as taskiq writes None, delays nothing."""
     broker = OnFake(FakeBroker())
     runs = Runs(broker, 0, delay=10)
     async with working(broker):
@@ -358,7 +358,7 @@ async def test_no_delay(delay: Any) -> None:
 @for_each("delay", [-1, "soon", "nan", 1e12])
 @virtual_time
 async def test_bad_delays_are_refused(delay: Any) -> None:
-    """A label that is no delay is refused by name when the task is sent; nothing is stored."""
+    """An invalid delay is refused by name when the task is sent; nothing is stored."""
     broker = OnFake(FakeBroker())
     runs = Runs(broker, 0)
     async with working(broker):
@@ -373,7 +373,7 @@ async def test_bad_delays_are_refused(delay: Any) -> None:
 @for_each("written", ["", "soon", "-5", "1e9", "٣", "9" * 400, "1.5", "0"])
 @virtual_time
 async def test_a_bad_time_in_the_property_is_ignored(written: str) -> None:
-    """Nonsense in the property delays nothing, and stops no worker."""
+    """An invalid property delays nothing, and stops no worker."""
     broker = OnFake(FakeBroker())
     runs = Runs(broker, 0)
     async with working(broker):
@@ -384,7 +384,7 @@ async def test_a_bad_time_in_the_property_is_ignored(written: str) -> None:
 
 @virtual_time
 async def test_a_time_in_the_far_future_holds_only_its_own_task() -> None:
-    """A property that names a time in ages holds that message; others run."""
+    """A property with a time far in the future holds that message; others run."""
     broker = OnFake(FakeBroker())
     runs = Runs(broker, 0)
     async with working(broker):
@@ -421,7 +421,7 @@ async def test_a_worker_runs_as_many_as_configured() -> None:
         await asyncio.gather(*(work.kiq() for _ in range(60)))
         await asyncio.sleep(2)
     assert (most, broker.acked, len(broker.subscribed.acked)) == (5, 60, 60)
-    assert held <= 5 + 10 + 5  # running, prefetched, and the next one that the client asked for
+    assert held <= 5 + 10 + 5  # running, prefetched, and the next one that the client requested
 
 
 @virtual_time
@@ -457,7 +457,7 @@ async def test_a_stopped_worker_gives_prefetched_tasks_back() -> None:
 
 @virtual_time
 async def test_a_task_that_outlives_the_worker_runs_again() -> None:
-    """A running task that taskiq no longer waits for: its message goes back at shutdown; another worker runs it."""
+    """The message of a running task that taskiq abandons goes back at shutdown; another worker runs it."""
     fake = FakeBroker()
     broker = OnFake(fake)
     runs: list[Any] = []
@@ -479,7 +479,7 @@ async def test_a_task_that_outlives_the_worker_runs_again() -> None:
 
 @virtual_time
 async def test_a_broker_can_start_again() -> None:
-    """After a shutdown it connects anew; a second startup while it runs changes nothing."""
+    """After a shutdown it connects again; a second startup while it runs changes nothing."""
     broker = OnFake(FakeBroker())
     runs = Runs(broker, 0)
     for _ in range(2):
@@ -493,7 +493,7 @@ async def test_a_broker_can_start_again() -> None:
 
 @virtual_time
 async def test_tasks_before_the_first_worker_are_kept() -> None:
-    """The producer asks the broker for the subscription, and a worker begins with the earliest task."""
+    """The producer creates the subscription, and a worker begins with the earliest task."""
     broker = OnFake(FakeBroker())
     runs = Runs(broker, 0)
     await broker.startup()
@@ -508,7 +508,7 @@ async def test_tasks_before_the_first_worker_are_kept() -> None:
 
 @virtual_time
 async def test_an_unknown_task() -> None:
-    """Without a dead-letter policy taskiq drops it; with one, the message is nacked, and becomes a dead letter."""
+    """Without a dead-letter policy taskiq drops it; with one, the message is nacked, and dead-lettered."""
     for policy, letters in ((None, 0), (DeadLetterPolicy(max_redeliveries=2, topic=DEAD), 1)):
         broker = OnFake(FakeBroker(), dead_letter=policy, backoff=1.0)
         async with working(broker):
@@ -521,7 +521,7 @@ async def test_an_unknown_task() -> None:
 @for_each("payload", [b"", b"{}", b"\xff\xfe", b"[" * 2_000])
 @virtual_time
 async def test_a_message_that_is_no_task_stops_nothing(payload: bytes) -> None:
-    """Whatever comes from elsewhere is logged by taskiq and acknowledged; the worker goes on."""
+    """A foreign message is logged by taskiq and acknowledged; the worker continues."""
     broker = OnFake(FakeBroker())
     broker.add_middlewares(NackRetryMiddleware())
     runs = Runs(broker, 0)
@@ -560,7 +560,7 @@ async def test_before_the_start() -> None:
 
 @virtual_time
 async def test_a_start_that_fails_leaves_nothing() -> None:
-    """A refused producer is the error of ``startup``; the next one works."""
+    """``startup`` raises a refused producer's error; the next one works."""
     broker = OnFake(FakeBroker())
     broker.fake.next("PRODUCER", refuse("AuthorizationError", "no"))
     with pytest.raises(Exception, match="AuthorizationError"):
@@ -585,13 +585,13 @@ async def test_a_start_that_fails_leaves_nothing() -> None:
     ],
 )
 def test_bad_settings_are_refused_by_name(name: str, settings: dict[str, Any]) -> None:
-    """Settings are checked when the broker is made, where the module is imported; nothing is connected."""
+    """Settings are checked when the broker is created, where the module is imported, without connecting."""
     with pytest.raises(InvalidArgumentError, match=name):
         PulsarBroker(settings.pop("url", "pulsar://localhost:6650"), **settings)
 
 
 def test_its_defaults_can_be_changed() -> None:
-    """The three settings with other defaults are the user's, if given."""
+    """Users may override the three settings that have other defaults."""
     config = NackConfig()
     broker = PulsarBroker("pulsar://localhost:6650", config=config, receiver_queue_size=3, initial_position="latest")
     assert broker._settings["config"] is config
@@ -599,7 +599,7 @@ def test_its_defaults_can_be_changed() -> None:
 
 
 def test_without_taskiq(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where taskiq is not installed, the import names the extra."""
+    """Without taskiq the import names the extra."""
     monkeypatch.setitem(sys.modules, "taskiq", None)
     monkeypatch.delitem(sys.modules, "pulsar_nack.integrations.taskiq")
     with pytest.raises(MissingExtraError, match=r"pulsar-nack\[taskiq\]"):

@@ -1,4 +1,4 @@
-"""taskiq workers as processes on the embedded broker: they are killed with signal 9, and stopped with SIGTERM."""
+"""taskiq workers as processes on the embedded broker: killed with signal 9, and stopped with SIGTERM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic that nobody used."""
+    """An unused topic."""
     return f"t-{uuid.uuid4().hex[:8]}"
 
 
@@ -42,7 +42,7 @@ async def test_fails_twice(url: str, topic: str, tmp_path: Path, retries: str) -
 
 
 async def test_kills_lose_nothing(url: str, topic: str, tmp_path: Path) -> None:
-    """U51: killed between two runs, and killed in a run, with the nack: the next worker runs the task at once."""
+    """U51: killed between two runs, and during a run, with the nack: the next worker runs the task at once."""
     waited, _ = await is_killed(url, topic, tmp_path, "nack")
     assert waited < DELAY + SLACK
 
@@ -54,6 +54,6 @@ async def test_the_delay_outlives_a_kill(url: str, topic: str, tmp_path: Path) -
 
 
 async def test_taskiq_keeps_the_delay_at_the_broker(url: str, topic: str, tmp_path: Path) -> None:
-    """U51: taskiq's own retries are messages with a time, which any worker waits for."""
+    """U51: taskiq's own retries are messages with a delivery time, which any worker waits for."""
     waited, _ = await is_killed(url, topic, tmp_path, "taskiq")
     assert DELAY - 0.005 <= waited < DELAY + patience(3)

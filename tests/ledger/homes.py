@@ -1,4 +1,4 @@
-"""The homes that logs may have, for tests of what all of them must do."""
+"""The homes (files, objects) of logs, for tests that apply to all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("local", "memory objects", "local objects")
 
 
 def opener(kind: str, path: Path) -> Opener:
-    """Return what opens a store of this kind, with small parts, as often as it is called: always the same one."""
+    """Return a function that opens the same store of this kind, with small parts, as often as it is called."""
     if kind == "local":
         return lambda: LocalLogStore.open(path, max_segment_bytes=2048)
     objects: MemoryStore | LocalStore = MemoryStore()

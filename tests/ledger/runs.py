@@ -1,4 +1,4 @@
-"""Random runs of logs beside a model that knows what must be found after a crash, and what may be."""
+"""Random runs of logs beside a model that knows what must and what may be found after a crash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 42
 
 @dataclass
 class LogModel:
-    """What is known of one log: what was reported durable, what was tried since, and whether it is there and sealed."""
+    """What is known of one log: durable records, later attempts, and whether it exists and is sealed."""
 
     durable: list[bytes] = field(default_factory=list)
     tried: list[list[bytes]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class LogModel:
         assert self.is_sealed in (None, is_sealed)
 
     def know(self, records: list[bytes], *, is_sealed: bool) -> None:
-        """Take over what was found: it was synced when the log was opened."""
+        """Note what was found: it was synced when the log was opened."""
         self.durable, self.tried, self.is_there, self.is_sealed = records, [], True, is_sealed
 
 
@@ -64,21 +64,21 @@ class Run:
         self._made = 0
 
     async def live(self) -> None:
-        """Live for a while."""
+        """Run for a while."""
         await self.play(STEPS)
 
     async def live_on(self) -> None:
-        """Live for a short while."""
+        """Run for a short while."""
         await self.play(2)
 
     async def recover(self, _random: Random | None = None) -> None:
-        """Open what a crash left, compare it with the model, go on for some steps, close, and look for leftovers."""
+        """Open what a crash left, compare it with the model, run some steps, close, and look for leftovers."""
         await self.play(3)
         await self.play(0)
         self.home.check_clean({name for name, model in self.model.items() if model.is_there})
 
     async def play(self, steps: int) -> None:
-        """Open the store, check what is there, do random things, close."""
+        """Open the store, check the logs, perform random operations, close."""
         async with await self._open_store() as store:
             await self._find(store)
             for _ in range(steps):
@@ -119,7 +119,7 @@ class Run:
             await self._append(log, self.random.choice((1, 1, 2, 5)))
 
     async def _open(self, store: LogStore, name: str) -> Log:
-        """Open a log; where that fails, nothing fails from then on."""
+        """Open a log; if that fails, nothing fails from then on."""
         log = await self._try(store.open_log(name))
         if log is None:
             self.home.faults.heal()

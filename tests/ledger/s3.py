@@ -1,4 +1,4 @@
-"""As much of Amazon S3 as the ledger uses, on loopback: conditional puts, ranges, lists, bulk deletes, and errors."""
+"""The part of Amazon S3 that the ledger uses, on loopback: conditional puts, ranges, lists, bulk deletes, errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 
 class Bucket:
-    """One bucket, and what a server does wrong: ``answers`` are statuses for the next requests, before it does."""
+    """One bucket with faults on demand: ``answers`` are statuses of the next requests, before the server works."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.part(objects[key])
 
     def part(self, data: bytes) -> tuple[int, bytes, dict[str, str]]:
-        """Return an object, or the range of it that was asked for."""
+        """Return an object, or the requested range of it."""
         headers = {"ETag": tag(data), "Last-Modified": "Sat, 01 Jan 2022 00:00:00 GMT"}
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if match is None:

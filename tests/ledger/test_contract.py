@@ -1,4 +1,4 @@
-"""What a store of logs and its logs do, wherever they lie: each case runs on every home."""
+"""The contract of log stores and logs: each case runs on every home."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .homes import KINDS, Opener, content, opener, reopened
 
 @pytest.fixture(params=KINDS)
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    """Return what opens the same store as often as it is called."""
+    """Return a function that opens the same store as often as it is called."""
     return opener(str(request.param), tmp_path / "logs")
 
 
@@ -38,7 +38,7 @@ async def store(home: Opener) -> AsyncIterator[LogStore]:
 
 
 async def test_append_and_read(store: LogStore) -> None:
-    """Records are numbered from 0 without gaps, and read back by range and by going through, also the empty ones."""
+    """Records are numbered from 0 without gaps, and read by range and by iterating, also empty ones."""
     log = await store.create("a")
     assert [await log.append(data) for data in (b"x", b"", b"yy")] == [0, 1, 2]
     assert await log.append_many([b"1", b"2"]) == 3
@@ -56,7 +56,7 @@ async def test_append_and_read(store: LogStore) -> None:
 
 
 async def test_many_parts(store: LogStore) -> None:
-    """A log goes on over many parts, and is read across them, also after reopening."""
+    """A log continues over many parts, and is read across them, also after reopening."""
     log = await store.create("a")
     records = [b"%d" % number * (number % 70) for number in range(300)]
     for at in range(0, 300, 3):
@@ -74,7 +74,7 @@ async def test_many_parts(store: LogStore) -> None:
 
 
 async def test_a_record_larger_than_a_part(store: LogStore) -> None:
-    """A record that does not fit into a part of the usual size gets a part for itself."""
+    """A record that does not fit into a part of the usual size gets its own part."""
     log = await store.create("a")
     records = [b"small", b"x" * 5000, b"small again", b"y" * 400_000, b"z" * 3_000_000, b""]
     for record in records:
@@ -108,7 +108,7 @@ async def test_concurrent_appends_share_writes(store: LogStore) -> None:
 
 
 async def test_seal(store: LogStore) -> None:
-    """A sealed log takes nothing more, for ever, and can be read; sealing again is harmless."""
+    """A sealed log accepts nothing more, for ever, and can be read; sealing again is harmless."""
     log = await store.create("a")
     await log.append(b"x")
     await log.seal()
@@ -134,7 +134,7 @@ async def test_seal_of_an_empty_log(store: LogStore) -> None:
 
 
 async def test_appends_behind_a_seal(store: LogStore) -> None:
-    """Appends that were called before a seal are in the log, those called after it are refused, also in one burst."""
+    """Appends called before a seal are in the log, those called after it are refused, also in one burst."""
     log = await store.create("a")
     calls = [log.append(b"1"), log.append(b"2"), log.seal(), log.append(b"3"), log.seal(), log.append(b"4")]
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -172,7 +172,7 @@ async def test_names_and_deletion(store: LogStore) -> None:
 
 
 async def test_read_only(store: LogStore, home: Opener) -> None:
-    """A log that is open for reading sees what was durable then, beside a writer, and refuses appending."""
+    """A log that is open for reading sees what was durable then, beside a writer, and refuses appends."""
     writer = await store.create("a")
     await writer.append(b"x")
     async with await home() as other:
@@ -193,7 +193,7 @@ async def test_read_only(store: LogStore, home: Opener) -> None:
 
 @for_each("name", ["", ".", "..", "a/b", "a\\b", "-x", "a b", "ä", "x" * 201, "a\n", None, 1])
 async def test_bad_names(store: LogStore, name: str) -> None:
-    """What cannot be a log's name is refused by every call, and nothing is made."""
+    """An invalid log name is refused by every call, and nothing is created."""
     for call in (store.create, store.open_log, store.delete):
         with pytest.raises(InvalidArgumentError, match="name"):
             await call(name)
@@ -201,7 +201,7 @@ async def test_bad_names(store: LogStore, name: str) -> None:
 
 
 async def test_bad_arguments(store: LogStore) -> None:
-    """Bad data and ranges are refused with their name, and nothing is added."""
+    """Invalid data and ranges are refused by name, and nothing is added."""
     log = await store.create("a")
     await log.append(b"x")
     for data in ("text", None, 5, [1]):
@@ -221,7 +221,7 @@ async def test_bad_arguments(store: LogStore) -> None:
 
 
 async def test_the_largest_append(store: LogStore) -> None:
-    """Records of as many bytes as a log takes at once are taken, and read."""
+    """Records up to a log's byte limit per append are accepted, and read."""
     log = await store.create("a")
     await log.append(bytes(MAX_BODY - 4))
     (record,) = await (await reopened(store, log)).read(0, 0)
@@ -248,7 +248,7 @@ async def test_after_close(store: LogStore) -> None:
 
 
 async def test_close_carries_out_what_was_called(store: LogStore) -> None:
-    """Appends that were called before the close are durable, and answered."""
+    """Appends called before the close are durable, and answered."""
     log = await store.create("a")
     calls = [asyncio.ensure_future(log.append(b"%d" % number)) for number in range(20)]
     await asyncio.sleep(0)
@@ -259,7 +259,7 @@ async def test_close_carries_out_what_was_called(store: LogStore) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_many_cancellations(store: LogStore, seed: int) -> None:
-    """Cancelled appends are in the log as a whole or not at all, in order, and those that returned are there."""
+    """Cancelled appends are in the log as a whole or not at all, in order, and returned ones are there."""
     log, random = await store.create("a"), Random(seed)
     appended: dict[bytes, int] = {}
 
@@ -279,7 +279,7 @@ async def test_many_cancellations(store: LogStore, seed: int) -> None:
 
 
 async def test_two_stores_share_the_names(store: LogStore, home: Opener) -> None:
-    """What one store makes and deletes the other sees; of two that make the same log one is refused."""
+    """One store sees what another creates and deletes; of two that create the same log one is refused."""
     async with await home() as other:
         results = await asyncio.gather(store.create("a"), other.create("a"), return_exceptions=True)
         assert sorted(type(result).__name__ for result in results if isinstance(result, Exception)) in (

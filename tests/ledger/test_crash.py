@@ -36,13 +36,13 @@ def start(kind: str, seed: int, random: Random | None = None) -> Run:
 @pytest.mark.parametrize("seed", seeds(range(6)))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_at_every_change(kind: str, seed: int) -> None:
-    """Wherever a run crashes, all that was reported durable is found, in order, once, and nothing is left over."""
+    """Wherever a run crashes, all durable records are found, in order, once, and nothing is left over."""
     crash_everywhere(start(kind, seed), seed, 90)
 
 
 @pytest.mark.parametrize("seed", seeds(range(50, 54)))
 def test_crash_while_a_put_is_on_its_way(seed: int) -> None:
-    """A put that a crash came before arrives when the next opening has begun, or later: never to be seen halfway."""
+    """A put that was sent before a crash may arrive when the next opening has begun, or later: never half of it."""
     run = start("object", seed)
     assert isinstance(run.home, ObjectHome)
     home = run.home
@@ -70,21 +70,21 @@ def test_crash_while_a_put_is_on_its_way(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(range(100, 104)))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_while_recovering(kind: str, seed: int) -> None:
-    """More crashes, of process or machine, while what the last one left is being opened, lose nothing either."""
+    """More crashes, of process or machine, during recovery lose nothing either."""
     crash_again_and_again(start(kind, seed), seed, 40, most=30, kills=0.5)
 
 
 @pytest.mark.parametrize("seed", seeds(range(200, 204)))
 @pytest.mark.parametrize("kind", HOMES)
 def test_failure_at_every_operation_and_a_crash_later(kind: str, seed: int) -> None:
-    """Operations fail, or answers are lost, the run goes on, and crashes later: what was reported is there."""
+    """Operations fail, or answers are lost, the run continues, and crashes later: reported records are there."""
     chosen = [CHANGING] if kind == "local" else [(), ("create",), ("get",), ("delete",), ("list", "get")]
     fail_everywhere(lambda random: start(kind, seed, random), seed, 30, most=60, chosen=chosen)
 
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_failed_sync_that_looks_good_to_the_next_opening(seed: int) -> None:
-    """What an opening finds is durable from then on, even a record whose sync failed and that only the cache has."""
+    """Records that an opening finds are durable from then on, even one whose sync failed and that only a cache has."""
     files = FaultyFiles(MemoryFiles(Random(seed)))
     async with await LocalLogStore.open(FOLDER, files=files) as store:
         log = await store.create("a")

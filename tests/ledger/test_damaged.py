@@ -27,7 +27,7 @@ async def store(tmp_path: Path) -> AsyncIterator[LocalLogStore]:
 
 
 async def write(store: LocalLogStore, groups: Sequence[Sequence[bytes]] = GROUPS, *, seal: bool = False) -> list[Path]:
-    """Make a log, a frame for each group; return its files."""
+    """Make a log with a frame for each group; return its files."""
     async with await store.create("a") as log:
         for group in groups:
             await log.append_many(group)
@@ -56,7 +56,7 @@ def numbers(frame: int) -> range:
 
 
 async def readable(log: Log) -> dict[int, bytes]:
-    """Return each record that can be read alone; reading the others must raise LogCorruptedError."""
+    """Return each record that can be read singly; reading the others must raise LogCorruptedError."""
     found = {}
     for number in range(log.length):
         try:
@@ -67,7 +67,7 @@ async def readable(log: Log) -> dict[int, bytes]:
 
 
 async def gone_through(log: Log) -> tuple[list[Record], LogCorruptedError | None]:
-    """Return the records that a log gives one after the other, and the damage that ends it."""
+    """Return the records that iterating gives, and the damage that ends it."""
     found: list[Record] = []
     try:
         async for record in log.records():
@@ -79,7 +79,7 @@ async def gone_through(log: Log) -> tuple[list[Record], LogCorruptedError | None
 
 @pytest.mark.parametrize("frame", range(len(GROUPS) - 1))
 async def test_each_byte(frame: int, store: LocalLogStore) -> None:
-    """A flipped bit in any byte of any frame but the last takes away the records of this frame, and no others."""
+    """A flipped bit in any byte of any frame except the last loses the records of this frame, and no others."""
     (file,) = await write(store)
     whole = file.read_bytes()
     lost = numbers(frame)
@@ -103,7 +103,7 @@ async def test_each_byte(frame: int, store: LocalLogStore) -> None:
 
 
 async def test_up_to_the_damage(store: LocalLogStore) -> None:
-    """Going through a damaged log gives all records before the damage, and then says where it is."""
+    """Iterating over a damaged log gives all records before the damage, and then says where it is."""
     (file,) = await write(store)
     data = bytearray(file.read_bytes())
     data[begins()[2] + 30] ^= 1
@@ -118,7 +118,7 @@ async def test_up_to_the_damage(store: LocalLogStore) -> None:
 
 
 async def test_damage_up_to_the_end(store: LocalLogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where damage reaches the end, at least one record counts as lost, so that reading to the end meets it."""
+    """If damage reaches the end, at least one record counts as lost, so that reading to the end meets it."""
     monkeypatch.setattr(
         "pulsar_nack.ledger.segments.MAX_BODY", 1 << 18
     )  # what is longer than any frame need not be 16 MiB
@@ -138,7 +138,7 @@ async def test_damage_up_to_the_end(store: LocalLogStore, monkeypatch: pytest.Mo
 
 
 async def test_torn_end_is_no_damage(store: LocalLogStore) -> None:
-    """What a crash leaves at the end is not counted as damage, nor as records, and is left where it is."""
+    """A crash's torn end counts neither as damage nor as records, and is left where it is."""
     (file,) = await write(store)
     data = bytearray(file.read_bytes()[:-3])
     data[begins()[1] + 2] ^= 1
@@ -213,7 +213,7 @@ async def test_all_segments_are_looked_through(store: LocalLogStore) -> None:
 
 
 async def test_behind_damage_of_an_earlier_file(store: LocalLogStore) -> None:
-    """A log that is opened as usual gives the records behind damage in an earlier file, and those before it."""
+    """A normally opened log gives the records before and after damage in an earlier file."""
     files = await write(store, [[b"%03d" % number * 100] for number in range(12)])
     data = bytearray(files[0].read_bytes())
     second = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + 304
@@ -231,7 +231,7 @@ async def test_behind_damage_of_an_earlier_file(store: LocalLogStore) -> None:
 
 
 async def test_is_owned_and_not_changed(store: LocalLogStore, tmp_path: Path) -> None:
-    """A damaged log is locked while it is open; it cannot be added to or sealed, and can be deleted."""
+    """A damaged log is locked while it is open; it cannot be appended to or sealed, and can be deleted."""
     (file,) = await write(store)
     data = bytearray(file.read_bytes())
     data[begins()[1]] ^= 1
@@ -265,7 +265,7 @@ async def test_whole_log(store: LocalLogStore) -> None:
 
 
 async def test_refused(store: LocalLogStore) -> None:
-    """A missing log, a wrong name, and a log of a later release raise the same errors as a normal opening."""
+    """A missing log, an invalid name, and a log of a later release raise the same errors as a normal opening."""
     with pytest.raises(LogNotFoundError):
         await store.open_damaged("a")
     with pytest.raises(InvalidArgumentError, match="name"):
@@ -276,11 +276,11 @@ async def test_refused(store: LocalLogStore) -> None:
     file.write_bytes(newer + crc32(newer).to_bytes(4, "big") + data[SEGMENT_HEADER_SIZE:])
     with pytest.raises(LogVersionError, match="version 2"):
         await store.open_damaged("a")
-    await (await store.create("b")).aclose()  # nothing is left locked
+    await (await store.create("b")).aclose()  # nothing stays locked
 
 
 async def test_bytes_after_the_seal(store: LocalLogStore) -> None:
-    """Bytes behind the seal are reported as damage that loses no record."""
+    """Bytes after the seal are reported as damage that loses no record."""
     (file,) = await write(store, seal=True)
     file.write_bytes(file.read_bytes() + b"x")
     async with await store.open_damaged("a") as log:
@@ -290,7 +290,7 @@ async def test_bytes_after_the_seal(store: LocalLogStore) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 async def test_at_random(seed: int, store: LocalLogStore) -> None:
-    """Whatever bytes are changed, put in or taken out: a record that is read is the one that was written there."""
+    """With any changed, inserted or removed bytes, a record that can be read is the one written there."""
     chance = random.Random(seed)
     groups = [
         [chance.randbytes(chance.choice((0, 3, 90))) for _ in range(chance.randint(1, 5))]
@@ -339,7 +339,7 @@ async def test_large_damage_takes_bounded_time(store: LocalLogStore) -> None:
 
 
 async def test_swapped_segments(store: LocalLogStore, tmp_path: Path) -> None:
-    """O26: segment files that were swapped between two logs are damage on opening, and no record of them is read."""
+    """O26: segment files that were swapped between two logs are damage when opened; none of their records is read."""
     for swap in (0, 1, 2):
         names = f"a{swap}", f"b{swap}"
         for name in names:

@@ -1,4 +1,4 @@
-"""Those who keep logs, with a byte wrong in one of them: who refuses to open goes on to, and changes nothing."""
+"""Users of logs with a wrong byte in one of them: those that refuse to open change nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pulsar_nack.topic import LocalTopic
 
 
 async def topic(folder: Path) -> None:
-    """Use a topic, a few entries more each time."""
+    """Use a topic, with a few more entries each time."""
     async with await LocalTopic.open(folder) as topic:
         for number in range(4):
             await topic.publish(b"%d" % number)
@@ -48,7 +48,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("use", [topic, durable, delayed_cursor])
 async def test_who_refuses(use: Callable[[Path], Awaitable[None]], tmp_path: Path) -> None:
-    """Topics, durable consumers and bucket trackers do not open with a damaged log, for all of it counts."""
+    """Topics, durable consumers and bucket trackers do not open with a damaged log, because all of it counts."""
     await use(tmp_path)
     before = files(tmp_path)
     name = max(before, key=lambda each: len(before[each]))
@@ -64,7 +64,7 @@ async def test_who_refuses(use: Callable[[Path], Awaitable[None]], tmp_path: Pat
 
 
 async def test_subscription_of_a_topic(tmp_path: Path) -> None:
-    """K25: a topic opens with a damaged log of a subscription, which goes on from the last marker that is whole."""
+    """K25: a topic opens with a damaged subscription log, which continues from the last whole marker."""
     async with await LocalTopic.open(tmp_path) as topic:
         await topic.create_subscription("s", initial_position="earliest")
         ids = await topic.publish([b"%d" % number for number in range(10)])
@@ -76,11 +76,11 @@ async def test_subscription_of_a_topic(tmp_path: Path) -> None:
     (file,) = folder.iterdir()
     damaged = bytearray(file.read_bytes())
     at = SEGMENT_HEADER_SIZE
-    for _ in range(2):  # the third frame: after that of the new subscription, and of the first acknowledgement
+    for _ in range(2):  # the third frame: after those of the new subscription, and of the first acknowledgement
         at += 24 + int.from_bytes(damaged[at + 8 : at + 12], "big")
     damaged[at] ^= 1
     file.write_bytes(damaged)
-    for acked in ([2, 4, 6], [2, 4, 6, 9], [2, 4, 6, 9]):  # the last marker rests on nothing that is lost
+    for acked in ([2, 4, 6], [2, 4, 6, 9], [2, 4, 6, 9]):  # the last marker needs nothing that is lost
         async with await LocalTopic.open(tmp_path) as topic:
             cursor = topic.cursor("s")
             found = [number for number in range(10) if await cursor.is_acked(Position(*ids[number][:2]))]

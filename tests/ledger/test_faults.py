@@ -1,4 +1,4 @@
-"""What a failed or slow operation does to a log, and what cancelling does, on real files with injected faults."""
+"""How failed and slow operations and cancellation affect a log, on real files with injected faults."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def store(tmp_path: Path, files: SlowFiles) -> AsyncIterator[LocalLogStore
 
 
 async def test_disk_full(store: LocalLogStore, files: SlowFiles, tmp_path: Path) -> None:
-    """A full disk fails the append with a clear error; nothing of it stays, and the log goes on when there is room."""
+    """A full disk fails the append with a clear error; nothing of it stays, and the log works once there is room."""
     log = await store.create("a")
     await log.append(b"x")
     (file,) = (tmp_path / "logs" / "a.log").glob("*.segment")
@@ -97,7 +97,7 @@ async def test_each_waiting_append_gets_its_own_error(store: LocalLogStore, file
 
 
 async def test_failed_sync_is_not_tried_again(store: LocalLogStore, files: SlowFiles, tmp_path: Path) -> None:
-    """After a failed sync the file is never written to again: the log goes on in a new one, without that record."""
+    """After a failed sync the file is not written again: the log continues in a new one, without that record."""
     log = await store.create("a")
     await log.append(b"x")
     files.fail(errno.EIO, "sync")
@@ -129,7 +129,7 @@ async def test_failed_sync_of_the_first_record(store: LocalLogStore, files: Slow
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync_folder", "open"])
 async def test_failed_new_segment(store: LocalLogStore, files: SlowFiles, operation: str) -> None:
-    """When no new segment can be begun the append fails, and every later one tries again, until it works."""
+    """If no new segment can be created the append fails, and every later one tries again, until it works."""
     log = await store.create("a")
     await log.append(b"x" * 1500)
     files.fail(errno.ENOSPC, operation, times=3)
@@ -150,7 +150,7 @@ async def test_failed_new_segment(store: LocalLogStore, files: SlowFiles, operat
 async def test_failed_creation(
     store: LocalLogStore, files: SlowFiles, operation: str, skip: int, tmp_path: Path
 ) -> None:
-    """A log that could not be made is not there, leaves nothing behind, and can be made afterwards."""
+    """A failed creation leaves nothing behind, and the log can be created afterwards."""
     files.fail(errno.EACCES, operation, skip=skip)
     (log,) = await asyncio.gather(store.create("a"), return_exceptions=True)
     files.heal()
@@ -165,7 +165,7 @@ async def test_failed_creation(
 
 @pytest.mark.parametrize("operation", ["lock", "open", "read", "write", "sync", "names"])
 async def test_failed_opening(store: LocalLogStore, files: SlowFiles, operation: str) -> None:
-    """A log that could not be opened is as it was, and not locked."""
+    """A failed opening changes and locks nothing."""
     log = await store.create("a")
     await log.append(b"x")
     await log.aclose()
@@ -176,7 +176,7 @@ async def test_failed_opening(store: LocalLogStore, files: SlowFiles, operation:
 
 
 class BlindFiles(FaultyFiles):
-    """Real files in a place where nothing may be looked at."""
+    """Real files in a folder that must not be read."""
 
     def is_folder(self, path: Path) -> bool:
         """Refuse."""
@@ -195,7 +195,7 @@ async def test_place_without_rights(tmp_path: Path) -> None:
 
 
 async def test_failed_read(store: LocalLogStore, files: SlowFiles) -> None:
-    """A read that fails says so, and the next one works."""
+    """A failed read raises, and the next one works."""
     log = await store.create("a")
     await log.append(b"x")
     files.fail(errno.EIO, "read")
@@ -206,7 +206,7 @@ async def test_failed_read(store: LocalLogStore, files: SlowFiles) -> None:
 
 @pytest.mark.parametrize("operation", ["rename", "remove", "remove_folder"])
 async def test_failed_deletion(store: LocalLogStore, files: SlowFiles, operation: str, tmp_path: Path) -> None:
-    """A log that could not be renamed is still there; one that could is gone, and the next call sweeps its files."""
+    """A log that could not be renamed is still there; one that could is gone, and the next call removes its files."""
     log = await store.create("a")
     await log.append(b"x")
     files.fail(errno.EACCES, operation)
@@ -225,7 +225,7 @@ async def test_failed_deletion(store: LocalLogStore, files: SlowFiles, operation
 
 
 class UnclosableFiles(MemoryFiles):
-    """Files in memory; one close ends with an error, as on a network file system."""
+    """Files in memory; one close raises, as on a network file system."""
 
     fails = False
 
@@ -238,7 +238,7 @@ class UnclosableFiles(MemoryFiles):
 
 
 async def test_deletion_with_a_failed_close() -> None:
-    """A log is deleted and unlocked although the close of its file, whose content was synced, fails."""
+    """A log is deleted and unlocked although closing its file, whose content was synced, fails."""
     files = UnclosableFiles()
     async with await LocalLogStore.open(Path("/logs"), files=files) as store:
         log = await store.create("a")
@@ -251,7 +251,7 @@ async def test_deletion_with_a_failed_close() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_deletion_that_may_not_be_durable(seed: int) -> None:
-    """Where it is not known whether the name is gone for good, the files stay: a crash leaves the log whole or gone."""
+    """If it is unknown whether the name is gone for good, the files stay: a crash leaves the log whole or gone."""
     files = FaultyFiles(MemoryFiles(Random(seed)))
     async with await LocalLogStore.open("/logs", files=files) as store:
         log = await store.create("a")
@@ -266,7 +266,7 @@ async def test_deletion_that_may_not_be_durable(seed: int) -> None:
 
 
 def test_lock_file_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock is held on the file that is there: one that its last owner removed before it was locked does not count."""
+    """A lock on a file that its last owner has removed before does not count."""
     path = tmp_path / "a.lock"
     lock = file_operations._lock
     removed: list[int] = []
@@ -286,7 +286,7 @@ def test_lock_file_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_folders_that_cannot_be_swept(tmp_path: Path, files: SlowFiles) -> None:
-    """A store opens though leftovers cannot be removed at this time."""
+    """A store opens though leftovers cannot be removed."""
     (tmp_path / "b.log.gone").mkdir()
     files.fail(errno.EACCES, "remove_folder", times=math.inf)
     async with await LocalLogStore.open(tmp_path, files=files) as store:
@@ -332,7 +332,7 @@ async def test_cancelled_while_being_written(store: LocalLogStore, files: SlowFi
 
 
 async def test_cancelled_close(store: LocalLogStore, files: SlowFiles) -> None:
-    """A close that is cancelled, in whatever way, goes on: what was called is carried out, and the lock is given up."""
+    """A cancelled close continues: earlier calls are carried out, and the lock is released."""
     log = await store.create("a")
     files.may_sync.clear()
     append = asyncio.ensure_future(log.append(b"x"))
@@ -352,7 +352,7 @@ async def test_cancelled_close(store: LocalLogStore, files: SlowFiles) -> None:
 
 
 async def test_cancelled_creation(store: LocalLogStore, files: SlowFiles, tmp_path: Path) -> None:
-    """A log whose creation is cancelled is made and closed again: nothing stays locked."""
+    """A log whose creation is cancelled is created and closed again: nothing stays locked."""
     files.may_sync.clear()
     creating = asyncio.ensure_future(store.create("a"))
     await files.until_syncing(1)
@@ -367,7 +367,7 @@ async def test_cancelled_creation(store: LocalLogStore, files: SlowFiles, tmp_pa
 
 
 async def test_creation_that_is_cancelled_as_the_store_closes(tmp_path: Path) -> None:
-    """A log that is made at the moment in which the call is cancelled and the store closed is closed without a word."""
+    """A log that is created just when the call is cancelled and the store closed is closed silently."""
     heard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
     store = await LocalLogStore.open(tmp_path)
@@ -384,7 +384,7 @@ async def test_creation_that_is_cancelled_as_the_store_closes(tmp_path: Path) ->
     for _ in range(5):
         await asyncio.sleep(0)
     assert creating.cancelled()
-    del store, creating  # nobody asks any more how closing the log went
+    del store, creating  # nothing waits any more for the result of closing the log
     gc.collect()
     assert heard == []
     async with await LocalLogStore.open(tmp_path) as other:
@@ -404,7 +404,7 @@ async def test_what_ends_after_the_store_is_reported() -> None:
 
 
 async def test_a_closed_log_is_free_when_the_next_opens(store: LocalLogStore) -> None:
-    """It needs no run of the garbage collector, as a tracker opens thousands of logs in turn."""
+    """It needs no garbage collection, as a tracker opens thousands of logs one after another."""
     log = await store.create("a")
     await log.append(b"x")
     await log.seal()
@@ -416,13 +416,13 @@ async def test_a_closed_log_is_free_when_the_next_opens(store: LocalLogStore) ->
         await store.create("b")
         with anyio.fail_after(patience(1)):
             while kept() is not None:
-                await asyncio.sleep(0.001)  # the thread that closed it lets it go
+                await asyncio.sleep(0.001)  # the thread that closed it releases it
     finally:
         gc.enable()
 
 
 async def test_writes_are_shared(store: LocalLogStore, files: SlowFiles) -> None:
-    """A thousand appends that come during one sync take one more, also when those who were answered append again."""
+    """A thousand appends during one sync take one more, also if their callers append again."""
     log = await store.create("a")
     files.may_sync.clear()
     syncs = files.syncs
@@ -489,7 +489,7 @@ async def test_a_sync_whose_answer_is_lost(store: LocalLogStore, files: SlowFile
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("skip", range(4))
 async def test_an_opening_that_failed_while_it_made_folders(skip: int, seed: int) -> None:
-    """What is kept after an opening is there after a crash, also when an earlier one made folders and failed."""
+    """Records stored after an opening survive a crash, also if an earlier opening created folders and failed."""
     files, folder = FaultyFiles(MemoryFiles(Random(seed))), Path("/a/b/c/logs")
     files.fail(errno.EIO, "sync_folder", skip=skip)
     try:

@@ -1,4 +1,4 @@
-"""What users of logs do while storage does not answer, and what its late answers do to the next owner."""
+"""Users of logs while storage does not answer, and the effect of late answers on the next owner."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TIMEOUT_S = 7.0
 
 
 class Kind(Protocol):
-    """A part of the library that keeps its state on a store of logs."""
+    """A part of the library that keeps its state on a log store."""
 
     async def open(self, store: LogStore) -> Any:
         """Open it."""
         ...
 
     async def change(self, opened: Any, number: int) -> None:
-        """Change something; durable when it returns."""
+        """Make a change; it is durable on return."""
         ...
 
     async def find(self, opened: Any) -> set[int]:
@@ -48,7 +48,7 @@ class OfConsumer:
         await opened.negative_acknowledge(MessageId(1, number), 3600)
 
     async def find(self, opened: Any) -> set[int]:
-        """Look for nacks."""
+        """Return the nacks that are there."""
         pending = opened._state.durable.state.pending
         return {number for number in range(10) if pending.find(MessageId(1, number)) is not None}
 
@@ -66,7 +66,7 @@ class OfCursor:
         await opened.flush()
 
     async def find(self, opened: Any) -> set[int]:
-        """Look for acknowledgements."""
+        """Return the acknowledgements that are there."""
         return {number for number in range(10) if await opened.is_acked((1, 2 * number + 1))}
 
 
@@ -82,12 +82,12 @@ class OfDelayedCursor:
         await opened.put_property(str(number), "")
 
     async def find(self, opened: Any) -> set[int]:
-        """Look for properties."""
+        """Return the properties that are there."""
         return set(map(int, opened.properties()))
 
 
 class OfTracker:
-    """A bucket tracker; a message is sealed, and something is said of its cursor."""
+    """A bucket tracker; a message is sealed, and its cursor is checked."""
 
     async def open(self, store: LogStore) -> Any:
         """Open it."""
@@ -102,7 +102,7 @@ class OfTracker:
         await opened.cursor.put_property(str(number), "")
 
     async def find(self, opened: Any) -> set[int]:
-        """Look for properties."""
+        """Return the properties that are there."""
         return {int(key) for key in opened.cursor.properties() if key.isdigit()}
 
 
@@ -129,7 +129,7 @@ each_storage = pytest.mark.parametrize("storage", ["folder", "objects"])
 
 
 async def ends_within(seconds: float, work: Awaitable[object]) -> None:
-    """Wait for it; on the clock of the loop it took so long at most."""
+    """Wait for it, at most so long on the loop's clock."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     with suppress(TimeoutError, asyncio.CancelledError):
@@ -138,7 +138,7 @@ async def ends_within(seconds: float, work: Awaitable[object]) -> None:
 
 
 async def open_soon(kind: Kind, store: LogStore) -> Any:
-    """Open it; in a folder, what storage has just answered may hold locks for a moment."""
+    """Open it; in a folder, late answers of storage may hold locks for a moment."""
     for _ in range(50):
         try:
             return await kind.open(store)
@@ -151,7 +151,7 @@ async def open_soon(kind: Kind, store: LogStore) -> Any:
 @each_kind
 @virtual_time
 async def test_closing_ends_in_time(kind: Kind, storage: str) -> None:
-    """O48: while storage hangs, closing takes ``close_timeout``; its late answers let all go and change nothing."""
+    """O48: while storage hangs, closing takes ``close_timeout``; late answers release everything and change nothing."""
     place = Storage(storage)
     store, threads = place.store()
     opened = await kind.open(store)
@@ -217,7 +217,7 @@ async def test_a_cancelled_opening_ends_at_once(kind: Kind, storage: str) -> Non
             await newer.aclose()
             confirmed |= {2, 3}
         threads.answer()
-        if not opening.cancelled():  # what hung was not waited for
+        if not opening.cancelled():  # the hanging job was not waited for
             await opening.result().aclose()
         await asyncio.sleep(1)
         again = await open_soon(kind, place.store()[0])

@@ -39,7 +39,7 @@ def segments(tmp_path: Path, name: str = "a") -> list[Path]:
 
 
 async def test_many_segments(store: LocalLogStore, tmp_path: Path) -> None:
-    """A log goes on in new files, none larger than the limit, and its size is theirs, also after reopening."""
+    """A log continues in new files, none larger than the limit, and its size is theirs, also after reopening."""
     log = await store.create("a")
     for number in range(100):
         await log.append_many([b"%d" % number * (number % 70)] * 3)
@@ -67,7 +67,7 @@ async def test_index_of_a_large_segment(tmp_path: Path) -> None:
 
 
 async def test_one_writer(store: LocalLogStore, tmp_path: Path) -> None:
-    """A second writer, of this store or another, and deleting are refused clearly until the first one has closed."""
+    """A second writer, of this store or another, and deleting are refused until the first one has closed."""
     log = await store.create("a")
     await log.append(b"x")
     async with await LocalLogStore.open(tmp_path / "logs") as other:
@@ -108,7 +108,7 @@ async def test_folder_without_rights(store: LocalLogStore, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("path", ["", "s3://bucket/logs", "file:///tmp/logs", b"logs", 7, None])
 async def test_what_is_no_folder(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A URL, which would become a folder of that name, and what is no path at all are refused; nothing is made."""
+    """A URL, which would become a folder of that name, and invalid paths are refused; nothing is created."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidArgumentError, match="path"):
         await LocalLogStore.open(path)
@@ -124,7 +124,7 @@ async def test_path_is_a_file(tmp_path: Path) -> None:
 
 
 async def test_foreign_files_are_left_alone(store: LocalLogStore, tmp_path: Path) -> None:
-    """Files of others are neither listed nor removed; a log whose folder holds some is not deleted."""
+    """Foreign files are neither listed nor removed; a log whose folder contains one is not deleted."""
     folder = tmp_path / "logs"
     log = await store.create("a")
     await log.append(b"x")
@@ -155,7 +155,7 @@ async def test_foreign_files_are_left_alone(store: LocalLogStore, tmp_path: Path
 
 
 async def test_leftovers_are_swept(store: LocalLogStore, tmp_path: Path) -> None:
-    """What a crash left of making and deleting goes when the store is opened, but not while somebody is at it."""
+    """Leftovers of creations and deletions are removed when the store is opened, but not while they are in use."""
     log = await store.create("a")
     folder = tmp_path / "logs"
     (folder / "a.log" / "00000000000000000007.segment.new").write_bytes(b"half")
@@ -175,7 +175,7 @@ async def test_leftovers_are_swept(store: LocalLogStore, tmp_path: Path) -> None
 
 
 async def test_torn_tail_at_every_byte(store: LocalLogStore, tmp_path: Path) -> None:
-    """Cut anywhere inside the last frame, or with its end overwritten, the log opens without it, and goes on."""
+    """Cut anywhere inside the last frame, or with its end overwritten, the log opens without it, and continues."""
     log = await store.create("a")
     await log.append(b"whole")
     begin = segments(tmp_path)[0].stat().st_size
@@ -198,7 +198,7 @@ async def test_torn_tail_at_every_byte(store: LocalLogStore, tmp_path: Path) -> 
 
 
 async def test_damage_elsewhere(store: LocalLogStore, tmp_path: Path) -> None:
-    """A flipped bit anywhere before the last frame is an error that names file and offset, and nothing is changed."""
+    """A flipped bit anywhere before the last frame raises with file and offset, and nothing is changed."""
     log = await store.create("a")
     for number in range(4):
         await log.append(b"record %d" % number)
@@ -220,7 +220,7 @@ async def test_damage_elsewhere(store: LocalLogStore, tmp_path: Path) -> None:
 
 
 async def test_damage_in_an_earlier_segment(store: LocalLogStore, tmp_path: Path) -> None:
-    """Damage of a segment that is not the last is found when it is read; the rest of the log can be read."""
+    """Damage of a segment before the last is found when it is read; the rest of the log can be read."""
     log = await store.create("a")
     records = [b"%03d" % number * 100 for number in range(30)]
     for record in records:
@@ -264,7 +264,7 @@ async def test_wrong_segments(store: LocalLogStore, tmp_path: Path) -> None:
 
 
 async def test_bytes_after_the_seal(store: LocalLogStore, tmp_path: Path) -> None:
-    """Nothing may follow a seal."""
+    """Bytes after a seal raise."""
     log = await store.create("a")
     await log.seal()
     await log.aclose()
@@ -275,7 +275,7 @@ async def test_bytes_after_the_seal(store: LocalLogStore, tmp_path: Path) -> Non
 
 
 async def test_bad_settings(tmp_path: Path) -> None:
-    """Bad settings are refused with their name, and nothing is made."""
+    """Invalid settings are refused by name, and nothing is created."""
     for settings in ({"max_segment_bytes": 1}, {"max_segment_bytes": 1e6}, {"threads": 0}, {"threads": True}):
         with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
             await LocalLogStore.open(tmp_path / "other", **settings)

@@ -1,4 +1,4 @@
-"""The model of files and crashes, and the injector of faults: they do what the crash tests rely on."""
+"""The model of files and crashes, and the injector of faults: crash tests rely on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYNCED, LATER = b"s" * 40, b"l" * 40
 
 
 def write(files: Files, path: Path, data: bytes, offset: int = 0) -> int:
-    """Make a file with some content; return its descriptor."""
+    """Write a file with some content; return its descriptor."""
     descriptor = files.create(path)
     assert files.write(descriptor, memoryview(data), offset) == len(data)
     return descriptor
@@ -45,7 +45,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Files, Path]:
 
 
 def test_both_kinds_of_files_agree(place: tuple[Files, Path]) -> None:
-    """Files in memory do what real ones do: contents, names, errors and locks."""
+    """Files in memory behave like real ones: contents, names, errors and locks."""
     files, folder = place
     descriptor = write(files, folder / "a", b"hello")
     files.write(descriptor, memoryview(b"world"), 7)
@@ -94,7 +94,7 @@ def test_both_kinds_of_files_agree(place: tuple[Files, Path]) -> None:
 
 
 def test_what_was_synced_is_there() -> None:
-    """Content and name that were synced survive every crash."""
+    """Synced content and names survive every crash."""
 
     def prepare(files: MemoryFiles) -> None:
         files.sync(write(files, Path("/a"), SYNCED))
@@ -104,7 +104,7 @@ def test_what_was_synced_is_there() -> None:
 
 
 def test_what_was_not_synced_may_be_there() -> None:
-    """Later content may be there wholly, not at all, in part from the front, with holes, or as zeros."""
+    """Unsynced content may be there wholly, not at all, in part from the front, with holes, or as zeros."""
 
     def prepare(files: MemoryFiles) -> None:
         descriptor = write(files, Path("/a"), SYNCED)
@@ -134,7 +134,7 @@ def test_names_and_content_are_apart() -> None:
 
 
 def test_a_rename_is_done_or_not() -> None:
-    """After a rename that was not synced one of the names is there, never both, never none."""
+    """After an unsynced rename one of the names is there, never both, never none."""
 
     def prepare(files: MemoryFiles) -> None:
         files.sync(write(files, Path("/a"), SYNCED))
@@ -146,7 +146,7 @@ def test_a_rename_is_done_or_not() -> None:
 
 
 def test_a_failed_sync_leaves_doubt() -> None:
-    """After a failed sync a second one reports success without having written what the first one had dropped."""
+    """After a failed sync a second one reports success without having written what the first one dropped."""
 
     def prepare(files: MemoryFiles) -> None:
         faulty = FaultyFiles(files)
@@ -162,7 +162,7 @@ def test_a_failed_sync_leaves_doubt() -> None:
 
 
 def test_failures_are_chosen() -> None:
-    """Operations fail by name, after some that pass, for a number of times or for ever, until all is healed."""
+    """Operations fail by name, after some that pass, for a number of times or for ever, until healed."""
     files = FaultyFiles(MemoryFiles(), most_per_write=3)
     descriptor = files.create(Path("/a"))
     assert files.write(descriptor, memoryview(b"hello"), 0) == 3
@@ -183,7 +183,7 @@ def test_failures_are_chosen() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_crash_is_the_end(after: bool) -> None:
-    """A crash comes before or after its operation, no Exception, and nothing is done from then on."""
+    """A crash comes before or after its operation, is no Exception, and nothing is done from then on."""
     files = FaultyFiles(MemoryFiles())
     files.crash(1, after=after)
     files.create(Path("/a"))

@@ -1,4 +1,4 @@
-"""Logs on object storage: what they cost in requests and objects, damage, failed and lost puts, cancelling."""
+"""Logs on object storage: their requests and objects, damage, failed and lost puts, cancelling."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def memory() -> MemoryStore:
 
 @pytest.fixture
 def objects(memory: MemoryStore) -> FaultyObjects:
-    """Return requests to it that can be made to fail."""
+    """Return a client whose requests can be made to fail."""
     return FaultyObjects(memory)
 
 
@@ -60,7 +60,7 @@ def since(objects: FaultyObjects, begin: int) -> str:
 
 
 async def filled(store: ObjectLogStore, records: int, name: str = "a") -> Log:
-    """Make a log of small records, each appended alone."""
+    """Make a log of small records, each appended separately."""
     log = await store.create(name)
     for number in range(records):
         await log.append(b"%d" % number)
@@ -105,7 +105,7 @@ async def test_requests(objects: FaultyObjects, memory: MemoryStore) -> None:
 
 
 async def test_appends_share_requests(store: ObjectLogStore, objects: FaultyObjects) -> None:
-    """Appends that come while a put is under way share the next one."""
+    """Appends during a put share the next one."""
     log = await store.create("a")
     begin = len(objects.history)
     assert await asyncio.gather(*(log.append(b"%d" % number) for number in range(300))) == list(range(300))
@@ -133,7 +133,7 @@ async def test_bounds(memory: MemoryStore) -> None:
 
 
 async def test_large_objects_are_read_in_parts(memory: MemoryStore) -> None:
-    """Of a large object only the parts that are needed are read."""
+    """Only the needed parts of a large object are read."""
     read: list[int] = []
 
     class Counting(ObstoreClient):
@@ -155,7 +155,7 @@ async def test_large_objects_are_read_in_parts(memory: MemoryStore) -> None:
 
 
 async def test_damaged_objects(memory: MemoryStore) -> None:
-    """A flipped bit or a missing end of any object is an error that names it, and nothing is changed."""
+    """A flipped bit or a missing end of any object raises with its name, and nothing is changed."""
     async with await open_objects(memory, threads=1) as store:
         log = await filled(store, 11)
         await log.append(b"x" * 3000)
@@ -179,7 +179,7 @@ async def test_damaged_objects(memory: MemoryStore) -> None:
 
 @pytest.mark.parametrize("count", [4, 6])
 async def test_damage_loses_the_records_of_one_frame(memory: MemoryStore, count: int) -> None:
-    """Of an object with a damaged frame, read as a whole or in parts, what is before and behind the frame is there."""
+    """Of an object with a damaged frame, read as a whole or in parts, earlier and later frames are read."""
     records = [bytes([number]) * 60_000 for number in range(count)]
     async with await open_objects(memory) as store:
         log = await store.create("a")
@@ -219,7 +219,7 @@ async def test_missing_objects(memory: MemoryStore) -> None:
 
 
 async def test_newer_and_wrong_objects(memory: MemoryStore) -> None:
-    """An object of a later version, one under another's name, and one of another kind raise errors."""
+    """Objects of a later version, under another's name, or of another kind raise errors."""
     async with await open_objects(memory, threads=1) as store:
         await (await filled(store, 2)).aclose()
         first, second, third = (key for key in keys(memory) if key.startswith("logs/"))
@@ -267,7 +267,7 @@ def newer(data: bytes) -> bytes:
 
 
 async def test_foreign_objects_are_left_alone(memory: MemoryStore) -> None:
-    """ObjectStoreClient of others are neither listed nor deleted."""
+    """Foreign objects are neither listed nor deleted."""
     mine = ["logs/notes.txt", "logs/a/notes.txt", "catalog/notes", "other/x", "logs/x.0123456789abcdef/notes", "x"]
     for key in mine:
         memory.put(key, b"mine")
@@ -282,7 +282,7 @@ async def test_foreign_objects_are_left_alone(memory: MemoryStore) -> None:
 
 
 async def test_leftovers_are_deleted(memory: MemoryStore) -> None:
-    """What a crash left of a deletion goes when the store is opened, and what it left of a merge with the log."""
+    """Leftovers of a deletion are removed when the store is opened, those of a merge with the log."""
     objects = FaultyObjects(memory)
     async with await open_objects(objects, attempts=1) as store:
         log = await filled(store, 7)
@@ -321,7 +321,7 @@ async def test_failed_append_is_not_in_the_log(memory: MemoryStore, request_name
 
 
 async def test_a_put_that_arrives_late(memory: MemoryStore) -> None:
-    """A put that failed and arrives when the log has gone on changes nothing."""
+    """A failed put that arrives when the log has continued changes nothing."""
     objects = Late(memory)
     async with await open_objects(objects, attempts=1) as store:
         log = await store.create("a")
@@ -336,7 +336,7 @@ async def test_a_put_that_arrives_late(memory: MemoryStore) -> None:
 
 
 class Late(FaultyObjects):
-    """ObjectStoreClient whose creates fail while they are held, and arrive later."""
+    """A client whose creates fail while they are held, and arrive later."""
 
     is_held = False
 
@@ -368,7 +368,7 @@ def await_names(memory: MemoryStore) -> list[str]:
 
 
 async def test_seal_in_doubt(store: ObjectLogStore, objects: FaultyObjects) -> None:
-    """A seal whose answer is lost counts when it was done: somebody may have seen it. If not, the log goes on."""
+    """A seal whose answer is lost counts if it was done, because others may have seen it. If not, the log continues."""
     log = await store.create("a")
     objects.fail(errno.EIO, "create", is_done=True)
     with pytest.raises(LogStorageError):
@@ -386,7 +386,7 @@ async def test_seal_in_doubt(store: ObjectLogStore, objects: FaultyObjects) -> N
 
 
 async def test_merges_that_fail(memory: MemoryStore) -> None:
-    """While segments cannot be written appends go on, and the merge is made up for later."""
+    """While segments cannot be written appends continue, and the merge is done later."""
 
     class NoSegments(FaultyObjects):
         is_full = True
@@ -426,7 +426,7 @@ async def test_merges_of_a_damaged_object(memory: MemoryStore) -> None:
 
 
 async def test_segments_of_merges_that_failed(memory: MemoryStore) -> None:
-    """When a segment was written and its manifest was not, the segment goes with the next manifest."""
+    """When a segment was written and its manifest was not, the next manifest removes the segment."""
 
     class NoManifest(FaultyObjects):
         def create(self, key: str, data: bytes) -> None:
@@ -456,7 +456,7 @@ async def test_segments_of_merges_that_failed(memory: MemoryStore) -> None:
 async def test_failed_creation_and_deletion(
     store: ObjectLogStore, objects: FaultyObjects, memory: MemoryStore, is_done: bool
 ) -> None:
-    """A log whose creation or deletion failed is there as a whole or not at all, and can be deleted or made."""
+    """A log whose creation or deletion failed is there as a whole or not at all, and can be deleted or created."""
     for skip in range(2):
         objects.fail(errno.EIO, "create", skip=skip, is_done=is_done)
         with pytest.raises(LogStorageError):
@@ -516,7 +516,7 @@ async def test_cancelled_while_being_put(memory: MemoryStore) -> None:
 
 
 async def test_cancelled_creation(memory: MemoryStore) -> None:
-    """A log whose creation is cancelled is still made, and closed."""
+    """A log whose creation is cancelled is still created, and closed."""
     may_go = threading.Event()
     objects = FaultyObjects(memory)
     async with await open_objects(objects) as store:
@@ -533,7 +533,7 @@ async def test_cancelled_creation(memory: MemoryStore) -> None:
 
 
 async def test_folder_without_rights(tmp_path: Path) -> None:
-    """A folder without rights is a clear error."""
+    """A folder without rights raises a clear error."""
     async with await open_objects(ObstoreClient(LocalStore(tmp_path))) as store:
         log = await filled(store, 2)
         for path in [*tmp_path.rglob("*"), tmp_path]:

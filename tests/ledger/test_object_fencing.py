@@ -34,7 +34,7 @@ Others = Callable[["Shared"], Awaitable[None]]
 
 
 class Shared:
-    """A store that several machines use, and what each append to its log was answered."""
+    """A store that several machines use, and the answers to appends to its log."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -66,7 +66,7 @@ class Shared:
         return True
 
     async def check(self) -> None:
-        """Everything that was answered is there, where it was said to be, and nothing else."""
+        """Everything that was answered is there, at its number, and nothing else."""
         async with await open_objects(self.store) as store:
             if NAME not in await store.names():
                 assert self.kept == {}
@@ -117,7 +117,7 @@ async def delete(shared: Shared) -> None:
 
 
 async def delete_and_create(shared: Shared) -> None:
-    """Another machine deletes the log, and makes one of the same name."""
+    """Another machine deletes the log, and creates one of the same name."""
     await delete(shared)
     async with await open_objects(shared.store, threads=1) as store:
         log = await store.create(NAME)
@@ -126,7 +126,7 @@ async def delete_and_create(shared: Shared) -> None:
 
 
 async def delete_and_create_often(shared: Shared) -> None:
-    """That goes on for longer than the catalog remembers."""
+    """The same for longer than the catalog remembers."""
     for _ in range(25):
         await delete_and_create(shared)
 
@@ -135,7 +135,7 @@ OTHERS = (append_once, append_often, append_in_turns, open_only, delete, delete_
 
 
 async def write(shared: Shared, log: Log) -> None:
-    """Append, in ones and in groups, until the end or until fenced; then nothing can be done any more."""
+    """Append, one by one and in groups, until the end or until fenced; then nothing more is possible."""
     was_fenced = False
     for step in range(13):
         is_done = await shared.append(log, 1 + step % 3)
@@ -162,13 +162,13 @@ async def play(shared: Shared, at: int | None, others: Others | None) -> FaultyO
 
 
 async def requests() -> int:
-    """Return how many requests the writer makes when nobody disturbs it."""
+    """Return how many requests an undisturbed writer makes."""
     return len((await play(Shared(), None, None)).history) - 6
 
 
 @pytest.mark.parametrize("others", OTHERS)
 async def test_taken_over_at_every_request(others: Others) -> None:
-    """Before any request of the writer others go to work: what it was answered holds, and then it is fenced."""
+    """Before any request of the writer others work: answered appends hold, and then it is fenced."""
     total = await requests()
     assert total > 40
     for at in sample(range(total)):
@@ -179,7 +179,7 @@ async def test_taken_over_at_every_request(others: Others) -> None:
 
 @pytest.mark.parametrize("others", OTHERS)
 async def test_fenced(others: Others) -> None:
-    """After a takeover appending, sealing and deleting fail clearly, nothing of them counts, and reading goes on."""
+    """After a takeover appending, sealing and deleting fail clearly and have no effect; reading works."""
     shared = Shared()
     async with await open_objects(shared.store) as store:
         log = await store.create(NAME)
@@ -220,7 +220,7 @@ async def test_the_same_store_opens_it_again() -> None:
 
 
 async def first_deleted(store: ObjectLogStore) -> None:
-    """Delete a log that another store's deletion was faster with."""
+    """Delete a log that another store deletes first."""
     log = await store.create("b")
     await store.delete("b")
     await log.delete()
@@ -228,7 +228,7 @@ async def first_deleted(store: ObjectLogStore) -> None:
 
 @pytest.mark.parametrize("others", seeds([*OTHERS, delete_and_create_often], fast=len(OTHERS)))
 async def test_opening_while_others_do(others: Others) -> None:
-    """Before any request of an opening others go to work: the opening wins, or fails and takes nothing away."""
+    """Before any request of an opening others work: the opening wins, or fails and removes nothing."""
     for at in sample(range(200)):
         shared = Shared()
         async with await open_objects(shared.store, threads=1) as store:
@@ -254,7 +254,7 @@ async def test_opening_while_others_do(others: Others) -> None:
 
 
 async def test_opening_beside_a_busy_writer() -> None:
-    """Before any request of an opening the old writer appends, merges and deletes: what it was answered is there."""
+    """Before any request of an opening the old writer appends, merges and deletes: answered appends are there."""
     loop = asyncio.get_running_loop()
     for appends in (1, 3, 14):
         for at in range(16):
@@ -291,7 +291,7 @@ async def open_once(shared: Shared) -> None:
 
 
 async def test_sealing_while_others_open() -> None:
-    """Before any request of a seal the log is opened by another one: it is sealed, or the old writer is fenced."""
+    """Before any request of a seal another machine opens the log: it is sealed, or the old writer is fenced."""
     outcomes = set()
     for at in range(30):
         shared = Shared()
@@ -317,7 +317,7 @@ async def test_sealing_while_others_open() -> None:
 
 
 async def test_of_two_openings_one_wins() -> None:
-    """Before any request of an opening another one is made: exactly one of both has the log then."""
+    """Before any request of an opening another one is made: exactly one of both then has the log."""
     loop = asyncio.get_running_loop()
     outcomes = set()
     for at in range(16):
@@ -350,7 +350,7 @@ async def test_of_two_openings_one_wins() -> None:
 
 @pytest.mark.parametrize("others", [append_once, append_often, delete_and_create, delete_and_create_often])
 async def test_deleting_while_others_open(others: Others) -> None:
-    """Before any request of a deletion others open the log: the whole log goes, or the deletion fails."""
+    """Before any request of a deletion others open the log: the whole log is gone, or the deletion fails."""
     for at in range(200):
         shared = Shared()
         objects = FaultyObjects(shared.store)
@@ -383,7 +383,7 @@ async def make_others(shared: Shared) -> None:
 
 
 async def test_others_that_do_not_disturb() -> None:
-    """Before any request of making, opening and deleting a log others make other logs: nothing of it fails."""
+    """Before any request of creating, opening and deleting a log others create other logs: none of it fails."""
     for at in range(40):
         shared = Shared()
         objects = FaultyObjects(shared.store)
@@ -398,7 +398,7 @@ async def test_others_that_do_not_disturb() -> None:
 
 
 async def test_a_deletion_that_crashes() -> None:
-    """A writer that was fenced stays so while a deletion of its log crashes anywhere, its own objects still there."""
+    """A fenced writer stays fenced while a deletion of its log crashes anywhere, its own objects still there."""
     for at in range(30):
         shared = Shared()
         objects = FaultyObjects(shared.store)
@@ -420,7 +420,7 @@ async def test_a_deletion_that_crashes() -> None:
 
 
 async def test_a_sweep_that_crashes() -> None:
-    """A writer that was fenced stays so when others crash while they delete manifests that are not needed any more."""
+    """A fenced writer stays fenced when others crash while they delete old manifests."""
     for at in range(20):
         shared = Shared()
         objects = FaultyObjects(shared.store)
@@ -444,7 +444,7 @@ async def test_a_sweep_that_crashes() -> None:
 
 
 async def test_a_writer_makes_way() -> None:
-    """A writer that appends before each request of an opening hears of it soon, and the opening gets through."""
+    """A writer that appends before each request of an opening soon notices it, and the opening succeeds."""
     shared = Shared()
     objects = FaultyObjects(shared.store)
     loop = asyncio.get_running_loop()
@@ -474,7 +474,7 @@ async def try_it(others: Others, shared: Shared) -> None:
 
 
 async def make(shared: Shared) -> None:
-    """Another machine makes the log, and many others that it deletes again."""
+    """Another machine creates the log, and many others that it deletes again."""
     async with await open_objects(shared.store, threads=1) as store:
         log = await store.create(NAME)
         assert await shared.append(log)
@@ -483,7 +483,7 @@ async def make(shared: Shared) -> None:
 
 
 async def test_making_while_others_do() -> None:
-    """Before any request of making a log others make it: one of both has made it."""
+    """Before any request of creating a log others create it: one of both has created it."""
     for at in range(30):
         shared = Shared()
         objects = FaultyObjects(shared.store)
@@ -514,7 +514,7 @@ async def try_to_make(shared: Shared) -> None:
 
 
 async def test_writers_that_race() -> None:
-    """Machines that take a log from each other all the time: what was answered is there, once, and nothing else."""
+    """Machines that take a log from each other all the time: answered appends are there, once, and nothing else."""
     shared = Shared()
     async with await open_objects(shared.store) as store:
         await (await store.create(NAME)).aclose()
@@ -540,7 +540,7 @@ async def test_writers_that_race() -> None:
 
 
 async def test_readers_beside_a_writer() -> None:
-    """A log that is open for reading goes on when objects are merged and deleted, or sealed, under it."""
+    """A log that is open for reading continues when objects are merged and deleted, or sealed, meanwhile."""
     shared = Shared()
     async with await open_objects(shared.store) as store, await open_objects(shared.store) as other:
         log = await store.create(NAME)
@@ -561,7 +561,7 @@ async def test_readers_beside_a_writer() -> None:
 
 
 async def crash_at_random(shared: Shared, random: Random) -> None:
-    """Some machines take the log over and append, and all but the last crash at any request of theirs."""
+    """Some machines take the log over and append, and all but the last crash at any of their requests."""
     for machine in range(random.randrange(1, 4)):
         objects = FaultyObjects(shared.store, random=random)
         if machine:
@@ -577,7 +577,7 @@ async def crash_at_random(shared: Shared, random: Random) -> None:
 
 @for_each("seed", sample(range(150)))
 async def test_crashes_of_those_who_take_over(seed: int) -> None:
-    """Others take the log over, crash in the middle of it, and the old writer goes on: it cannot get a record in."""
+    """Others take the log over and crash in the middle, and the old writer continues: it cannot add a record."""
     random = Random(seed)
     shared = Shared()
     at = random.randrange(60)
@@ -586,7 +586,7 @@ async def test_crashes_of_those_who_take_over(seed: int) -> None:
 
 
 async def test_a_part_has_one_owner() -> None:
-    """O47: once another one took the name, nothing is made, opened for writing or deleted through an older part."""
+    """O47: once another owner has the name, an older part creates, opens for writing and deletes nothing."""
     shared = MemoryStore()
     async with await open_objects(shared) as one, await open_objects(shared) as two:
         old = await one.take_ownership("state")
@@ -601,15 +601,15 @@ async def test_a_part_has_one_owner() -> None:
         assert await content(await old.open_log("a", read_only=True)) == [b"x"]
         taken = await new.open_log("a")
         assert await taken.append(b"y") == 1
-        other = await one.take_ownership("other")  # who owns something else is not disturbed
+        other = await one.take_ownership("other")  # owners of something else are not disturbed
         await (await other.create("b")).append(b"z")
-        nested = await new.take_ownership("state")  # a part of what is owned is owned
+        nested = await new.take_ownership("state")  # a part of an owned part is owned
         await nested.create("c")
         assert await new.names() == ["a", "b", "c"]
 
 
 async def test_a_part_closes_what_was_opened_through_it() -> None:
-    """Closing a part closes its logs, and leaves the store and what others opened of it open."""
+    """Closing a part closes its logs, and leaves the store and logs of others open."""
     async with await open_objects(MemoryStore()) as store:
         part, log = await store.take_ownership("state"), await store.create("a")
         mine = await part.create("b")
@@ -623,7 +623,7 @@ async def test_a_part_closes_what_was_opened_through_it() -> None:
 
 
 async def test_a_catalog_without_owners() -> None:
-    """What an earlier release wrote is read; who owned something under a later one has lost it."""
+    """An earlier release's catalog is read; owners under a later one have lost their parts."""
     shared = MemoryStore()
     async with await open_objects(shared) as store:
         part = await store.take_ownership("state")

@@ -1,4 +1,4 @@
-"""The pure parts of logs on object storage: bytes of an object, manifests and merging, names, and repeated requests."""
+"""The pure parts of logs on object storage: bytes of an object, manifests and merging, names, repeated requests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_any_flipped_bit_is_found() -> None:
 
 
 def test_heads_that_are_refused() -> None:
-    """A head of another kind, one with other JSON, and one that is cut raise different errors."""
+    """Another kind of head, other JSON, and a truncated head raise different errors."""
     whole = encode("data", 7, {"writer": "w" * 5000})
     with pytest.raises(LogCorruptedError, match="of the kind 'data', not 'manifest'"):
         decode_whole(whole, PLACE, 7, "manifest")
@@ -107,7 +107,7 @@ def test_heads_that_are_refused() -> None:
 
 @given(sizes)
 def test_what_is_merged(lengths: list[int]) -> None:
-    """Runs of trailing small objects that follow each other are merged, each into what a segment may hold."""
+    """Runs of small adjacent objects at the end are merged, each into what a segment may hold."""
     objects = refs_of(lengths)
     small = count_small(objects, MOST)
     assert all(each.size < MOST // 2 for each in objects[len(objects) - small :])
@@ -144,7 +144,7 @@ def manifest_of(change: Callable[[dict[str, object]], object]) -> Manifest:
 
 
 def test_manifests() -> None:
-    """A manifest comes back as it was; one with holes, or without a field, is damage."""
+    """A manifest is equal when read; one with holes, or without a field, is damage."""
     manifest = manifest_of(lambda fields: None)
     assert manifest == EMPTY_MANIFEST.with_objects(refs_of([100, 200])).taken_over(3, "w", 5)
     assert manifest.length == 2
@@ -163,7 +163,7 @@ def test_manifests() -> None:
 
 
 def test_who_fenced_whom() -> None:
-    """A writer finds the takeover behind its own, unless that was so long ago that it is forgotten."""
+    """A writer finds the takeover after its own, unless that is so old that it is forgotten."""
     manifest = EMPTY_MANIFEST
     for epoch in range(1, 400):
         manifest = manifest.taken_over(epoch, "w", 10 * epoch)
@@ -187,7 +187,7 @@ def test_names() -> None:
 
 
 def test_requests_are_made_again() -> None:
-    """A request that fails is made again after the delays of the backoff, and no more often than was said."""
+    """A failed request is repeated after the delays of the backoff, and no more often than configured."""
     slept: list[float] = []
     objects = FaultyObjects(MemoryStore())
     requests = RetryingClient(objects, "p", attempts=4, backoff=Steps([1.0, 2.0, 4.0]), sleep=slept.append)
@@ -208,7 +208,7 @@ def test_requests_are_made_again() -> None:
 
 
 def test_creates_are_distinguished() -> None:
-    """A create says whether the object that is there is the one that it was to write."""
+    """A create says whether the existing object is the one that it was to write."""
     memory = MemoryStore()
     objects = FaultyObjects(memory)
     requests = RetryingClient(objects, attempts=2, sleep=lambda _: None)

@@ -1,4 +1,4 @@
-"""Machines that race for one log on the real clock, with requests that take their time, fail, or lose their answers."""
+"""Machines that race for one log on the real clock, with requests that are slow, fail, or lose their answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Slow(FaultyObjects):
 
 
 class Race:
-    """What was answered for each log of one name, of which there are several one after the other."""
+    """The answers for each log of one name, of which there are several one after another."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -101,7 +101,7 @@ class Race:
         return None
 
     async def check(self) -> None:
-        """What was answered is there, and besides it only what was in doubt."""
+        """Answered appends are there, and apart from them only those in doubt."""
         async with await open_objects(self.store) as store:
             if "a" not in await store.names():
                 return
@@ -122,7 +122,7 @@ def instance_of(log: Log) -> str:
 @pytest.mark.parametrize("deletes", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_races(seed: int, deletes: bool, fails: bool) -> None:
-    """Three machines take a log from each other: what was answered is there, once, and nothing else counts."""
+    """Three machines take a log from each other: answered appends are there, once, and nothing else counts."""
     race = Race(seed)
     async with await ObjectLogStore.open(race.store) as store:
         await store.create("a")

@@ -1,4 +1,4 @@
-"""What a store says becomes a clear error without secrets, on S3 (served on loopback), local and in memory."""
+"""A store's error becomes a clear error without secrets, on S3 (served on loopback), local and in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def open_bucket(bucket: Bucket, name: str = "bucket", attempts: int = 2) -
 
 
 async def test_logs_on_s3(bucket: Bucket) -> None:
-    """Logs are kept on S3: merged, read, taken over, sealed and deleted, and nothing is left then but one catalog."""
+    """Logs are kept on S3: merged, read, taken over, sealed and deleted; afterwards only one catalog is left."""
     async with await open_bucket(bucket) as store, await open_bucket(bucket) as other:
         log = await store.create("a")
         records = [b"%d" % number for number in range(20)]
@@ -68,7 +68,7 @@ async def test_lost_answers_on_s3(bucket: Bucket) -> None:
 
 
 async def test_errors_that_pass(bucket: Bucket) -> None:
-    """A server that is busy is asked again, as often as was said; then the append fails, and the next one works."""
+    """A busy server is asked again, as often as configured; then the append fails, and the next one works."""
     async with await open_bucket(bucket, attempts=3) as store:
         log = await store.create("a")
         bucket.answers = [503, 500]
@@ -82,7 +82,7 @@ async def test_errors_that_pass(bucket: Bucket) -> None:
 
 
 async def test_no_rights(bucket: Bucket) -> None:
-    """A refusal is not tried again, and the error names the store, and no secret."""
+    """A refusal is not retried, and the error names the store, and no secret."""
     for status in (401, 403):
         bucket.answers, bucket.requests = [status] * 9, []
         with pytest.raises(LogStorageError, match=r"log s3://bucket/team/x: cannot open the store: .*") as caught:
@@ -101,14 +101,14 @@ async def test_no_rights(bucket: Bucket) -> None:
 
 
 async def test_no_bucket(bucket: Bucket) -> None:
-    """A bucket that does not exist is said when the store is opened."""
+    """A missing bucket is reported when the store is opened."""
     with pytest.raises(LogStorageError, match=r"log s3://missing/team/x: cannot open the store: .*") as caught:
         await open_bucket(bucket, "missing")
     shows_no_secret(caught.value)
 
 
 async def test_no_server() -> None:
-    """Neither does a server that cannot be reached hang the opening."""
+    """A server that cannot be reached does not block the opening."""
     unreachable = Bucket()
     unreachable.url = "http://127.0.0.1:9"
     with pytest.raises(LogStorageError, match=r"s3://bucket/team/x: cannot open the store: .*127\.0\.0\.1:9") as caught:
@@ -117,7 +117,7 @@ async def test_no_server() -> None:
 
 
 def shows_no_secret(error: BaseException) -> None:
-    """The text of an error has no key in it."""
+    """Assert that an error's text contains no key."""
     assert "TOPSECRET" not in str(error)
     assert "AKIDKEY" not in str(error)
     assert "\n" not in str(error)
@@ -125,27 +125,27 @@ def shows_no_secret(error: BaseException) -> None:
 
 @for_each("url", ["", "bucket/path", "/a/folder", None, 5, b"s3://x"])
 async def test_bad_urls(url: object) -> None:
-    """What is no URL is refused."""
+    """Invalid URLs are refused."""
     with pytest.raises(InvalidArgumentError, match="url"):
         await ObjectLogStore.from_url(url)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["foo://me:TOPSECRET@x/y?token=TOPSECRET", "https://me:TOPSECRET@host/x"])
 async def test_urls_of_no_store(url: str) -> None:
-    """A URL of a kind of store that does not exist, or cannot do what is needed, is refused without its secrets."""
+    """A URL of an unknown or unsuitable kind of store is refused without its secrets."""
     with pytest.raises((LogStorageError, InvalidArgumentError)) as caught:
         await ObjectLogStore.from_url(url)
     assert "TOPSECRET" not in str(caught.value)
 
 
 async def test_wrong_options() -> None:
-    """Options that the store does not take are refused, and named."""
+    """Options that the store does not accept are refused by name."""
     with pytest.raises(LogStorageError, match=r"cannot open the store.*wrong_option"):
         await ObjectLogStore.from_url("s3://bucket/x", wrong_option="1")
 
 
 async def test_urls_of_local_stores(tmp_path: Path) -> None:
-    """A folder and memory have URLs too; the folder is made, and left empty when all is deleted."""
+    """A folder and memory have URLs too; the folder is created, and empty when all is deleted."""
     for url in (f"file://{tmp_path}/some/logs", "memory:///"):
         async with await ObjectLogStore.from_url(url) as store:
             log = await store.create("a#1")
@@ -157,7 +157,7 @@ async def test_urls_of_local_stores(tmp_path: Path) -> None:
 
 
 async def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
-    """A path that cannot be a folder is a clear error."""
+    """A path that cannot be a folder raises a clear error."""
     (tmp_path / "file").write_text("mine")
     with pytest.raises(LogStorageError, match=r"cannot open the store"):
         await ObjectLogStore.from_url(f"file://{tmp_path}/file/logs")
@@ -179,20 +179,20 @@ async def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     ],
 )
 async def test_bad_settings(settings: dict[str, object], field: str) -> None:
-    """Bad settings are refused with their name."""
+    """Invalid settings are refused by name."""
     with pytest.raises(InvalidArgumentError, match=field):
         await ObjectLogStore.open(MemoryStore(), **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("store", [None, "s3://x", object(), HTTPStore("http://127.0.0.1:9")])
 async def test_what_is_no_store(store: object) -> None:
-    """Only stores that can create an object if it is not there are taken."""
+    """Only stores that can create an object if it does not exist are accepted."""
     with pytest.raises(InvalidArgumentError, match="store: expected an S3"):
         await ObjectLogStore.open(store)  # type: ignore[arg-type]
 
 
 async def test_prefixes() -> None:
-    """Stores of logs with different prefixes do not see each other."""
+    """Log stores with different prefixes do not see each other."""
     objects = MemoryStore()
     async with await ObjectLogStore.open(objects, prefix="a") as first, await ObjectLogStore.open(objects) as second:
         await first.create("x")
@@ -211,7 +211,7 @@ def test_descriptions(tmp_path: Path) -> None:
 
 
 def test_texts_without_secrets() -> None:
-    """User names, passwords and queries are cut out of URLs, wherever they are in a text."""
+    """User names, passwords and queries are removed from URLs, wherever they are in a text."""
     said = "GET https://me:pw@host/a?sig=S%3D&x=1, then http://host/b?token=T (failed)"
     assert without_secrets(said) == "GET https://host/a, then http://host/b (failed)"
     assert plain(OSError("one\ntwo\n\nDebug source:\nthree")) == "one two"
@@ -219,14 +219,14 @@ def test_texts_without_secrets() -> None:
 
 
 def test_objects_of_objects() -> None:
-    """What makes requests itself is taken as it is."""
+    """An object that makes requests itself is used as it is."""
     objects = as_client(MemoryStore())
     assert as_client(objects) is objects
 
 
 @pytest.mark.slow
 def test_without_obstore() -> None:
-    """The ledger can be imported without obstore, and the object store names the extra that brings it."""
+    """The ledger can be imported without obstore, and the object store names the extra."""
     code = (
         "import asyncio, sys\n"
         "sys.modules['obstore'] = None\n"

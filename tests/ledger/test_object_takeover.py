@@ -1,4 +1,4 @@
-"""All states that consist of several logs, on object storage, taken over in every order of requests."""
+"""Every state that consists of several logs, on object storage, taken over in every order of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Durable:
     """The durable state of a consumer: nacks, and a compaction."""
 
     async def live(self, store: ObjectLogStore, name: str, confirmed: Confirmed) -> None:
-        """Nack before the compaction, while it goes on, and after it."""
+        """Nack before the compaction, during it, and after it."""
         durable = await self._open(store)
         running = asyncio.create_task(durable.run())
         try:
@@ -47,7 +47,7 @@ class Durable:
             await durable.aclose()
 
     async def find(self, store: ObjectLogStore) -> set[str]:
-        """Look for all that may be there."""
+        """Return which changes are there."""
         durable = await self._open(store)
         await durable.aclose()
         assert len([name for name in await store.names() if name.startswith("nacks-0")]) <= 3
@@ -59,7 +59,7 @@ class Durable:
 
 
 class OfCursor:
-    """A cursor, which goes on in a new log at each second flush."""
+    """A cursor that rolls over at each second flush."""
 
     async def live(self, store: ObjectLogStore, name: str, confirmed: Confirmed) -> None:
         """Acknowledge, and flush."""
@@ -75,7 +75,7 @@ class OfCursor:
             await cursor.aclose()
 
     async def find(self, store: ObjectLogStore) -> set[str]:
-        """Look for all that may be there."""
+        """Return which changes are there."""
         async with await Cursor.open(store, {1: 40}, ROLLING) as cursor:
             found = {f"1:{entry}" for entry in range(40) if await cursor.is_acked((1, entry))}
         assert len([name for name in await store.names() if not name.endswith("-snapshot")]) == 1
@@ -83,7 +83,7 @@ class OfCursor:
 
 
 class OfDelayedCursor:
-    """The cursor of a bucket tracker, which goes on in a new log at each second change."""
+    """The cursor of a bucket tracker, which rolls over at each second change."""
 
     async def live(self, store: ObjectLogStore, name: str, confirmed: Confirmed) -> None:
         """Set properties, and forget one."""
@@ -98,7 +98,7 @@ class OfDelayedCursor:
                 await cursor.forget(1)
 
     async def find(self, store: ObjectLogStore) -> set[str]:
-        """Look what there is; an older value was there too."""
+        """Return which changes are there; an older value was there too."""
         async with await LogDelayedCursor.open(store, compact_at=1) as cursor:
             held = {name: value for name, value in cursor.properties().items() if len(value) < 5}
         assert len(await store.names()) == 1
@@ -109,7 +109,7 @@ class OfTracker:
     """A bucket tracker: snapshots, their names, merging, and messages that are acknowledged."""
 
     async def live(self, store: ObjectLogStore, name: str, confirmed: Confirmed) -> None:
-        """Let buckets be sealed and merged; what is in one that was sealed is there from then on."""
+        """Let buckets be sealed and merged; sealed messages are there from then on."""
         clock = ManualClock(0)
         async with await LogBucketTracker.open_store(store, BUCKETS, clock=clock) as tracker:
             await tracker.wait_until_idle()
@@ -122,7 +122,7 @@ class OfTracker:
             confirmed.done |= {f"{at}" for at in range(FIRST[name], FIRST[name] + 2)}
 
     async def find(self, store: ObjectLogStore) -> set[str]:
-        """Look for all that may be there."""
+        """Return which messages are there."""
         async with await LogBucketTracker.open_store(store, BUCKETS, clock=ManualClock(0)) as tracker:
             await tracker.wait_until_idle()
             assert tracker.statistics().last_error is None
@@ -146,7 +146,7 @@ class OfTopic:
                     confirmed.done.add(what)
 
     async def find(self, store: ObjectLogStore) -> set[str]:
-        """Receive what there is."""
+        """Receive all messages."""
         async with await LocalTopic.open(store, TOPIC) as topic:
             port = await topic.subscribe("s", initial_position="earliest")
             count = topic.backlog("s")
@@ -166,11 +166,11 @@ STATES: dict[str, tuple[State, int]] = {
     "tracker": (OfTracker(), 16),
     "topic": (OfTopic(), 6),
 }
-"""What is taken over, and which share of all orders is tried: every sixth, ...; with ``ORDERS=all`` each one."""
+"""The states, and which share of all orders is tried: every sixth, ...; with ``ORDERS=all`` each one."""
 
 
 def chosen_state(name: str) -> tuple[State, int]:
-    """Return what is taken over, and which share of all orders is tried."""
+    """Return a state, and which share of all orders is tried."""
     state, share = STATES[name]
     return state, 1 if os.environ.get("ORDERS") == "all" else share
 
@@ -190,7 +190,7 @@ def test_in_every_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATES)
 def test_in_turns(name: str) -> None:
-    """O47: the same when both are paused again and again."""
+    """O47: the same when both machines are paused repeatedly."""
     state, _ = STATES[name]
     begin = begun(state)
     for order in random_orders(state, begin, size(20, fast=4), SEED):

@@ -1,4 +1,4 @@
-"""The part of a store that an owner works through, also of stores that know nothing of owners."""
+"""The owned part of a store, also of stores without owners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pulsar_nack.ledger.ownership import OwnableStore, take_ownership
 
 
 class PlainStore:
-    """A store of the user's, around one of the library's: with the calls of every store, and no others."""
+    """A user's store around one of the library's: with the required calls only."""
 
     def __init__(self, inner: LocalLogStore) -> None:
         self._inner = inner
@@ -48,7 +48,7 @@ class PlainStore:
 
 
 class SalvagingStore(PlainStore):
-    """Such a store that can open damaged logs."""
+    """A user's store that can open damaged logs."""
 
     async def open_damaged(self, name: str) -> Log:
         """Open a damaged log."""
@@ -56,7 +56,7 @@ class SalvagingStore(PlainStore):
 
 
 async def damage(folder: Path) -> None:
-    """Make a log of two frames, of which the first is damaged."""
+    """Make a log of two frames, the first one damaged."""
     async with await LocalLogStore.open(folder) as store, await store.create("a") as log:
         await log.append(b"first")
         await log.append(b"second")
@@ -65,7 +65,7 @@ async def damage(folder: Path) -> None:
 
 
 async def test_a_store_without_owners_is_owned_as_a_whole(tmp_path: Path) -> None:
-    """Closing what its owner works through closes the logs opened there, also by a later owner, and not the store."""
+    """Closing an owned part closes the logs opened through it, also by a later owner, and not the store."""
     async with await LocalLogStore.open(tmp_path) as inner:
         store: LogStore = PlainStore(inner)
         assert not isinstance(store, OwnableStore)
@@ -86,7 +86,7 @@ async def test_a_store_without_owners_is_owned_as_a_whole(tmp_path: Path) -> Non
 
 
 class SlowStore(PlainStore):
-    """Such a store that makes no log until it may."""
+    """A user's store that creates no log until it may."""
 
     def __init__(self, inner: LocalLogStore) -> None:
         super().__init__(inner)
@@ -99,7 +99,7 @@ class SlowStore(PlainStore):
 
 
 async def test_a_log_that_is_made_while_its_owner_closes(tmp_path: Path) -> None:
-    """It is closed as soon as it is there, so that others can open it."""
+    """It is closed as soon as it exists, so that others can open it."""
     async with await LocalLogStore.open(tmp_path) as inner:
         store = SlowStore(inner)
         part = await take_ownership(store, "state")
@@ -116,7 +116,7 @@ async def test_a_log_that_is_made_while_its_owner_closes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", [PlainStore, SalvagingStore])
 async def test_damaged_logs_of_a_store_without_owners(kind: Any, tmp_path: Path) -> None:
-    """Where the store can open them, so can the owner; else they are refused as by ``open_log``."""
+    """If the store can open them, so can the owner; otherwise they are refused as by ``open_log``."""
     await damage(tmp_path)
     async with await LocalLogStore.open(tmp_path) as inner:
         part = await take_ownership(kind(inner), "state")

@@ -1,4 +1,4 @@
-"""Files that others cannot read, and locks that nobody takes away or keeps."""
+"""Files that other users cannot read, and locks that cannot be removed or kept by mistake."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def no_umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_umask")
 async def test_everything_durable_is_private(tmp_path: Path) -> None:
-    """O38: whatever is made, only who runs the process may read it, whatever the umask allows."""
+    """O38: only the process's user may read what it creates, whatever the umask allows."""
     home = tmp_path / "made" / "here"
     await write_plain(home / "logs", seal=True)
     await write_buckets(home / "tracker", 1_200)
@@ -69,7 +69,7 @@ async def test_everything_durable_is_private(tmp_path: Path) -> None:
     async with await ObjectLogStore.from_url(f"file://{home}/objects") as store, await store.create("a") as log:
         await log.append(b"record")
     assert stat.S_IMODE((home / "objects").stat().st_mode) == 0o700
-    shutil.rmtree(home / "objects")  # what is in there has the rights that obstore gives
+    shutil.rmtree(home / "objects")  # files in it have the rights that obstore gives
     found = [home.parent, home, *home.rglob("*")]
     assert len(found) > 20
     rights = {(each.is_dir(), stat.S_IMODE(each.stat().st_mode)) for each in found}
@@ -78,7 +78,7 @@ async def test_everything_durable_is_private(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_umask")
 def test_a_built_index_is_private(tmp_path: Path) -> None:
-    """O38: so is what build-index writes, which a tracker goes on with."""
+    """O38: so may files of build-index, with which a tracker continues."""
     from pulsar_nack.pipeline._build_folder import INDEX, building, commit, write_log
 
     with building(tmp_path / "made" / "index") as staging:
@@ -90,7 +90,7 @@ def test_a_built_index_is_private(tmp_path: Path) -> None:
 
 
 async def test_a_lock_file_that_is_removed(tmp_path: Path) -> None:
-    """O38: a cleanup job that removes seemingly unused files takes no log away from its owner."""
+    """O38: a cleanup job that removes seemingly unused files takes no log from its owner."""
     async with await LocalLogStore.open(tmp_path) as store, await LocalLogStore.open(tmp_path) as other:
         made = await store.create("a")
         for owned in (made, None):
@@ -130,7 +130,7 @@ async def test_a_process_and_its_child(tmp_path: Path) -> None:
 
 
 async def test_a_lock_that_is_given_up_after_a_fork(tmp_path: Path) -> None:
-    """O38: closing gives a lock up though a child has a copy of the descriptor."""
+    """O38: closing releases a lock though a child has a copy of the descriptor."""
     async with await LocalLogStore.open(tmp_path) as store:
         log = await store.create("a")
         lock = log._files.lock
@@ -149,7 +149,7 @@ def test_folders_that_cannot_be_locked() -> None:
     files = FaultyFiles(MemoryFiles())
     home = LogDirectory(files, Path("/logs"), 1 << 20)
     home.open()
-    files.fail(9, "lock", skip=1)  # EBADF, as NFS says it
+    files.fail(9, "lock", skip=1)  # EBADF, as NFS reports it
     opened = home.create("a")
     assert opened.lock is not None
     assert len(opened.lock) == 1
@@ -163,7 +163,7 @@ def test_folders_that_cannot_be_locked() -> None:
 
 
 async def test_errors_name_the_folder(tmp_path: Path) -> None:
-    """Errors of the disk say in which folder, whatever was being done."""
+    """Errors of the disk name the folder, whatever was being done."""
     files = FaultyFiles(OsFiles())
     async with await LocalLogStore.open(tmp_path, files=files) as store, await store.create("a") as log:
         for operation, call in (("write", log.append), ("sync", log.append)):

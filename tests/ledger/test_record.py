@@ -1,4 +1,4 @@
-"""Frames of records: what is encoded is decoded, and no damage is taken for a frame."""
+"""Frames of records: encoded frames are decoded, and damage is not read as a frame."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SALTS = st.integers(0, 2**32 - 1)
 
 @given(NUMBERS, RECORDS, SALTS, st.binary(max_size=20), st.binary(max_size=20))
 def test_frame_round_trip(first: int, records: list[bytes], salt: int, before: bytes, after: bytes) -> None:
-    """A frame is read back wherever it lies in a buffer, and has its end; without records it is the seal."""
+    """A frame is read anywhere in a buffer, and has its end; without records it is the seal."""
     data = encode_frame(first, records, salt)
     assert len(data) == frame_size(records) == FRAME_HEADER_SIZE + body_size(records)
     found = decode_frame(before + data + after, len(before), first, salt)
@@ -49,7 +49,7 @@ def test_frame_round_trip(first: int, records: list[bytes], salt: int, before: b
 
 @given(NUMBERS, SALTS)
 def test_segment_header_round_trip(first: int, salt: int) -> None:
-    """A segment's header is read back."""
+    """A segment's header is equal when read."""
     data = encode_segment_header(first, salt, "a")
     assert len(data) == SEGMENT_HEADER_SIZE
     assert decode_segment_header(data + b"more", "a") == (first, seed_of(salt, "a"))
@@ -76,7 +76,7 @@ def test_cut_at_every_byte(records: list[bytes], salt: int) -> None:
 
 @given(RECORDS, SALTS, st.data())
 def test_any_flipped_bit(records: list[bytes], salt: int, draw: st.DataObject) -> None:
-    """One flipped bit anywhere in a frame, or in a segment's header, is seen."""
+    """One flipped bit anywhere in a frame, or in a segment's header, is detected."""
     for data, is_header in ((encode_frame(7, records, salt), False), (encode_segment_header(7, salt, "a"), True)):
         bit = draw.draw(st.integers(0, 8 * len(data) - 1))
         broken = bytearray(data)
@@ -93,7 +93,7 @@ def test_garbage(data: bytes, salt: int) -> None:
 
 
 def test_zeros() -> None:
-    """A file that was only made longer holds no frame, whatever the salt."""
+    """A file that was only extended contains no frame, whatever the salt."""
     for salt in (0, 1, 2**32 - 1):
         assert isinstance(decode_frame(bytes(1000), 0, 0, salt), Damaged)
         assert not has_later_frame(bytes(1000), 0, 0, salt)
@@ -107,14 +107,14 @@ def test_wrong_place() -> None:
 
 
 def forge(length: int, count: int, salt: int = 5) -> bytes:
-    """Return a frame header with a right checksum and wrong sizes."""
+    """Return a frame header with a valid checksum and wrong sizes."""
     head = (7).to_bytes(8, "big") + length.to_bytes(4, "big") + count.to_bytes(4, "big")
     return head + crc32(head, salt).to_bytes(4, "big") + bytes(4)
 
 
 @pytest.mark.parametrize(("length", "count"), [(MAX_BODY + 1, 1), (2**32 - 1, 1), (7, 2), (4, 0), (0, 1)])
 def test_limits_come_first(length: int, count: int) -> None:
-    """Sizes that cannot be are damage at once, not a reason to read or make so much."""
+    """Impossible sizes are damage at once, before anything is read or allocated."""
     assert decode_frame(forge(length, count), 0, 7, 5) == Damaged("checksum of a frame header", None)
 
 
@@ -127,7 +127,7 @@ def test_lengths_that_do_not_add_up() -> None:
 
 
 def test_largest_frame() -> None:
-    """A body of the largest size is read back."""
+    """A body of the maximum size is equal when read."""
     record = bytes(MAX_BODY - 4)
     found = decode_frame(encode_frame(0, [record], 1), 0, 0, 1)
     assert isinstance(found, Frame)
@@ -144,7 +144,7 @@ def test_newer_version(version: int, flags: int) -> None:
 
 @given(st.binary(max_size=100), st.integers(0, 2**40), RECORDS, SALTS)
 def test_later_frames_are_found(garbage: bytes, first: int, records: list[bytes], salt: int) -> None:
-    """A frame of later records is found behind any garbage; one of earlier records is not later."""
+    """A frame of later records is found after any garbage; one of earlier records is not a later one."""
     later = encode_frame(first + 3, records, salt)
     assert has_later_frame(garbage + later, 0, first, salt)
     assert not has_later_frame(garbage + encode_frame(first, records, salt), 0, first, salt)
@@ -153,5 +153,5 @@ def test_later_frames_are_found(garbage: bytes, first: int, records: list[bytes]
 
 @pytest.mark.parametrize("first", [2**32 - 1, 2**32 - 2, 2**32])
 def test_later_frames_across_a_word(first: int) -> None:
-    """Numbers that go beyond 32 bits are found too."""
+    """Numbers beyond 32 bits are found too."""
     assert has_later_frame(b"\xff" * 9 + encode_frame(first + 2, [b"x"], 1), 0, first, 1)

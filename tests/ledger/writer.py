@@ -9,7 +9,7 @@ from pulsar_nack.ledger import LocalLogStore
 
 
 async def main(path: str) -> None:
-    """Append from several tasks for ever; a record says which append of which task it is."""
+    """Append from several tasks without end; a record says which append of which task it is."""
     async with await LocalLogStore.open(path, max_segment_bytes=4096) as store:
         log = await (store.open_log("a") if "a" in await store.names() else store.create("a"))
         start = log.length
