@@ -5,21 +5,23 @@ A command imports PySpark when it runs: names of :mod:`pulsar_nack.pipeline` are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from .. import pipeline
+from .._check import model_of
 from .._delays import delay_ms, positive_delay_ms
-from ..config import CursorConfig
+from ..config import BucketConfig, CursorConfig
 from ..errors import InvalidArgumentError
-from ._pipeline_io import bucket_config, read_parquet, refuse_existing, report_refused, session, write_or_print
-from ._terminal import print_json
+from ._terminal import print_json, write_or_print
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _Paths = Annotated[
@@ -37,6 +39,14 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _SINKS: Final = ("console", "parquet")
 _LIMIT: Final = CursorConfig().max_per_cursor_metadata_size_in_bytes
+
+_BUCKET_SETTINGS: Final = {
+    "min_indexes": "delayed_delivery_min_index_count_per_bucket",
+    "max_indexes": "max_indexes_per_bucket",
+    "segment": "delayed_delivery_max_indexes_per_bucket_snapshot_segment",
+    "segment_seconds": "delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds",
+}
+"""The settings of a bucket tracker by the options of ``build-index``."""
 
 jobs: Final = typer.Typer(no_args_is_help=True, help="Jobs over traces, metadata and cursors, run with PySpark.")
 
@@ -56,11 +66,11 @@ def accuracy(
     json: _AsJson = False,
 ) -> None:
     """Show how early and late messages came back, and when messages were due but none came."""
-    with session(master) as spark:
-        refuse_existing(spark, out, overwrite=overwrite)
+    with _session(master) as spark:
+        _refuse_existing(spark, out, overwrite=overwrite)
         read = pipeline.read_traces(spark, paths, include_open=include_open)
         found = pipeline.accuracy(read.traces, early=early, late=late, starvation=starvation, event=event)
-        report_refused(read, out)
+        _report_refused(read, out)
         tables = {
             "lateness": found.lateness.orderBy("topic", "subscription", "delay_class", "attempt"),
             "starvation": found.starvation.orderBy("topic", "subscription", "from_ms"),
@@ -88,13 +98,13 @@ def retries(
 
     The chain of each message is written with --out, and not shown.
     """
-    with session(master) as spark:
-        refuse_existing(spark, out, overwrite=overwrite)
+    with _session(master) as spark:
+        _refuse_existing(spark, out, overwrite=overwrite)
         read = pipeline.read_traces(spark, paths, include_open=include_open)
         found = pipeline.retries(
             read.traces, poison_at=poison_at, window=window, baseline=baseline, factor=factor, min_nacks=min_nacks
         )
-        report_refused(read, out)
+        _report_refused(read, out)
         tables = {
             "attempts": found.attempts.orderBy("topic", "subscription", "outcome", "nacks"),
             "poison": found.poison.orderBy("nacks", ascending=False),
@@ -123,13 +133,13 @@ def plan(
 
     Nothing is estimated: the messages that waited are put into the library's own index. Formulas are shown beside it.
     """
-    with session(master) as spark:
-        refuse_existing(spark, out, overwrite=overwrite)
+    with _session(master) as spark:
+        _refuse_existing(spark, out, overwrite=overwrite)
         read = None if delayed else pipeline.read_traces(spark, paths, include_open=include_open)
-        df = read_parquet(spark, paths) if read is None else read.traces
+        df = _read_parquet(spark, paths) if read is None else read.traces
         planned = pipeline.plan(df, max_bits=max_bits).cache()
         if read is not None:
-            report_refused(read, out)
+            _report_refused(read, out)
         tables = {
             "plan": planned.orderBy("topic", "partition", "subscription", "bits"),
             "best": planned.where("is_recommended").select("topic", "partition", "subscription", "bits", "reason"),
@@ -159,11 +169,11 @@ def build_index(
 
     Reads Parquet with the columns ledger_id, entry_id and deliver_at (epoch ms). The folder appears at the end, whole.
     """
-    config = bucket_config(
+    config = _bucket_config(
         min_indexes=min_indexes, max_indexes=max_indexes, segment=segment, segment_seconds=segment_seconds
     )
-    with session(master) as spark:
-        df = read_parquet(spark, paths)
+    with _session(master) as spark:
+        df = _read_parquet(spark, paths)
         if delayed_only and "deliver_at" in df.columns:
             df = df.where("deliver_at >= 0")
         built = pipeline.build_index(spark, df, out, config, overwrite=overwrite)
@@ -194,10 +204,10 @@ def holes(
     The tables are 'subscriptions', the latest state of each, largest first; 'history', with --out and --json, all
     states; and 'quarantine', what could not be read. Exit code 1: a subscription is near the gate or beyond.
     """
-    with session(master) as spark:
+    with _session(master) as spark:
         from ..pipeline.schemas import HOLES_SHOWN
 
-        refuse_existing(spark, out, overwrite=overwrite)
+        _refuse_existing(spark, out, overwrite=overwrite)
         read = (pipeline.read_internal_stats if stats else pipeline.read_cursors)(spark, paths)
         found = pipeline.holes(read.holes, limit=limit).cache()
         latest = found.where("is_latest").orderBy("bytes", ascending=False)
@@ -238,7 +248,7 @@ def watch(
         raise InvalidArgumentError("folder", str(folder), "a folder that exists")
     late_ms, every_ms = delay_ms(lateness, "lateness"), delay_ms(every, "every")
     bound_ms, window_ms = delay_ms(bound, "bound"), positive_delay_ms(window, "window")
-    with session(master) as spark:
+    with _session(master) as spark:
         pipeline.register_source(spark)
         read = pipeline.split_source(spark.readStream.format("pulsar_nack_trace").load(str(folder)))
         if rates:
@@ -289,9 +299,9 @@ def report(
     """
     if out.exists() and not overwrite:
         raise InvalidArgumentError("out", str(out), "a file that does not exist yet (or --overwrite)")
-    with session(master) as spark:
+    with _session(master) as spark:
         read = pipeline.read_traces(spark, paths, include_open=include_open)
-        report_refused(read)
+        _report_refused(read)
         traces = read.traces.cache()
         states = [pipeline.read_cursors(spark, cursors).holes] if cursors else []
         states += [pipeline.read_internal_stats(spark, stats).holes] if stats else []
@@ -301,3 +311,71 @@ def report(
         html = pipeline.report(traces, holes=found, plan=planned, title=title)
         pipeline.write_report(html, out, overwrite=overwrite)
     typer.echo(f"written: {out}")
+
+
+# --- the session, and arguments ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _session(master: str | None) -> Iterator[SparkSession]:
+    """Give the running Spark _session, or start one and stop it at the end."""
+    start = pipeline.local_session  # raises MissingExtraError without PySpark
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    spark = running or start(master)
+    try:
+        yield spark
+    finally:
+        if running is None:
+            spark.stop()
+
+
+def _refuse_existing(spark: SparkSession, out: str | None, *, overwrite: bool) -> None:
+    """Refuse an output folder that exists, without ``overwrite``; called before anything is read or written."""
+    if out is None or overwrite:
+        return
+    jvm: Any = spark.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path(out)
+    if path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(path):
+        raise InvalidArgumentError("out", out, "a folder that does not exist yet (or --overwrite)")
+
+
+def _read_parquet(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """Return the rows of Parquet files, or of folders of them.
+
+    :raises InvalidArgumentError: a path does not exist, or holds no Parquet
+    """
+    from pyspark.errors import AnalysisException
+
+    try:
+        return spark.read.parquet(*paths)
+    except AnalysisException as error:
+        raise InvalidArgumentError("paths", ", ".join(paths), "Parquet files that exist, or folders of them") from error
+
+
+def _report_refused(read: pipeline.Read, out: str | None = None) -> None:
+    """Print on stderr how many lines were refused, by reason; called when all arguments have been checked.
+
+    :param out: the output folder; refused lines are written there as the table ``quarantine``
+    """
+    if out is not None:
+        from ..pipeline.schemas import QUARANTINE
+
+        where = f"{out}/quarantine"
+        read.quarantine.write.mode("overwrite").parquet(where)
+        read = read._replace(quarantine=read.quarantine.sparkSession.read.schema(QUARANTINE).parquet(where))
+    for reason, count in read.refused().items():
+        typer.echo(f"left out {count} lines: {reason}", err=True)
+
+
+def _bucket_config(**options: float | None) -> BucketConfig:
+    """Return the config of options.
+
+    :raises InvalidArgumentError: names the option that is wrong
+    """
+    try:
+        return model_of(BucketConfig, {_BUCKET_SETTINGS[name]: value for name, value in options.items()})
+    except InvalidArgumentError as error:
+        name = next(name for name, setting in _BUCKET_SETTINGS.items() if setting == error.field)
+        raise InvalidArgumentError(name, error.value, error.expected) from None

@@ -9,7 +9,7 @@ import pytest
 
 from pulsar_nack import __version__
 from pulsar_nack.cli import main
-from pulsar_nack.cli._pipeline_io import write_or_print
+from pulsar_nack.cli._terminal import write_or_print
 from tests.processes import run_python
 
 EXTRAS = {"typer": "cli", "rich": "cli", "matplotlib": "demo", "pulsar": "demo"}
