@@ -323,7 +323,7 @@ def test_every_logger_is_listed() -> None:
 
 def test_every_metric_is_listed() -> None:
     """The page of buckets names each metric with its type."""
-    families = pytest.importorskip("pulsar_nack.observe._delayed_metrics").FAMILIES
+    families = pytest.importorskip("pulsar_nack.observe._broker_metrics").FAMILIES
     rows = {cells[0].strip("` "): cells[1] for cells in table_rows("delayed-buckets.md", "Metrics")}
     assert rows == {name: kind for name, (kind, _) in families.items()}
 
@@ -348,7 +348,7 @@ FUNCTIONS: Final = {"rate", "increase", "sum", "histogram_quantile", "by", "labe
 def exported() -> dict[str, set[str]]:
     """Return the names of all samples of consumers' metrics, each with its labels."""
     metrics = pytest.importorskip("pulsar_nack.observe").ConsumerMetrics()
-    figures = pytest.importorskip("pulsar_nack.observe._consumer_figures")
+    figures = pytest.importorskip("pulsar_nack.observe._consumer_metrics")
     labels = {label.replace(".", "_") for label in figures.LABELS}
     found = {}
     for name, figure in figures.FIGURES.items():
@@ -386,7 +386,7 @@ def check_expression(text: str, samples: dict[str, set[str]]) -> set[str]:
 
 def test_metrics_of_consumers_are_listed() -> None:
     """U50: the page lists each metric with its type, by both exporters' names, and each outcome of a span."""
-    figures = pytest.importorskip("pulsar_nack.observe._consumer_figures")
+    figures = pytest.importorskip("pulsar_nack.observe._consumer_metrics")
     rows = {cells[0].strip("` "): (cells[1], cells[2]) for cells in table_rows("consumer-metrics.md", "The metrics")}
     assert rows == {
         figures.prometheus_name(name, figure.unit, getattr(figure, "kind", "")): (

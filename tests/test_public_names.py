@@ -99,7 +99,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pyarrow": ("pipeline/",),
     "pandas": ("pipeline/",),
     "obstore": ("ledger/_object_", "ledger/faults"),
-    "prometheus_client": ("observe/_scraping", "observe/_consumer_metrics", "observe/_cursor_", "observe/_delayed_"),
+    "prometheus_client": ("observe/_scraping", "observe/_consumer_metrics", "observe/_broker_metrics"),
     "opentelemetry": ("observe/_consumer_metrics", "observe/_message_spans"),
     "structlog": ("observe/_log_hooks",),
     "taskiq": ("integrations/taskiq",),

@@ -4,9 +4,8 @@ A hook is any callable that takes one event, see :data:`~pulsar_nack.consumer.Co
 A :class:`TraceWriter` writes their events to files.
 """
 
+from ._broker_metrics import CursorMetrics, DelayedMetrics
 from ._consumer_metrics import ConsumerMetrics
-from ._cursor_metrics import CursorMetrics
-from ._delayed_metrics import DelayedMetrics
 from ._log_hooks import logging_hook, structlog_hook
 from ._message_spans import MessageSpans
 from ._trace import TraceStatistics, TraceWriter

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from weakref import ref
 
 from ..errors import MissingExtraError
 
+T = TypeVar("T")
 _TIMEOUT_S: Final = 1.0
 
 
-class Watched:
-    """Something that is read in the loop in which it was added; without a loop, in the thread that asks."""
+class Watched(Generic[T]):
+    """Figures that are read in the loop in which they were added; without a loop, in the thread that asks.
 
-    def __init__(self) -> None:
-        self.loop = _running_loop()
+    :param source: the object whose figures they are, or a reference to it
+    """
+
+    def __init__(self, source: object, read: Callable[[], T]) -> None:
+        self.source = source
+        self.loop = running_loop()
+        self.value = read()
+        self._read = read
 
     def measure(self) -> None:
         """Read the figures, and keep them for the thread that asked."""
-        raise NotImplementedError
+        self.value = self._read()
 
 
 def prometheus() -> Any:
@@ -43,17 +50,18 @@ def namespace_of(full_topic_name: str) -> str:
     return "/".join(parts[:-1])
 
 
-def _running_loop() -> ref[asyncio.AbstractEventLoop] | None:
+def running_loop() -> ref[asyncio.AbstractEventLoop] | None:
+    """Return the event loop of this thread; None without one."""
     try:
         return ref(asyncio.get_running_loop())
     except RuntimeError:
         return None
 
 
-def measure_all(measured: Iterable[Watched]) -> None:
+def measure_all(measured: Iterable[Watched[Any]]) -> None:
     """Read all, each in its loop if that runs in another thread; one that does not answer for a second is left out."""
-    elsewhere: dict[asyncio.AbstractEventLoop, list[Watched]] = {}
-    here = _running_loop()
+    elsewhere: dict[asyncio.AbstractEventLoop, list[Watched[Any]]] = {}
+    here = running_loop()
     for each in measured:
         loop = None if each.loop is None or each.loop == here else each.loop()
         if loop is not None and loop.is_running():
@@ -64,7 +72,7 @@ def measure_all(measured: Iterable[Watched]) -> None:
         _measure_in(loop, some)
 
 
-def _measure_in(loop: asyncio.AbstractEventLoop, some: list[Watched]) -> None:
+def _measure_in(loop: asyncio.AbstractEventLoop, some: list[Watched[Any]]) -> None:
     done: Future[None] = Future()
 
     def measure() -> None:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
 from pulsar_nack.consumer import ConsumerStatistics, MessageRetried, RetryTopicPolicy
 from pulsar_nack.observe import ConsumerMetrics
-from pulsar_nack.observe._consumer_figures import FIGURES, HISTOGRAMS, READ, prometheus_name
+from pulsar_nack.observe._consumer_metrics import FIGURES, HISTOGRAMS, READ, prometheus_name
 from pulsar_nack.testing import FakePort, FakePublisher, LocalBroker, virtual_time
 from tests.consumer.ports import KINDS, Ports
 from tests.consumer.ten_messages import PAYLOADS, check_statistics, counts_of, handle_ten
