@@ -1,6 +1,6 @@
 """Runs tests with the argument ``ports`` on each kind of broker, except those named by the marker ``not_on``.
 
-And starts the embedded broker for those with the argument ``url``.
+Also starts the embedded broker for tests with the argument ``url``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic that nobody used."""
+    """An unused topic."""
     return f"persistent://public/default/t-{uuid.uuid4().hex[:8]}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test its ``ports``: in the fast tier the first kind only, unless it is marked ``each_kind``."""
+    """Give a test its ``ports``: in the fast tier only the first kind, unless it is marked ``each_kind``."""
     if "ports" not in metafunc.fixturenames:
         return
     without = {kind for marker in metafunc.definition.iter_markers("not_on") for kind in marker.args}

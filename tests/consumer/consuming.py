@@ -1,4 +1,4 @@
-"""What tests over each kind of port do with consumers, and one with a dead-letter topic and a retry topic."""
+"""Helpers for tests of consumers over each kind of port, and a consumer with a dead-letter and a retry topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 async def consuming(
     port: FakePort, most: int = 2, **options: Any
 ) -> AsyncIterator[tuple[FakePort, Consumer, FakePublisher]]:
-    """A port, a consumer on it, and what gets the messages for its dead-letter topic and its retry topic."""
+    """A port, a consumer on it, and the publishers of its dead-letter topic and its retry topic."""
     publisher = FakePublisher()
     settings = {
         "config": EXACT,
@@ -34,7 +34,7 @@ async def consuming(
 
 
 async def is_quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
-    """Return whether nothing more is shown."""
+    """Return whether nothing more is delivered."""
     try:
         await consumer.receive(timeout=seconds)
     except TimeoutError:
@@ -58,7 +58,7 @@ def now() -> float:
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Receive what must be there."""
+    """Receive a message that must be there."""
     return [await consumer.receive(timeout=1) for _ in range(count)]
 
 
@@ -69,7 +69,7 @@ def publish(topic: FakeTopic, *payloads: bytes, **fields: Any) -> None:
 
 
 def digits(*bounds: int) -> list[bytes]:
-    """Return payloads that differ and can be read as numbers: those of a range."""
+    """Return different payloads that can be read as numbers: those of a range."""
     return [b"%d" % number for number in range(*bounds)]
 
 
@@ -86,15 +86,15 @@ async def new_messages(port: FakePort, consumer: Consumer, *payloads: bytes) -> 
 
 
 def numbered(count: int) -> list[bytes]:
-    """Return payloads that differ: the bytes 0, 1, 2 and so on."""
+    """Return different payloads: the bytes 0, 1, 2 and so on."""
     return [bytes([number]) for number in range(count)]
 
 
 async def settle(seconds: float = 1.0) -> None:
-    """Let what is under way come to its end."""
+    """Let everything that runs end."""
     await asyncio.sleep(seconds)
 
 
 def backlog(port: FakePort) -> int:
-    """Return how many entries are not acknowledged at the broker."""
+    """Return how many entries are unacknowledged at the broker."""
     return port.subscription.backlog

@@ -1,4 +1,4 @@
-"""A place for durable state that outlives its consumers, and consumers that are killed on it."""
+"""A home for durable state that outlives its consumers, and consumers that are killed on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER = Path("/state")
 
 
 class Machine:
-    """A disk, and a topic that lives elsewhere; consumers of one subscription come and go."""
+    """A disk, and a topic elsewhere; consumers of one subscription come and go."""
 
     def __init__(self, ports: Ports = FAKE, topic: FakeTopic | None = None, seed: int = 0, **port: Any) -> None:
         self.files = FaultyFiles(MemoryFiles(Random(seed)))
@@ -30,12 +30,12 @@ class Machine:
         self._port = port
 
     def port(self, **options: Any) -> FakePort:
-        """Make a port of the subscription."""
+        """Return a port of the subscription."""
         return self._ports.port(self.topic, **{**self._port, **options})
 
     @asynccontextmanager
     async def consuming(self, *, killed: bool = False, **options: Any) -> AsyncIterator[Consumer]:
-        """Open a consumer on the disk; killed, the disk stays as it was then, and the broker takes messages back."""
+        """Open a consumer on the disk; if killed, the disk stays as it was then, and the broker takes messages back."""
         async with await LocalLogStore.open(FOLDER, threads=1, files=self.files) as store:
             settings = {"config": EXACT, "wall_clock": LoopClock(), "durable": store, **options}
             async with Consumer(settings.pop("port", None) or self.port(), **settings) as consumer:

@@ -1,4 +1,4 @@
-"""Random runs of durable state beside a model that knows what must be found after a crash, and what may be."""
+"""Random runs of durable state beside a model that knows what must and what may be found after a crash."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ IDS = [
 
 @dataclass
 class Model:
-    """For each id the states that may be found: the last that was reported durable, and what was tried since."""
+    """For each id the possible states: the last one reported as durable, and later attempts."""
 
     may_be: dict[MessageId, list[Pending | None]] = field(default_factory=lambda: {each: [None] for each in IDS})
 
     settled: set[MessageId] = field(default_factory=set)
-    """Those whose acknowledgement was reported durable, and of which nothing was called for since."""
+    """Return ids whose acknowledgement was reported as durable, without a later call."""
 
     clock: ManualClock = field(default_factory=lambda: ManualClock(1_000))
 
@@ -45,18 +45,18 @@ class Model:
         return Model(states, set(self.settled), ManualClock(self.clock.now_ms()))
 
     def tried(self, message_id: MessageId, found: Pending | None) -> None:
-        """A change was called for."""
+        """Note a call."""
         self.may_be[message_id].append(found)
         self.settled.discard(message_id)
 
     def durable(self, message_id: MessageId, found: Pending | None) -> None:
-        """It was reported durable, and nothing of this id was called for since."""
+        """Note that it was reported as durable, without a later call for this id."""
         self.may_be[message_id] = [found]
         if found is None:
             self.settled.add(message_id)
 
     def check(self, find: Callable[[MessageId], Pending | None], acked: set[MessageId]) -> None:
-        """Compare with what was found, and take it over: it was made durable when it was opened."""
+        """Compare with what was found, and continue from it: the opening has made it durable."""
         for message_id in IDS:
             found = find(message_id)
             assert found in self.may_be[message_id], message_id
@@ -66,7 +66,7 @@ class Model:
 
 
 class Run:
-    """One life of durable state on a home that may fail or crash."""
+    """One process with durable state on a home that may fail or crash."""
 
     def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
         self.random = Random(seed)
@@ -76,15 +76,15 @@ class Run:
         self.compactions = 0
 
     async def live(self) -> None:
-        """Live for a while."""
+        """Run for a while."""
         await self.play(STEPS)
 
     async def live_on(self) -> None:
-        """Live for a shorter while."""
+        """Run for a shorter while."""
         await self.play(STEPS // 2)
 
     async def recover(self, _random: Random) -> None:
-        """Open what a crash left, compare it with the model, go on, twice, and check that nothing is left over."""
+        """Open what a crash left, compare it with the model, run on, twice, and check that no leftovers remain."""
         for _ in range(2):
             await self.play(STEPS // 5)
         async with await self.home.open() as store:
@@ -94,7 +94,7 @@ class Run:
         assert "nacks-owner" in names
 
     async def play(self, steps: int) -> None:
-        """Open, check, do random things, close."""
+        """Open, check, perform random operations, close."""
         async with await self._open_store() as store:
             try:
                 durable = await self._open(store)
@@ -143,7 +143,7 @@ class Run:
     async def _await(self, message_id: MessageId, found: Pending | None, written: Awaitable[Outcome]) -> None:
         self.model.tried(message_id, found)
         if self.random.random() < 0.1:
-            return  # nobody waits
+            return  # nothing waits for it
         error = await written
         if error is None:
             self.model.durable(message_id, found)
@@ -152,7 +152,7 @@ class Run:
 
 
 def acked_again(durable: DurableNacks) -> set[MessageId]:
-    """Return the ids of what is remembered as acknowledged, members of batches one by one."""
+    """Return the ids remembered as acknowledged, members of batches one by one."""
     acked: set[MessageId] = set()
     for item in durable.state.acknowledged():
         if isinstance(item, BatchAcks):

@@ -1,10 +1,10 @@
 """A durable consumer in a separate process, to be killed.
 
-``python -m tests.consumer.durable_worker SERVICE_URL TOPIC FOLDER TYPE ACTION``; it says ``subscribed``, then for each
-message its payload and attempt. TYPE is the consumer type; the actions:
+``python -m tests.consumer.durable_worker SERVICE_URL TOPIC FOLDER TYPE ACTION``; it prints ``subscribed``, then for
+each message its payload and attempt. TYPE is the consumer type; the actions:
 
-- ``nack:SECONDS``  nacks, and says so when the nack has returned
-- ``stay``          says so, and stays in its handler
+- ``nack:SECONDS``  nacks, and prints it when the nack has returned
+- ``stay``          prints it, and stays in its handler
 - ``die``           kills itself with signal 9 inside the handler
 - ``ack:COUNT``     acknowledges, all at the same time, and is killed as soon as that many have returned
 """
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 async def work(url: str, topic: str, folder: str, consumer_type: str, action: str) -> None:
-    """Do it until killed."""
+    """Work until killed."""
     name, _, number = action.partition(":")
     async with subscribed(url, topic, durable=folder, consumer_type=consumer_type) as (_, consumer):
         say("subscribed")
@@ -44,7 +44,7 @@ async def work(url: str, topic: str, folder: str, consumer_type: str, action: st
 
 
 async def acknowledge(consumer: Consumer, count: int) -> None:
-    """Acknowledge ``count`` messages, and die before the client sends that."""
+    """Acknowledge ``count`` messages, and die before the client sends them."""
     messages = await take(consumer, count, timeout=30)
     await asyncio.gather(*(message.ack() for message in messages))
     die()
@@ -62,14 +62,14 @@ def die() -> None:
 
 
 class Worker:
-    """The process, from outside."""
+    """The process, as its parent sees it."""
 
     def __init__(self, process: GuardedProcess, output: Path) -> None:
         self.process = process
         self._output = output
 
     def lines(self) -> list[str]:
-        """Return what it said."""
+        """Return the printed lines."""
         return self._output.read_text().splitlines()
 
     async def said(self, count: int, seconds: float = 30.0) -> list[str]:
@@ -81,7 +81,7 @@ class Worker:
         return self.lines()[1:]
 
     async def died(self, seconds: float = 30.0) -> None:
-        """Wait until it is gone, killed."""
+        """Wait until it was killed."""
         async with asyncio.timeout(seconds):
             while self.process.exit_code is None:
                 await asyncio.sleep(0.01)
@@ -92,7 +92,7 @@ class Worker:
 async def working(
     url: str, topic: str, folder: Path, action: str, consumer_type: str = "shared"
 ) -> AsyncIterator[Worker]:
-    """Run a worker that is subscribed; it is killed at the end."""
+    """Run a worker that is subscribed; kill it at the end."""
     output = folder.with_name(f"{folder.name}.{len(list(folder.parent.iterdir()))}.out")
     command = [sys.executable, "-m", __name__, url, topic, str(folder), consumer_type, action]
     process = GuardedProcess(command, log=output, cwd=ROOT)

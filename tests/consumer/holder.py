@@ -1,4 +1,4 @@
-"""A consumer to be killed: says ``subscribed``, then nacks all it gets for a minute and names it.
+"""A consumer to be killed: prints ``subscribed``, then nacks each message for a minute and prints it.
 
 ``python -m tests.consumer.holder SERVICE_URL TOPIC``
 """
@@ -12,7 +12,7 @@ from tests.consumer.official import subscribed
 
 
 async def hold(url: str, topic: str) -> None:
-    """Hold whatever comes, until killed."""
+    """Hold every message, until killed."""
     async with subscribed(url, topic, redelivery="local") as (_, consumer):
         sys.stdout.write("subscribed\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Local topics in the clothes of the fake port, so that the tests of consumers run on them as well."""
+"""Local topics with the interface of the fake port, so that the tests of consumers run on them as well."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pulsar_nack.topic import LocalPort, LocalTopic
 
 
 class StandInTopic:
-    """What tests use of :class:`~pulsar_nack.testing.FakeTopic`, on a local topic.
+    """The part of :class:`~pulsar_nack.testing.FakeTopic` that tests use, on a local topic.
 
-    Publishing does not wait: ids are known in advance; a task does the work. When the last port is closed, so is the
-    broker, until somebody needs it again.
+    Publishing does not wait: ids are known in advance; a task does the work. The broker closes with the last port,
+    until it is needed again.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StandInTopic:
         self._lock = asyncio.Lock()
 
     async def open(self) -> LocalTopic:
-        """Return the topic, with all that was published by now."""
+        """Return the topic, with all messages published by now."""
         if self._broker is None:
             self._broker = LocalBroker(
                 TopicConfig(max_entries_per_ledger=self._per_ledger), delayed=DelayedDeliveryConfig()
@@ -81,12 +81,12 @@ class StandInTopic:
         properties: Mapping[str, str] | None = None,
         event_time_ms: int = 0,
     ) -> MessageId:
-        """Have a message published; return the id that it will have."""
+        """Publish a message in the background; return the id that it will have."""
         options = {"key": key, "properties": properties, "event_time_ms": event_time_ms}
         return MessageId(*self._put(data, options), topic=self.name)
 
     def publish_batch(self, messages: list[bytes]) -> list[MessageId]:
-        """Have a batch published; return the ids that its messages will have."""
+        """Publish a batch in the background; return the ids that its messages will have."""
         position, size = self._put(list(messages), {"batch": True}), len(messages)
         return [MessageId(*position, batch_index=at, batch_size=size, topic=self.name) for at in range(size)]
 
@@ -118,7 +118,7 @@ class StandInTopic:
 
 
 class StandInSubscription:
-    """What tests use of :class:`~pulsar_nack.testing.FakeSubscription`."""
+    """The part of :class:`~pulsar_nack.testing.FakeSubscription` that tests use."""
 
     def __init__(self, topic: StandInTopic, name: str) -> None:
         self._topic = topic
@@ -126,23 +126,23 @@ class StandInSubscription:
 
     @property
     def backlog(self) -> int:
-        """Return how many entries are not acknowledged."""
+        """Return how many entries are unacknowledged."""
         opened = self._topic.opened
         if opened is None:
             return self._topic.backlogs.get(self._name, self._topic.entries)
         return opened.backlog(self._name) + len(self._topic._waiting)
 
     def reset(self, to: MessageId | None = None) -> None:
-        """Stand for what needs no waiting at the fake port alone."""
+        """Not supported: only the fake port can do this without waiting."""
         raise NotImplementedError("a local topic is moved by a call that waits")
 
     def restart(self) -> None:
-        """Stand for what a port of a local topic does not survive."""
+        """Not supported: a port of a local topic does not survive it."""
         raise NotImplementedError("a local topic that is restarted closes its ports")
 
 
 class LocalStandIn(FaultyPort):
-    """A port of a local topic, made and used as :class:`~pulsar_nack.testing.FakePort` is."""
+    """A port of a local topic, created and used like :class:`~pulsar_nack.testing.FakePort`."""
 
     def __init__(
         self,
@@ -182,11 +182,11 @@ class LocalStandIn(FaultyPort):
         self._on_the_way: deque[tuple[float, Delivery]] = deque()
         self._sent = asyncio.Event()
         super().__init__(self._subscribe, None)  # type: ignore[arg-type]
-        if self.topic.ports:  # who comes to others is there at once
+        if self.topic.ports:  # messages of other ports are there at once
             self._opening = asyncio.get_running_loop().create_task(self._subscribe())
 
     def redeliver_acked_next(self) -> None:
-        """Stand for what a local topic does not do."""
+        """Not supported: a local topic does not do this."""
         raise NotImplementedError("a local topic does not deliver what is acknowledged")
 
     async def _subscribe(self) -> LocalPort:
@@ -199,7 +199,7 @@ class LocalStandIn(FaultyPort):
 
     @property
     def traits(self) -> PortTraits:
-        """Return what the fake port would promise."""
+        """Return the traits of the fake port."""
         return self._own_traits
 
     async def _begin(self, name: Any, ids: Any) -> Any:
@@ -208,7 +208,7 @@ class LocalStandIn(FaultyPort):
         return await super()._begin(name, ids)
 
     async def receive(self) -> Delivery:
-        """Receive, after the way from the broker to here."""
+        """Receive, after the latency from the broker to here."""
         if not self._latency:
             return await super().receive()
         self._check_open()

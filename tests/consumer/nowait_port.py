@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class NowaitPort(FakePort):
-    """Hands over messages without waiting, and acknowledges in a task."""
+    """Delivers messages without waiting, and acknowledges in a task."""
 
     def __init__(self, topic: FakeTopic | None = None, **options: Any) -> None:
         super().__init__(topic, **options)
         self._acknowledging: set[asyncio.Task[None]] = set()
 
     def receive_nowait(self) -> Delivery | None:
-        """Return what is here; a receive that is to fail, or to be late, has to wait."""
+        """Return the next message, if it is there; a receive that should fail, or be late, has to wait."""
         self._check_open()
         if self._coming_faults["receive"] or not self._inbox._here:
             return None
@@ -50,7 +50,7 @@ class NowaitPort(FakePort):
         task.add_done_callback(self._acknowledging.discard)
 
     def redeliver_nowait(self, ids: Sequence[MessageId]) -> None:
-        """Request what is due, as ``redeliver`` does; a fault that waits does not."""
+        """Request due messages, as ``redeliver`` does; a fault that waits does not."""
         self._check_open()
         coming = self._coming_faults["redeliver"]
         ids, fault = tuple(ids), coming.popleft() if coming else NO_FAULT
@@ -59,7 +59,7 @@ class NowaitPort(FakePort):
         self._end("redeliver", ids, fault)
 
     async def close(self) -> None:
-        """Close; acknowledgements under way end with it."""
+        """Close; open acknowledgements end with it."""
         for task in self._acknowledging:
             task.cancel()
         await asyncio.gather(*self._acknowledging, return_exceptions=True)

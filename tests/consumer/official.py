@@ -1,7 +1,7 @@
 """The official client as the tests use it: clients that are closed, producers with and without batches.
 
-Consumers of ours are over the official client, or over the native wire where the test, or its module, asks for the
-fixture ``transport``; both take the same settings, with the official client's names.
+Our consumers use the official client, or the native one if the test or its module requests the fixture ``transport``;
+both take the same settings, with the official client's names.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ _OTHER_NAMES = {"batch_index_ack_enabled": "batch_index_ack"}
 
 
 def is_over_wire() -> bool:
-    """Return whether consumers are over the native wire."""
+    """Return whether consumers use the native client."""
     return os.environ.get(TRANSPORT) == "wire"
 
 
 @asynccontextmanager
 async def official_client(url: str) -> AsyncIterator[Any]:
-    """An asyncio client of the official library that says little, closed in the end."""
+    """An asyncio client of the official library that logs little, closed at the end."""
     client = pulsar.asyncio.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     try:
         yield client
     finally:
         await client.close()
-        await asyncio.sleep(0.05)  # its thread lets go of Python objects; a process that exits meanwhile is aborted
+        await asyncio.sleep(0.05)  # its thread releases Python objects; a process that exits meanwhile is aborted
 
 
 @asynccontextmanager
 async def subscribed(url: str, topic: str | list[str], **settings: Any) -> AsyncIterator[tuple[Any, Consumer]]:
-    """A client and a consumer of ours on the subscription ``sub``, exact to the ms by default."""
+    """A client and one of our consumers on the subscription ``sub``, exact to the ms by default."""
     async with official_client(url) as client, subscribing(client, url) as subscribe:
         consumer = await subscribe(topic, **{"config": EXACT, **settings})
         yield client, consumer
 
 
 class Subscribe(Protocol):
-    """Subscribes as ``sub``; the consumer is closed in the end, unless the test does it before."""
+    """Subscribes as ``sub``; the consumer is closed at the end, unless the test closes it before."""
 
     async def __call__(self, topic: str | list[str], **settings: Any) -> Consumer:
         """Subscribe to one topic or several."""
@@ -58,7 +58,7 @@ class Subscribe(Protocol):
 
 @asynccontextmanager
 async def subscribing(client: Any, url: str) -> AsyncIterator[Subscribe]:
-    """What makes consumers of ours, over this client, or over the wire."""
+    """Return a function that makes our consumers with this client, or with the native one."""
     async with AsyncExitStack() as stack:
         native = await stack.enter_async_context(pulsar_nack.connect(url)) if is_over_wire() else None
 
@@ -95,12 +95,12 @@ async def nothing_comes(consumer: Consumer, seconds: float = 0.5) -> bool:
 
 
 def numbered(count: int, first: int = 0) -> list[bytes]:
-    """Payloads ``b"0"``, ``b"1"``, ..."""
+    """Return the payloads ``b"0"``, ``b"1"``, ..."""
     return [str(number).encode() for number in range(first, first + count)]
 
 
 def payloads(messages: Sequence[Message]) -> list[bytes]:
-    """The payloads, sorted."""
+    """Return the payloads, sorted."""
     return sorted(message.data for message in messages)
 
 

@@ -1,7 +1,7 @@
-"""All orders of events up to a length, breadth first, where equal states are gone on from once.
+"""All orders of events up to a length, breadth first; equal states are continued from only once.
 
-There is no way to copy a consumer, so each step plays its order from the beginning, in a new round. Two orders
-lead to the same state if their :class:`Picture` is the same.
+A consumer cannot be copied, so each step plays its order from the beginning, in a new round. Two orders lead to the
+same state if their :class:`Picture` is the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pulsar_nack.testing import VirtualClockEventLoop
 from .two_workers import LEDGER, World, WrongError
 
 _SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._consumer._ack_")
-"""Objects of these modules are looked into; of others only the type counts."""
+"""Objects of these modules are inspected; of others only the type counts."""
 _NOT_SEEN_THROUGH: Final = {
     *(Consumer, ConsumerEngine, ConsumerSettings, ConsumerState),
     *(Message, Receiver, Settler),
@@ -35,19 +35,19 @@ _COUNTERS: Final = {
     *("acked", "acked_again", "done", "failures", "redelivered_local", "redelivered_broker"),
     *("requested_again", "request", "_tries", "id", "duplicates", "replayed"),
 }
-"""Fields that say how often something happened, which makes no difference to what can happen."""
+"""Counters, which make no difference to what can happen."""
 _OLD: Final = object()
 DISTURBANCES: Final = {
     *("copy", "fail", "refused", "seek", "reset", "clear", "closed", "lost", "late", "switch"),
 }
-"""The events that do not happen on a quiet day."""
+"""Events that do not happen on a quiet day."""
 _BEGIN_S: Final = 1_000_000.0
 _ROUNDS: Final = 40
-"""After this many rounds a world is made new, as a topic with many messages is slow."""
+"""After this many rounds a new world is made, because a topic with many messages is slow."""
 
 
 class Picture:
-    """What a state is: all that is known of the round's messages at the broker, in the consumers, and in hands.
+    """A state: all that is known of the round's messages at the broker, in the consumers, and in flight.
 
     All past times are equal. Later times count from now, and entries from the round's first one.
     """
@@ -59,7 +59,7 @@ class Picture:
         self._known: dict[int, int] = {}
 
     def of(self, value: Any) -> Any:
-        """Return what stands for a value; :data:`_OLD` for what is of earlier rounds."""
+        """Return a representation of a value; :data:`_OLD` for objects of earlier rounds."""
         kind = type(value)
         if kind is int:
             return self._number(value, self._now_ms, 1000)
@@ -115,7 +115,7 @@ def _has_old(value: Any) -> bool:
 
 
 def picture(world: World) -> bytes:
-    """Return what is the same for equal states."""
+    """Return a representation that is equal for equal states."""
     draw = Picture(world)
     subscription = world.subscription
     parts: list[Any] = [
@@ -130,7 +130,7 @@ def picture(world: World) -> bytes:
             for call in world.acks
         ],
         list(world.letters.waiting.values()),
-        sorted((name, world.shown_gone[name]) for name in world.gone_at),
+        sorted((name, world.delivered_gone[name]) for name in world.gone_at),
         sorted(name for name, at in world.nacked_at.items() if at > world.gone_at.get(name, 0.0)),
     ]
     for worker in world.workers:
@@ -153,11 +153,11 @@ def _is_looked_into(value: Any) -> bool:
 
 @dataclass
 class Explored:
-    """What came of it.
+    """The result.
 
     :param orders: how many were tried
-    :param states: how many different ones they led to
-    :param wrong: what is wrong, with the first, which is one of the shortest orders that lead to it, and how many do
+    :param states: how many different states they led to
+    :param wrong: what is wrong, with the first order, one of the shortest, that leads to it, and how many do
     """
 
     orders: int = 0
@@ -178,7 +178,7 @@ class Bounds:
 
     :param events: how many at most
     :param disturbances: how many of them at most may be in :data:`DISTURBANCES`
-    :param about: the messages that workers do something about, of ``a`` and ``b``
+    :param about: the messages that workers act on, of ``a`` and ``b``
     :param placed: which worker has which message at first
     """
 
@@ -189,17 +189,17 @@ class Bounds:
     placed: Mapping[str, int] = field(default_factory=lambda: {"a": 1, "b": 1})
 
     def __str__(self) -> str:
-        """Return them in short."""
+        """Return them as short text."""
         where = " ".join(f"{name}{number}" for name, number in self.placed.items())
         return f"{self.kind} {self.events} events {self.disturbances} disturbances about {self.about} at {where}"
 
 
 async def explore(bounds: Bounds) -> Explored:
-    """Try all orders within the bounds; those that end wrong are not gone on from. Call it on virtual time."""
+    """Try all orders within the bounds; orders that end wrong are not continued. Call it on virtual time."""
     loop, found, began_at = asyncio.get_running_loop(), Explored(), process_time()
     assert isinstance(loop, VirtualClockEventLoop)
     if loop.time() < _BEGIN_S:
-        loop.advance(_BEGIN_S)  # times are large numbers, and no others are
+        loop.advance(_BEGIN_S)  # times are large numbers, and no other numbers are
     async with Stage(bounds) as stage:
         best = {await stage.play(()): bounds.disturbances}
         waiting: deque[tuple[tuple[str, ...], list[str], int]] = deque()
@@ -222,7 +222,7 @@ async def explore(bounds: Bounds) -> Explored:
                     await stage.drop()
                 elif (wrong := await stage.judge()) is not None:
                     _note(found, wrong, order)
-                    best[state] = bounds.disturbances  # it is not gone on from
+                    best[state] = bounds.disturbances  # it is not continued
                     continue
                 if seen < still and len(order) < bounds.events:
                     waiting.append((order, events, still))
@@ -255,7 +255,7 @@ class Stage:
         await self.world.aclose()
 
     async def play(self, order: Sequence[str]) -> bytes:
-        """Play an order; return what stands for the state that it leads to."""
+        """Play an order; return a representation of the state that it leads to."""
         self._rounds += 1
         await self.world.begin(self._bounds.placed)
         for event in order:
@@ -274,7 +274,7 @@ class Stage:
         return wrong
 
     async def drop(self) -> None:
-        """Leave it: what it leads to is judged already."""
+        """Leave it: the state that it leads to is judged already."""
         if self._rounds % _ROUNDS == 0 or not await self.world.forget():
             await self._renew()
 

@@ -29,22 +29,22 @@ class Ports:
         self._port, self._topic = KINDS[kind]
 
     def port(self, *topic: FakeTopic, **options: Any) -> FakePort:
-        """Make a port on this topic, or on a new one."""
+        """Return a port on this topic, or on a new one."""
         made: FakePort = self._port(*topic, **options)
         return made
 
     def topic(self, **options: Any) -> FakeTopic:
-        """Make a topic."""
+        """Return a new topic."""
         made: FakeTopic = self._topic(**options)
         return made
 
     def forgetful(self, topic: FakeTopic, **options: Any) -> Any:
-        """Make a port whose acknowledgements never reach the broker, as when the process ends before they are sent."""
+        """Return a port whose acknowledgements never reach the broker, as if the process ended before."""
         return type("ForgetfulPort", (_Forgetful, self._port), {})(topic, **options)
 
 
 class _Forgetful:
-    """Takes acknowledgements and does nothing but count them in ``lost``."""
+    """Accepts acknowledgements and only counts them in ``lost``."""
 
     lost = 0
 

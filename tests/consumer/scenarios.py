@@ -1,6 +1,6 @@
-"""Conformance cases that run on more than one broker; each takes a service URL and a fresh topic.
+"""Conformance cases that run on several brokers; each takes a service URL and a new topic.
 
-Times are on the real clock, so that they are bounded loosely; what must be exact is what comes back and how often.
+Times are on the real clock, so they are bounded loosely; which messages come and how often must be exact.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tests.consumer.ten_messages import EXPECTED, PAYLOADS, check_statistics, co
 from tests.patience import patience
 
 OFFICIAL_REARMS = 0.3
-"""The official client re-arms its timer to a third of its delay at each nack: with longer gaps messages come back."""
+"""The official client resets its timer to a third of its delay at each nack: with longer gaps it redelivers."""
 
 SLACK = patience(0.15)
-"""Seconds that a loaded machine may add."""
+"""Seconds that a busy machine may add."""
 
 
 async def nacks_keep_coming(url: str, topic: str) -> None:
-    """N32: each comes back at its own time while nacking goes on; with the official client alone most do not."""
+    """N32: each message is redelivered at its deadline while nacks go on; with the official client most are not."""
     ours, (official, longest_gap) = await asyncio.gather(
         _ours_while_nacking(url, topic), _official_while_nacking(url, topic + "-off")
     )
@@ -78,7 +78,7 @@ async def _ours_while_nacking(url: str, topic: str) -> dict[bytes, float]:
 
 
 async def _official_while_nacking(url: str, topic: str) -> tuple[int, float]:
-    """Return how many came back while nacks were still given, and the longest time between two nacks in seconds."""
+    """Return how many were redelivered during the nacks, and the longest time between two nacks in seconds."""
     async with official_client(url) as client:
         consumer = await client.subscribe(
             topic, "sub", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=1000
@@ -106,7 +106,7 @@ async def _official_while_nacking(url: str, topic: str) -> tuple[int, float]:
 
 
 async def each_at_its_own_time(url: str, topic: str) -> None:
-    """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
+    """N33: messages with delays of 3 s, 0.5 s and 1.5 s are redelivered in the order of their deadlines."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, numbered(3))
         messages = sorted(await take(consumer, 3), key=lambda message: message.data)
@@ -121,7 +121,7 @@ async def each_at_its_own_time(url: str, topic: str) -> None:
 
 
 async def ten_messages_from_outside(url: str, topic: str) -> None:
-    """U50: ten received, three nacked, two of them dead-lettered, eight acknowledged: all that is exported says so."""
+    """U50: of ten messages, three nacked, two of them dead-lettered, eight acknowledged: the exported figures agree."""
     events, metrics = list[Any](), ConsumerMetrics()
     async with subscribed(url, topic, dead_letter=DeadLetterPolicy(5), hooks=[events.append]) as (client, consumer):
         metrics.add(consumer)
@@ -148,7 +148,7 @@ async def ten_messages_from_outside(url: str, topic: str) -> None:
 
 
 async def counts_grow(url: str, topic: str) -> None:
-    """N34: nacked four times, a message is seen with the counts 0, 1, 2, 3."""
+    """N34: a message nacked four times is delivered with the counts 0, 1, 2, 3."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, [b"x"])
         counts = []
@@ -161,7 +161,7 @@ async def counts_grow(url: str, topic: str) -> None:
 
 
 async def only_the_nacked_ones(url: str, topic: str) -> None:
-    """N35: of five messages exactly the three that were nacked come again."""
+    """N35: of five messages exactly the three that were nacked are redelivered."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, numbered(5))
         for message in await take(consumer, 5):
@@ -174,7 +174,7 @@ async def only_the_nacked_ones(url: str, topic: str) -> None:
 
 
 async def half_by_message_half_by_id(url: str, topic: str, *, batched: bool = False) -> None:
-    """N37: all 20 come again, once; after acknowledging, nothing more."""
+    """N37: all 20 are redelivered, once; after acknowledging, nothing more."""
     async with subscribed(url, topic) as (client, consumer):
         await send(client, topic, numbered(20), batched=batched)
         for message in await take(consumer, 20):
@@ -188,13 +188,13 @@ async def half_by_message_half_by_id(url: str, topic: str, *, batched: bool = Fa
 
 
 def all_given_back(consumer: Consumer) -> bool:
-    """Return whether nothing is unacknowledged any more."""
+    """Return whether nothing is unacknowledged."""
     statistics = consumer.statistics()
     return statistics.unacked == statistics.requested == statistics.kept == statistics.kept_bytes == 0
 
 
 async def receive_loses_nothing_by_timeout(url: str, topic: str) -> None:
-    """U1: what is sent after a receive timed out arrives, once, the first message too."""
+    """U1: what is sent after a receive timed out arrives once, and so does the first message."""
     async with subscribed(url, topic) as (client, consumer):
         for _ in range(3):
             assert await nothing_comes(consumer, 0.2)

@@ -1,4 +1,4 @@
-"""A consumer that gets ten messages, nacks three, dead-letters two of those and acknowledges eight."""
+"""A consumer that gets ten messages, nacks three, dead-letters two of these and acknowledges eight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DELAY = 2.0
 
 
 async def handle_ten(consumer: Consumer, delay: float = DELAY) -> None:
-    """Handle ten messages that are there: three come again, of which one is acknowledged."""
+    """Handle ten messages: three are redelivered, of which one is acknowledged."""
     for _ in range(len(PAYLOADS) + len(NACKED)):
         message = await consumer.receive(timeout=30)
         if message.attempt == 1 and message.data in NACKED:
@@ -27,7 +27,7 @@ async def handle_ten(consumer: Consumer, delay: float = DELAY) -> None:
 
 
 def check_statistics(consumer: Consumer) -> None:
-    """Assert that the statistics say exactly that."""
+    """Assert that the statistics have exactly these figures."""
     now = consumer.statistics()
     assert (now.shown, now.redelivered_local + now.redelivered_broker) == (13, 3)
     assert (now.nacked, now.dead_lettered, now.acked) == (3, 2, 8)
@@ -35,7 +35,7 @@ def check_statistics(consumer: Consumer) -> None:
 
 
 def counts_of(events: Sequence[Any]) -> dict[str, int]:
-    """Return how many events of each kind of a consumer there are; those of its tracker are left out."""
+    """Return how many events of each kind a consumer has, without those of its tracker."""
     found = Counter(type(event).__name__ for event in events)
     return {name: count for name, count in found.items() if name.startswith(("Message", "Lease"))}
 

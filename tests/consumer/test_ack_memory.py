@@ -1,4 +1,4 @@
-"""The memory of acknowledgements: it decides as if it forgot nothing, and it does not grow with a consumer's age."""
+"""The memory of acknowledgements: it decides as if it forgot nothing, and does not grow with a consumer's age."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ack(memory: AckMemory, message_id: MessageId, now_ms: int) -> None:
 
 
 def meaning(memory: AckMemory, message_id: MessageId, now_ms: int) -> str:
-    """Have a delivery judged, and return what it is taken for."""
+    """Return what a delivery counts as."""
     replayed = memory.replayed
     if not memory.judge(message_id, now_ms):
         return "ack again"
@@ -43,7 +43,7 @@ def meaning(memory: AckMemory, message_id: MessageId, now_ms: int) -> str:
 @for_each("places", [1, 3])
 @for_each("seed", range(10))
 def test_it_decides_as_if_it_forgot_nothing(monkeypatch: pytest.MonkeyPatch, places: int, seed: int) -> None:
-    """Random acknowledgements and ends of sessions: what hides a delivery and what is a replay stay exact.
+    """With random acknowledgements and ends of sessions, duplicates and replays are recognized exactly.
 
     What counts as acknowledged is exact for one topic. If the broker closes sessions of several topics, an old
     acknowledgement may be forgotten with the session of another one, and none is remembered for too long.
@@ -104,7 +104,7 @@ def test_it_does_not_grow_with_the_age_of_a_consumer() -> None:
 
 
 def test_it_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many acknowledgements in one moment, many ledgers, and an entry that no broker has."""
+    """Many acknowledgements in one moment, many ledgers, and an entry that no broker has, take bounded memory."""
     monkeypatch.setattr(_ack_memory, "MAX_STAMPED", 2_000)
     monkeypatch.setattr(_ack_memory, "MAX_UNSTAMPED", 5_000)
     monkeypatch.setattr(_ack_memory, "MAX_LEDGERS", 50)
@@ -126,7 +126,7 @@ def test_it_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_forgotten_proves_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more acknowledgements than are remembered within ``ack_memory``, an old one is delivered as if it were new."""
+    """Of more acknowledgements than ``ack_memory`` holds, an old one's message is delivered like a new one."""
     monkeypatch.setattr(_ack_memory, "MAX_STAMPED", 2_000)
     memory = new_memory()
     for entry in range(0, 10_000, 2_500):  # one call of a port may settle many
@@ -138,7 +138,7 @@ def test_what_is_forgotten_proves_no_replay(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_closes_join_bitmaps() -> None:
-    """O1: after two closes in one ledger, with small and with large entries, all that was acknowledged is a replay."""
+    """O1: after two closes in one ledger, with small and with large entries, all acknowledged messages are replays."""
     memory = new_memory()
     for start in (0, 1, 2**40):
         for number in range(1_100):

@@ -1,4 +1,4 @@
-"""The consumer over the fake port and over local topics, on virtual time: exact times, failures, races, the end."""
+"""The consumer over the fake port and over local topics, on virtual time: exact times, failures, races, closing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def consuming(port: FakePort, **options: Any) -> AsyncIterator[tuple[FakeP
 @pytest.mark.parametrize("redelivery", ["auto", "local"])
 @virtual_time
 async def test_comes_back_in_time(ports: Ports, subscription_type: Any, redelivery: Any) -> None:
-    """U29: each nacked message comes back at its own time, alone; a port that is slow to redeliver is asked ahead."""
+    """U29: each nacked message is redelivered at its deadline, alone; a slow port gets the request earlier."""
     port = ports.port(subscription_type=subscription_type, latency=0.12, min_redelivery_delay=0.14)
     async with consuming(port, redelivery=redelivery) as (_, consumer):
         messages = await new_messages(port, consumer, *numbered(4))
@@ -72,7 +72,7 @@ async def test_comes_back_in_time(ports: Ports, subscription_type: Any, redelive
 
 @virtual_time
 async def test_auto_takes_the_broker_where_it_can(ports: Ports) -> None:
-    """U30: on Shared subscriptions delays from the port's floor on go to the broker, shorter ones stay here."""
+    """U30: on Shared subscriptions delays from the port's minimum on go to the broker, shorter ones stay here."""
     async with consuming(ports.port(latency=0.12, min_redelivery_delay=0.14)) as (port, consumer):
         short, long = await new_messages(port, consumer, b"short", b"long")
         await short.nack(delay=0.13)
@@ -86,7 +86,7 @@ async def test_auto_takes_the_broker_where_it_can(ports: Ports) -> None:
 @pytest.mark.not_on("wire", reason="a consumer over the wire is there a few turns of the loop later")
 @virtual_time
 async def test_backoff_by_message_and_by_id(ports: Ports) -> None:
-    """N30: a plain nack by message and one by id use the same count, the broker's where that is what is known."""
+    """N30: a plain nack by message and one by id use the same count, the broker's if that is known."""
     counts: list[int] = []
 
     def backoff(count: int) -> float:
@@ -110,7 +110,7 @@ async def test_backoff_by_message_and_by_id(ports: Ports) -> None:
 @pytest.mark.parametrize("subscription_type", ["shared", "exclusive"])
 @virtual_time
 async def test_backoff_in_turn(ports: Ports, subscription_type: Any) -> None:
-    """N31: with a backoff of 0.2, 0.5, 1 four plain nacks come back after 0.2, 0.5, 1 and 1 s."""
+    """N31: with a backoff of 0.2, 0.5, 1 four plain nacks are redelivered after 0.2, 0.5, 1 and 1 s."""
     async with consuming(ports.port(subscription_type=subscription_type), backoff=[0.2, 0.5, 1]) as (port, consumer):
         port.topic.publish(b"x")
         gaps = []
@@ -125,7 +125,7 @@ async def test_backoff_in_turn(ports: Ports, subscription_type: Any) -> None:
 
 @virtual_time
 async def test_forced_broker_way_collapses_where_the_broker_rewinds(ports: Ports) -> None:
-    """N20: exclusive and forced to the broker, nacks in four buckets go out in one request, at the first deadline."""
+    """N20: on Exclusive through the broker, nacks in four buckets go out in one request, at the first deadline."""
     async with consuming(ports.port(subscription_type="exclusive"), redelivery="broker") as (port, consumer):
         messages = await new_messages(port, consumer, *numbered(5))
         start = now()
@@ -140,7 +140,7 @@ async def test_forced_broker_way_collapses_where_the_broker_rewinds(ports: Ports
 
 @virtual_time
 async def test_a_rewind_names_no_more_ids_than_the_port_takes(ports: Ports) -> None:
-    """N20: whatever it names, everything comes back, in one request."""
+    """N20: whatever the request names, everything is redelivered, in one request."""
     async with consuming(ports.port(subscription_type="exclusive", max_ids_per_request=3), redelivery="broker") as (
         port,
         consumer,
@@ -199,7 +199,7 @@ def test_cancelled_receives_lose_nothing(ports: Ports, moments: list[int]) -> No
 
 @virtual_time
 async def test_a_timeout_says_what_did_not_come(ports: Ports) -> None:
-    """A receive that times out names the message and the time; a timeout of the caller's own stays as it is."""
+    """A receive that times out names the message and the time; the caller's own timeout stays as it is."""
     async with consuming(ports.port()) as (_, consumer):
         with pytest.raises(TimeoutError, match=r"no message within 0\.2 s"):
             await consumer.receive(timeout=0.2)
@@ -264,7 +264,7 @@ async def test_an_ack_cancels_a_nack_that_has_returned(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_failed_ack_after_a_nack_leaves_the_nack(ports: Ports) -> None:
-    """U20: when the ack that would cancel a nack fails, the message comes back at its time."""
+    """U20: when the ack that would cancel a nack fails, the message is redelivered at its deadline."""
     async with consuming(ports.port(), redelivery="local") as (port, consumer):
         message = await new_message(port, consumer)
         start = now()
@@ -283,7 +283,7 @@ async def test_a_failed_ack_after_a_nack_leaves_the_nack(ports: Ports) -> None:
 @pytest.mark.parametrize("subscription_type", ["exclusive", "failover"])
 @virtual_time
 async def test_many_waiting_nacks_never_make_the_broker_rewind(ports: Ports, subscription_type: str) -> None:
-    """U30: ten nacks at once where three payloads have room: the others wait, and none goes the broker's way."""
+    """U30: ten nacks at once with room for three payloads: the others wait, and none goes through the broker."""
     port = ports.port(subscription_type=subscription_type)
     async with Consumer(port, max_local_bytes=30_000) as consumer:
         for number in range(10):
@@ -318,7 +318,7 @@ async def test_a_handle_of_an_earlier_attempt_cannot_nack(ports: Ports) -> None:
 @pytest.mark.parametrize("carried_out", [True, False])
 @virtual_time
 async def test_a_failed_ack_can_be_tried_again(ports: Ports, carried_out: bool) -> None:
-    """U20: an ack that failed leaves the message as it was: it can be acknowledged, or nacked."""
+    """U20: a failed ack leaves the message as it was: it can be acknowledged, or nacked."""
     async with consuming(ports.port()) as (port, consumer):
         port.topic.publish(b"x")
         port.fail_next("acknowledge", 2, carried_out=carried_out)
@@ -335,7 +335,7 @@ async def test_a_failed_ack_can_be_tried_again(ports: Ports, carried_out: bool) 
 
 @virtual_time
 async def test_a_failed_ack_of_a_held_message_holds_it_still(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
-    """U20: the ack of a held message by id takes 3 s and fails; its time came meanwhile: it is shown at once."""
+    """U20: the ack of a held message by id takes 3 s and fails after its deadline: it is delivered at once."""
     async with consuming(ports.port(), redelivery="local") as (port, consumer):
         message = await new_message(port, consumer)
         start = now()
@@ -372,8 +372,8 @@ async def test_a_cancelled_ack_is_carried_out(ports: Ports) -> None:
 
 @pytest.mark.parametrize("second_count", [None, 0])
 @virtual_time
-async def test_double_deliveries_are_shown_once(ports: Ports, second_count: int | None) -> None:
-    """U23: redelivered twice within a millisecond (counts 1 and 1, or 1 and 0) a message is shown once, and counted."""
+async def test_double_deliveries_are_delivered_once(ports: Ports, second_count: int | None) -> None:
+    """U23: redelivered twice within a millisecond (counts 1 and 1, or 1 and 0) it is delivered once, and counted."""
     async with consuming(ports.port()) as (port, consumer):
         port.topic.publish(b"x")
         port.duplicate_next(second_count=second_count)
@@ -388,7 +388,7 @@ async def test_double_deliveries_are_shown_once(ports: Ports, second_count: int 
 @pytest.mark.not_on("wire", "local", reason="only the fake port delivers what is acknowledged")
 @virtual_time
 async def test_acked_after_it_was_asked_for(ports: Ports) -> None:
-    """U24: requested, then acknowledged before it arrives; it arrives anyway: acknowledged again, not delivered."""
+    """U24: requested, then acknowledged before it arrives; if it arrives it is acknowledged again, not delivered."""
     async with consuming(ports.port(latency=0.5), redelivery="broker") as (port, consumer):
         port.redeliver_acked_next()
         message = await new_message(port, consumer)
@@ -403,8 +403,8 @@ async def test_acked_after_it_was_asked_for(ports: Ports) -> None:
 @pytest.mark.parametrize("index_acks", [True, False])
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 @virtual_time
-async def test_batch_mates_are_left_alone(ports: Ports, redelivery: Any, index_acks: bool) -> None:
-    """U26: nack 0, ack 2, nothing yet on 1, 3, 4: only 0 is seen again, and the entry completes in the end."""
+async def test_other_batch_members_are_left_alone(ports: Ports, redelivery: Any, index_acks: bool) -> None:
+    """U26: nack 0, ack 2, nothing yet on 1, 3, 4: only 0 is redelivered, and the entry completes in the end."""
     port = ports.port(batch_index_ack=index_acks)
     async with consuming(port, redelivery=redelivery) as (_, consumer):
         port.topic.publish_batch([b"0", b"1", b"2", b"3", b"4"])
@@ -436,7 +436,7 @@ async def test_a_poison_message_in_a_batch_where_the_broker_has_no_index_acks(po
 
 
 async def poison_in_a_batch(port: FakePort) -> None:
-    """Nack one member of a batch again and again, and acknowledge the others."""
+    """Nack one member of a batch repeatedly, and acknowledge the others."""
     async with consuming(port) as (_, consumer):
         port.topic.publish_batch([b"a", b"poison", b"c"])
         attempts: list[int] = []
@@ -450,8 +450,8 @@ async def poison_in_a_batch(port: FakePort) -> None:
         assert attempts == [1, 2, 3, 4]
 
 
-async def test_what_is_shown_from_memory_is_not_ahead_where_the_broker_is_asked_ahead(ports: Ports) -> None:
-    """On the real clock: a message of a batch that is being processed comes at most a bucket before its time."""
+async def test_redeliveries_from_memory_are_not_early_where_the_broker_is_asked_earlier(ports: Ports) -> None:
+    """On the real clock: a message of a batch that is being processed comes at most a bucket before its deadline."""
     port = ports.port(latency=0.0009)
     async with Consumer(port, config=EXACT) as consumer:
         port.topic.publish_batch([b"0", b"1"])
@@ -467,8 +467,8 @@ async def test_what_is_shown_from_memory_is_not_ahead_where_the_broker_is_asked_
 @pytest.mark.parametrize("bits", [0, 3, 8])
 @pytest.mark.parametrize("latency", [0.0005, 0.0009])
 @virtual_time
-async def test_what_is_shown_from_memory_is_never_late(ports: Ports, bits: int, latency: float) -> None:
-    """Nor is it late there, however wide the bucket is."""
+async def test_redeliveries_from_memory_are_never_late(ports: Ports, bits: int, latency: float) -> None:
+    """Such a message is not late either, however wide the bucket is."""
     loop = asyncio.get_running_loop()
     port = ports.port(latency=latency)
     async with Consumer(port, config=NackConfig(negative_ack_precision_bit_cnt=bits)) as consumer:
@@ -484,7 +484,7 @@ async def test_what_is_shown_from_memory_is_never_late(ports: Ports, bits: int, 
 
 @virtual_time
 async def test_two_members_at_their_own_times(ports: Ports) -> None:
-    """N12: two members of a batch nacked with 10 and 20 s come back at 10 and 20 s, each alone."""
+    """N12: two members of a batch nacked with 10 and 20 s are redelivered after 10 and 20 s, each alone."""
     async with consuming(ports.port()) as (port, consumer):
         port.topic.publish_batch([b"0", b"1"])
         for message, delay in zip(await take(consumer, 2), (10, 20), strict=True):
@@ -501,7 +501,7 @@ async def test_two_members_at_their_own_times(ports: Ports) -> None:
 @pytest.mark.not_on("wire", "local", reason="their topics have no partitions")
 @virtual_time
 async def test_partitions_do_not_mix(ports: Ports) -> None:
-    """N13: messages of two partitions with the same ledger and entry come back each at its own time."""
+    """N13: messages of two partitions with the same ledger and entry are redelivered each at its own deadline."""
     port = ports.port(ports.topic(partitions=2))
     async with consuming(port) as (_, consumer):
         port.topic.publish(b"0", partition=0)
@@ -516,7 +516,7 @@ async def test_partitions_do_not_mix(ports: Ports) -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_a_failed_request_is_tried_again(ports: Ports) -> None:
-    """N16: a request that the port refuses is tried again; what is kept is not held up, nothing comes twice."""
+    """N16: a request that the port refuses is retried; kept messages are not delayed, nothing comes twice."""
     async with consuming(ports.port()) as (port, consumer):
         port.topic.publish(b"plain")
         port.topic.publish_batch([b"member", b"mate"])
@@ -537,7 +537,7 @@ async def test_a_failed_request_is_tried_again(ports: Ports) -> None:
 
 @virtual_time
 async def test_your_own_redelivery(ports: Ports) -> None:
-    """U30: a callable of the user's own gets the ids that are due, with all that was delivered with them."""
+    """U30: a user's callable gets the due ids, with all fields that were delivered with them."""
     asked: list[Sequence[MessageId]] = []
     port = ports.port()
 
@@ -557,7 +557,7 @@ async def test_your_own_redelivery(ports: Ports) -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_close_gives_everything_back(ports: Ports) -> None:
-    """U18, U21: on closing, held, kept and unsettled messages go to the other consumer, and calls that wait end."""
+    """U18, U21: on closing, held, kept and unsettled messages go to the other consumer, and waiting calls end."""
     topic = ports.topic()
     async with consuming(ports.port(topic), redelivery="local") as (_, first):
         publish(topic, *numbered(4))
@@ -586,7 +586,7 @@ async def test_close_gives_everything_back(ports: Ports) -> None:
 @pytest.mark.parametrize("takes_s", [2, 3600])
 @virtual_time
 async def test_close_finishes_acks_under_way(ports: Ports, takes_s: float) -> None:
-    """U21: closing finishes an acknowledgement that was begun; one that hangs is given up, and its call raises."""
+    """U21: closing finishes an open acknowledgement; one that hangs is given up, and its call raises."""
     async with consuming(ports.port(), config=NackConfig(close_timeout=3)) as (port, consumer):
         port.topic.publish(b"x")
         port.delay_next("acknowledge", takes_s)
@@ -631,7 +631,7 @@ async def test_local_payloads_are_bounded(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_single_worker_is_never_stuck(ports: Ports) -> None:
-    """U17, U33: one worker that nacks everything goes on at the limits: a nack never waits while a message is ready."""
+    """U17, U33: one worker that nacks everything continues at the limits: nacks never wait while a message is ready."""
     for options in ({"unacked_limit": 4}, {"max_local_bytes": 100}, {"unacked_limit": 10**400}):
         port = ports.port(subscription_type="exclusive", receiver_queue_size=1)
         async with consuming(port, **options) as (_, consumer):
@@ -646,7 +646,7 @@ async def test_a_single_worker_is_never_stuck(ports: Ports) -> None:
 
 @virtual_time
 async def test_held_ones_count_for_the_warning(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
-    """U33: what is held is unacknowledged too: a message that is taken beside it reaches 80 % of the limit."""
+    """U33: held messages are unacknowledged too: with one more delivered message they reach 80 % of the limit."""
     async with consuming(ports.port(receiver_queue_size=5), unacked_limit=15) as (port, consumer):
         publish(port.topic, *numbered(10))
         for message in await take(consumer, 6):
@@ -702,7 +702,7 @@ async def test_the_delay_of_a_nack_that_waits_counts_from_the_call(ports: Ports)
 
 @virtual_time
 async def test_nacks_of_all_there_is_do_not_wait_for_each_other_for_ever(ports: Ports) -> None:
-    """U33: at the limit every handler nacks at once, and nothing is held: one after the other they pass."""
+    """U33: at the limit every handler nacks at once, and nothing is held: one after another they pass."""
     async with consuming(ports.port(receiver_queue_size=5), unacked_limit=8) as (port, consumer):
         publish(port.topic, *numbered(3))
         nacks = [asyncio.create_task(message.nack(delay=1)) for message in await take(consumer, 3)]
@@ -713,7 +713,7 @@ async def test_nacks_of_all_there_is_do_not_wait_for_each_other_for_ever(ports: 
 
 @virtual_time
 async def test_a_large_payload_that_waits_does_not_hold_up_a_small_one(ports: Ports) -> None:
-    """U30: Exclusive: room is made that is too little for the first nack in line but enough for the second."""
+    """U30: Exclusive: freed room is too little for the first nack in line but enough for the second."""
     async with consuming(ports.port(subscription_type="exclusive"), max_local_bytes=10_000) as (port, consumer):
         for size in (4_000, 2_000, 8_000, 1_000):
             port.topic.publish(b"x" * size)
@@ -733,7 +733,7 @@ async def test_a_large_payload_that_waits_does_not_hold_up_a_small_one(ports: Po
 
 @virtual_time
 async def test_max_held(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
-    """N22, U17: at max_held a nack waits for room, a warning tells it once, and nothing is dropped."""
+    """N22, U17: at max_held a nack waits for room, one warning says so, and nothing is dropped."""
     async with consuming(ports.port(), config=NackConfig(max_held=2)) as (port, consumer):
         *messages, last = await new_messages(port, consumer, *numbered(4))
         start = now()
@@ -755,8 +755,8 @@ async def take_within(consumer: Consumer, count: int, seconds: float) -> list[Me
 
 @pytest.mark.not_on("local", reason="a local topic is moved by a call that waits")
 @virtual_time
-async def test_a_reset_is_shown_and_counted(ports: Ports) -> None:
-    """U32: the subscription is reset two minutes after the acks: all is shown, and counted as replayed."""
+async def test_a_reset_is_delivered_and_counted(ports: Ports) -> None:
+    """U32: the subscription is reset two minutes after the acks: all is delivered, and counted as replayed."""
     async with consuming(ports.port()) as (port, consumer):
         publish(port.topic, *numbered(3))
         for message in await take(consumer, 3):
@@ -769,7 +769,7 @@ async def test_a_reset_is_shown_and_counted(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_port_that_fails_to_receive(ports: Ports) -> None:
-    """U22: a receive that the port refuses raises there, and the next one goes on."""
+    """U22: a receive that the port refuses raises, and the next one continues."""
     async with consuming(ports.port()) as (port, consumer):
         port.fail_next("receive")
         with pytest.raises(BrokerError):
@@ -780,7 +780,7 @@ async def test_a_port_that_fails_to_receive(ports: Ports) -> None:
 
 @virtual_time
 async def test_bad_input() -> None:
-    """N24: settings, delays and ids that make no sense are refused by name, with nothing changed."""
+    """N24: invalid settings, delays and ids are refused by name, with nothing changed."""
     for name, value in (
         ("max_local_bytes", -1),
         ("max_local_bytes", True),
@@ -809,7 +809,7 @@ async def test_bad_input() -> None:
 
 @virtual_time
 async def test_a_port_without_the_optional_calls() -> None:
-    """U35: cumulative acks and seeks on a port that has none say so."""
+    """U35: cumulative acks and seeks on a port without them are refused."""
 
     class Bare:
         traits = FakePort().traits
@@ -827,7 +827,7 @@ async def test_a_port_without_the_optional_calls() -> None:
 
 @virtual_time
 async def test_a_cumulative_ack_cancels_holds(ports: Ports) -> None:
-    """U35: on an exclusive subscription a cumulative ack past a held message cancels the hold."""
+    """U35: on an Exclusive subscription a cumulative ack past a held message cancels the hold."""
     async with consuming(ports.port(subscription_type="exclusive")) as (port, consumer):
         messages = await new_messages(port, consumer, *numbered(3))
         await messages[0].nack(delay=1)
@@ -841,7 +841,7 @@ async def test_a_cumulative_ack_cancels_holds(ports: Ports) -> None:
 @given(data=st.data())
 @examples(40)
 def test_whatever_happens_nothing_is_lost_or_doubled(ports: Ports, data: st.DataObject) -> None:
-    """U23: with copies, failures, batches and partitions each message is shown once more than it was nacked."""
+    """U23: with duplicates, failures, batches and partitions each message is delivered once more than it was nacked."""
     redelivery = data.draw(st.sampled_from(["auto", "local", "broker"]))
     kind: Any = data.draw(st.sampled_from(["shared", "exclusive"]))
     index_acks = data.draw(st.booleans())
@@ -884,7 +884,7 @@ def test_whatever_happens_nothing_is_lost_or_doubled(ports: Ports, data: st.Data
 
 
 def inject(port: FakePort, fault: str) -> None:
-    """Make one thing go wrong."""
+    """Inject one random fault."""
     if fault == "copy":
         port.duplicate_next(second_count=0)
     elif fault == "lost answer":
@@ -894,7 +894,7 @@ def inject(port: FakePort, fault: str) -> None:
 
 
 async def ack_until_done(message: Message) -> None:
-    """Acknowledge, again when it fails."""
+    """Acknowledge, again after a failure."""
     while True:
         try:
             await message.ack()
@@ -904,7 +904,7 @@ async def ack_until_done(message: Message) -> None:
 
 
 def test_a_consumer_of_another_loop_says_so(ports: Ports) -> None:
-    """A consumer that is used in another event loop than its own raises at once, where it would wait for ever."""
+    """A consumer that is used in another event loop than its own raises at once; otherwise it would wait for ever."""
     loops = [asyncio.new_event_loop(), asyncio.new_event_loop()]
 
     async def make() -> Consumer:
@@ -922,8 +922,8 @@ def test_a_consumer_of_another_loop_says_so(ports: Ports) -> None:
 
 @pytest.mark.parametrize("how", ["ack", "cumulative"])
 @virtual_time
-async def test_what_is_acknowledged_by_its_id_while_it_is_ready_is_not_shown(ports: Ports, how: str) -> None:
-    """U20: a message that waits for a call of ``receive`` and is acknowledged by its id meanwhile is not shown."""
+async def test_a_ready_message_that_is_acknowledged_by_its_id_is_not_delivered(ports: Ports, how: str) -> None:
+    """U20: a message that waits for a ``receive`` and is acknowledged by its id meanwhile is not delivered."""
     port = ports.port(subscription_type="exclusive")
     async with consuming(port) as (_, consumer):
         (message,) = await new_messages(port, consumer, b"x")

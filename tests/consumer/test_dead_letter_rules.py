@@ -1,4 +1,4 @@
-"""Which message is a dead letter, and what is written of it: the pure part."""
+"""Which message is dead-lettered, and what is published: the pure part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def delivery(**fields: Any) -> Delivery:
 
 @for_each("most", [0, -1, 1.5, True, "3", None])
 def test_the_count_has_to_be_at_least_one(most: Any) -> None:
-    """U6: 0 redeliveries are refused, and whatever else is no count."""
+    """U6: 0 redeliveries are refused, and every other invalid count."""
     with pytest.raises(InvalidArgumentError, match="max_redeliveries"):
         DeadLetterPolicy(most)
 
@@ -41,26 +41,26 @@ def test_the_count_has_to_be_at_least_one(most: Any) -> None:
     ],
 )
 def test_bad_settings_are_refused(field: str, value: Any) -> None:
-    """N24: each other setting is refused by its name."""
+    """N24: each other invalid setting is refused by name."""
     with pytest.raises(InvalidArgumentError, match=field):
         DeadLetterPolicy(3, **{field: value})
 
 
-def test_a_publisher_of_ones_own_makes_its_own_topics() -> None:
-    """A subscription to begin with is for the client to make, which a user's publisher is not."""
+def test_a_users_publisher_makes_its_own_topics() -> None:
+    """Only the client can create an initial subscription, and not a user's publisher."""
     with pytest.raises(InvalidArgumentError, match="initial_subscription"):
         DeadLetterPolicy(3, initial_subscription="first", publisher=FakePublisher())
 
 
 class NamelessPort(FakePort):
-    """A port that names no subscription."""
+    """A port without a subscription name."""
 
     names = ("", "", "")
 
 
 @virtual_time
 async def test_a_port_that_cannot_publish_needs_a_publisher() -> None:
-    """A consumer of what cannot publish says so, and what is missing, before anything happens."""
+    """A consumer over a port that cannot publish says what is missing, before anything happens."""
     port = FakePort()
     with pytest.raises(InvalidArgumentError, match="publisher"):
         Consumer(port, dead_letter=DeadLetterPolicy(3, "dead"))
@@ -74,25 +74,25 @@ async def test_a_port_that_cannot_publish_needs_a_publisher() -> None:
 
 @pytest.mark.parametrize(("count", "is_last", "is_beyond"), [(0, False, False), (1, False, False), (2, True, False)])
 def test_which_attempt_is_the_last(count: int, is_last: bool, is_beyond: bool) -> None:
-    """U6: with 2 redeliveries the attempts 1, 2 and 3 are shown, and the third is the last."""
+    """U6: with 2 redeliveries the attempts 1, 2 and 3 are delivered, and the third is the last."""
     rules = DeadLetterRules(DeadLetterPolicy(2), "billing")
     assert rules.is_last(count) is is_last
     assert (rules.reason_for(delivery(), count) is not None) is is_beyond
 
 
-def test_what_comes_beyond_the_last_attempt_is_not_shown() -> None:
-    """One delivery too many goes away unseen, with how often it was shown."""
+def test_what_comes_beyond_the_last_attempt_is_not_delivered() -> None:
+    """One delivery too many is dead-lettered undelivered, with the number of deliveries."""
     assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(delivery(), 3) == "3 attempts failed"
 
 
-def test_what_others_may_read_is_shown() -> None:
-    """O12: an error that is of this process alone is no reason."""
+def test_messages_that_others_may_read_are_delivered() -> None:
+    """O12: an error of this process alone is no reason."""
     unreadable = delivery(error=UndecodableMessageError("payload: encrypted with the key k", is_local=True))
     assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0) is None
     assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 3) == "3 attempts failed"
 
 
-def test_what_cannot_be_read_is_not_shown() -> None:
+def test_unreadable_messages_are_not_delivered() -> None:
     """An error of the payload is the reason, whatever the count."""
     unreadable = delivery(error=UndecodableMessageError("payload: damaged"))
     assert (
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_not_shown() -> None:
     ],
 )
 def test_the_topic_is_named_after_topic_and_subscription(topic: str, origin: str) -> None:
-    """U15: one dead-letter topic for all partitions, with the name that the Java client gives it."""
+    """U15: one dead-letter topic for all partitions, with the Java client's name for it."""
     letter = DeadLetterRules(DeadLetterPolicy(2), "billing").message(delivery(topic=topic), 3, "why")
     assert letter.topic == f"{origin}-billing-DLQ"
     assert base_name(topic) == origin
@@ -148,13 +148,13 @@ def test_where_a_message_was_first_stays() -> None:
     [(MessageId(7, 8), "7:8:-1"), (ID, "7:8:3"), (MessageId(7, 8, -1, 2, batch_size=5), "7:8:-1:2")],
 )
 def test_ids_are_written_as_java_does(message_id: MessageId, text: str) -> None:
-    """U15: ledger, entry, partition, and the batch index where there is one."""
+    """U15: ledger, entry, partition, and the batch index if there is one."""
     assert _java_text(message_id) == text
 
 
 @pytest.mark.parametrize("key", [b"", b"\x00\xff", "ключ".encode(), bytes(range(256))])
 def test_keys_of_bytes_stay_keys_of_bytes(key: bytes) -> None:
-    """A key that is base64 of bytes is published as these bytes; one that only looks so, as the text that it is."""
+    """A key that is base64 of bytes is published as these bytes; one that only resembles it, as text."""
     text = base64.b64encode(key).decode()
     assert key_of(delivery(key=text, is_key_encoded=True)) == key
     assert key_of(delivery(key=text)) == text
@@ -162,12 +162,12 @@ def test_keys_of_bytes_stay_keys_of_bytes(key: bytes) -> None:
 
 @pytest.mark.parametrize("key", ["no base64!", "YQ", "YR=="])
 def test_keys_that_are_not_what_they_say_stay_texts(key: str) -> None:
-    """What is marked as base64 and is not, or would not be the same again, is kept as it is."""
+    """A key marked as base64 that is not, or not canonical, is kept as it is."""
     assert key_of(delivery(key=key, is_key_encoded=True)) == key
 
 
 def test_reasons_are_short_and_can_be_sent() -> None:
-    """A reason is cut, and what UTF-8 cannot encode in it is replaced; it has to be text."""
+    """A reason is cut, and characters that UTF-8 cannot encode are replaced; it has to be text."""
     assert as_reason("x" * 5_000) == "x" * 1_000
     assert as_reason("a\udcffb") == "a?b"
     with pytest.raises(InvalidArgumentError, match="reason"):

@@ -1,4 +1,4 @@
-"""Dead letters over each kind of port: which messages go there; ``test_letters`` has the steps and their failures."""
+"""Dead letters over each kind of port: which messages go there; ``test_letters`` has the steps and failures."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.consumer.ports import Ports
 
 
 class Trace:
-    """Notes the events of a consumer."""
+    """Records the events of a consumer."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str | None]] = []
 
     def source(self, topic: str = "", subscription: str = "", consumer: str = "") -> Any:
-        """Return what notes."""
+        """Return the recorder."""
         del topic, subscription, consumer
         return self._note
 
@@ -55,7 +55,7 @@ async def last_attempt(consumer: Consumer, most: int = 2) -> Message:
 @pytest.mark.parametrize("redelivery", ["auto", "local", "broker"])
 @virtual_time
 async def test_one_attempt_more_than_redeliveries(ports: Ports, redelivery: Any, most: int) -> None:
-    """U6: with N redeliveries allowed, and always nacked, a message is shown N + 1 times, then it is a dead letter."""
+    """U6: with N redeliveries allowed, and always nacked, a message is delivered N + 1 times, then dead-lettered."""
     async with consuming(ports.port(), most=most, redelivery=redelivery) as (port, consumer, publisher):
         port.topic.publish(b"poison", key="k", properties={"colour": "red"}, event_time_ms=5)
         for attempt in range(1, most + 2):
@@ -78,7 +78,7 @@ async def test_one_attempt_more_than_redeliveries(ports: Ports, redelivery: Any,
 @pytest.mark.parametrize("subscription_type", ["exclusive", "failover"])
 @virtual_time
 async def test_where_the_broker_counts_nothing(ports: Ports, subscription_type: Any) -> None:
-    """U6: on Exclusive and Failover, where the broker's count stays 0, ours ends it; the others stay as they are."""
+    """U6: on Exclusive and Failover, where the broker's count stays 0, ours ends it; other messages stay."""
     port = ports.port(subscription_type=subscription_type)
     async with consuming(port) as (_, consumer, publisher):
         for data in (b"fine", b"poison", b"fine too"):
@@ -97,7 +97,7 @@ async def test_where_the_broker_counts_nothing(ports: Ports, subscription_type: 
 @pytest.mark.parametrize("index_acks", [True, False])
 @virtual_time
 async def test_one_of_a_batch(ports: Ports, index_acks: bool) -> None:
-    """U4, U5: of a batch only what was nacked to the end is a dead letter, none that was acknowledged."""
+    """U4, U5: of a batch only members nacked to the end are dead-lettered, and none that was acknowledged."""
     topic = ports.topic(batch_index_ack=index_acks)
     async with consuming(ports.port(topic, batch_index_ack=index_acks)) as (port, consumer, publisher):
         topic.publish_batch([b"0", b"1", b"2", b"3", b"4"])
@@ -116,7 +116,7 @@ async def test_one_of_a_batch(ports: Ports, index_acks: bool) -> None:
 
 @virtual_time
 async def test_the_last_round_of_a_batch_in_which_some_succeed(ports: Ports) -> None:
-    """U5: of a batch that fails twice as a whole, and then but for one message, that one is a dead letter."""
+    """U5: a batch fails twice as a whole, and then except for one message, which is dead-lettered."""
     topic = ports.topic(batch_index_ack=True)
     async with consuming(ports.port(topic, batch_index_ack=True)) as (port, consumer, publisher):
         topic.publish_batch([b"0", b"1", b"2"])
@@ -158,7 +158,7 @@ async def test_index_acks_that_the_broker_does_not_know(ports: Ports) -> None:
 
 @virtual_time
 async def test_by_id(ports: Ports) -> None:
-    """U6: nacks by id count as well; one whose payload is not known any more goes when it comes once more, unseen."""
+    """U6: nacks by id count as well; one whose payload is unknown is dead-lettered at its next delivery, unseen."""
     async with consuming(ports.port(), most=1, max_local_bytes=0, redelivery="broker") as (port, consumer, publisher):
         port.topic.publish(b"poison")
         for _ in range(2):
@@ -170,8 +170,8 @@ async def test_by_id(ports: Ports) -> None:
 
 
 @virtual_time
-async def test_what_others_have_tried_too_often_is_not_shown(ports: Ports) -> None:
-    """U6: what comes from another consumer beyond the count, as after a crash in the last attempt, goes away unseen."""
+async def test_messages_that_others_have_tried_too_often_are_not_delivered(ports: Ports) -> None:
+    """U6: a message from another consumer beyond the count, as after a crash in the last attempt, is not delivered."""
     port = ports.port()
     port.topic.publish(b"poison")
     async with Consumer(port, config=EXACT, redelivery="broker") as careless:
@@ -191,7 +191,7 @@ async def test_what_others_have_tried_too_often_is_not_shown(ports: Ports) -> No
 
 @virtual_time
 async def test_the_count_goes_on_over_restarts(ports: Ports, tmp_path: Path) -> None:
-    """U7: closed and opened again after each attempt, with durable state, a message is shown N + 1 times in all."""
+    """U7: closed and reopened after each attempt, with durable state, a message is delivered N + 1 times in all."""
     topic, seen, publisher = ports.topic(), list[int](), FakePublisher()
     topic.publish(b"poison")
     for _ in range(4):
@@ -212,7 +212,7 @@ async def test_the_count_goes_on_over_restarts(ports: Ports, tmp_path: Path) -> 
 @pytest.mark.parametrize("killed", [False, True])
 @virtual_time
 async def test_a_crash_in_the_last_attempt(ports: Ports, *, killed: bool) -> None:
-    """U7, U8: what was shown for the last time, and neither acked nor nacked, is a dead letter at the next start."""
+    """U7, U8: a message in its last attempt, neither acked nor nacked, is dead-lettered at the next start."""
     machine, publisher = Machine(ports), FakePublisher()
     machine.topic.publish(b"poison")
     setting = DeadLetterPolicy(1, "dead", publisher=publisher)
@@ -247,7 +247,7 @@ async def test_the_reason_of_the_last_nack(ports: Ports) -> None:
 
 @virtual_time
 async def test_at_once_with_a_reason(ports: Ports) -> None:
-    """A message can be sent there at any attempt; the call returns when it is there and acknowledged."""
+    """A message can be dead-lettered at any attempt; the call returns when it is stored and acknowledged."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -278,7 +278,7 @@ async def test_without_the_setting_there_is_no_such_way() -> None:
 
 @virtual_time
 async def test_a_reason_is_a_text() -> None:
-    """What is no text is refused as a reason, and the message stays as it is."""
+    """Other types than text are refused as a reason, and the message stays as it is."""
     async with consuming(FakePort()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -290,7 +290,7 @@ async def test_a_reason_is_a_text() -> None:
 
 @virtual_time
 async def test_an_ack_after_the_last_nack_is_too_late(ports: Ports) -> None:
-    """The last nack has begun to dead-letter the message: an ``ack`` raises while that is under way."""
+    """The last nack has begun to dead-letter the message: an ``ack`` raises meanwhile."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"poison")
         message = await last_attempt(consumer)
@@ -305,11 +305,11 @@ async def test_an_ack_after_the_last_nack_is_too_late(ports: Ports) -> None:
         assert backlog(port) == 0
 
 
-# --- what cannot be read ---------------------------------------------------------------------------------------------
+# --- unreadable messages ---------------------------------------------------------------------------------------------
 
 
 class Unreadable:
-    """Makes what a port delivers unreadable."""
+    """Makes a port's deliveries unreadable."""
 
     def __init__(self, port: Any) -> None:
         self._port = port
@@ -320,7 +320,7 @@ class Unreadable:
         return getattr(self._port, name)
 
     async def receive(self) -> Delivery:
-        """Return the next message as one that cannot be read."""
+        """Return the next message as an unreadable one."""
         found = await self._port.receive()
         error = UndecodableMessageError("payload: damaged")
         return Delivery(found.id, b"stored", found.properties, topic=found.topic, error=error)
@@ -328,7 +328,7 @@ class Unreadable:
 
 @virtual_time
 async def test_what_cannot_be_read_goes_there_unseen(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
-    """A payload that cannot be read is a dead letter at once: as it was stored, with its properties; one warning."""
+    """An unreadable payload is dead-lettered at once: as it was stored, with its properties; one warning."""
     port = ports.port()
     port.topic.publish(b"secret", properties={"colour": "red"})
     port.topic.publish(b"secret too")
@@ -349,7 +349,7 @@ async def test_what_cannot_be_read_goes_there_unseen(ports: Ports, caplog: pytes
 
 @virtual_time
 async def test_a_cumulative_acknowledgement_ends_what_is_under_way(ports: Ports) -> None:
-    """A message whose id is acknowledged cumulatively is no dead letter any more; with the message that is refused."""
+    """A message acknowledged cumulatively is no longer dead-lettered, together with one that is refused."""
     async with consuming(ports.port(subscription_type="exclusive"), most=1) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         port.topic.publish(b"last")

@@ -1,4 +1,4 @@
-"""Random lives of messages with dead letters: whatever fails, each ends in one way or the other."""
+"""Messages with dead letters and random faults: each ends in one way or the other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ACTIONS = st.sampled_from(["ack", "nack", "nack", "nack", "dead", "dead soon", "
 TROUBLES = st.sampled_from(["publish", "published", "acknowledge", "close", "none", "none"])
 
 
-class Life:
-    """One run: what was handled, and what came of it."""
+class Scenario:
+    """One run: which messages were handled, and how they ended."""
 
     def __init__(self, *, batches: bool, index_acks: bool, kind: Any, redelivery: Any) -> None:
         self.topic = FakeTopic(batch_index_ack=index_acks)
@@ -29,7 +29,7 @@ class Life:
         self.port: FakePort
         self.acked: set[bytes] = set()
         self.may_forget = batches and not index_acks
-        """Whether the broker does not know of each acknowledgement when a consumer is closed."""
+        """Whether the broker may not have each acknowledgement when a consumer is closed."""
         self.shown: Counter[bytes] = Counter()
         self.payloads = {b"%d" % number for number in range(12)}
         self._kind, self._redelivery, self._index_acks = kind, redelivery, index_acks
@@ -42,7 +42,7 @@ class Life:
                     self.topic.publish(payload)
 
     async def live(self, actions: list[str], troubles: list[str]) -> None:
-        """Handle messages by the plan, then all that is left without trouble."""
+        """Handle messages by the plan, then the remaining ones without faults."""
         acts, bad = iter(actions), iter(troubles)
         while True:
             self.port = FakePort(self.topic, subscription_type=self._kind, batch_index_ack=self._index_acks)
@@ -55,7 +55,7 @@ class Life:
                     return
 
     async def _once(self, consumer: Consumer, acts: Any, bad: Any, calls: asyncio.TaskGroup) -> bool:
-        """Handle messages until there are none; return whether the consumer is to be opened once more."""
+        """Handle messages until there are none; return whether to open the consumer once more."""
         left: list[Message] = []
         while True:
             try:
@@ -130,15 +130,15 @@ class Life:
 def test_each_message_ends_in_one_way(
     actions: list[str], troubles: list[str], batches: bool, index_acks: bool, kind: Any, redelivery: Any
 ) -> None:
-    """U4, U5, U6: every message is acknowledged or a dead letter in the end; none is lost, and none is both."""
+    """U4, U5, U6: every message is acknowledged or dead-lettered in the end; none is lost, and none is both."""
 
     async def main() -> None:
-        life = Life(batches=batches, index_acks=index_acks, kind=kind, redelivery=redelivery)
-        await life.live(actions, troubles)
-        dead = {letter.data for letter in life.publisher.letters}
-        assert life.acked | dead == life.payloads
-        assert life.port.subscription.backlog == 0
+        scenario = Scenario(batches=batches, index_acks=index_acks, kind=kind, redelivery=redelivery)
+        await scenario.live(actions, troubles)
+        dead = {letter.data for letter in scenario.publisher.letters}
+        assert scenario.acked | dead == scenario.payloads
+        assert scenario.port.subscription.backlog == 0
         is_one_consumer = "close" not in troubles and "leave" not in actions
-        assert not (is_one_consumer and life.acked & dead)
+        assert not (is_one_consumer and scenario.acked & dead)
 
     run(main())

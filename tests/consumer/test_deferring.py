@@ -1,4 +1,4 @@
-"""Messages that are postponed: no failure, so no attempt."""
+"""Deferred messages: no failure, so no attempt."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_over_restarts(ports: Ports, attempts: int, seconds: int) -> None:
 
 @virtual_time
 async def test_what_can_be_done_with_a_deferred_message() -> None:
-    """It is final for this attempt: another verb is told, again is harmless, and the next attempt has its own verbs."""
+    """It is final for this attempt: another verb raises, repeating is harmless, and the next attempt has its verbs."""
     port = FakePort()
     publish(port.topic, b"a", b"b")
     async with Consumer(port, config=EXACT) as consumer:
@@ -154,7 +154,7 @@ async def test_a_deferred_message_that_no_call_receives() -> None:
                 await message.defer(1)
                 with pytest.raises(TimeoutError):
                     await consumer.receive(timeout=0.5)
-                await asyncio.sleep(2)  # the message is fetched for the call that has ended, and given back
+                await asyncio.sleep(2)  # the message is received for the call that has ended, and given back
             await (await consumer.receive(timeout=2)).ack()
         assert dead.letters == []
         assert topic.backlog("s") == 0

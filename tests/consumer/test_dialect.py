@@ -1,4 +1,4 @@
-"""The settings of subscribing: the same keywords and values over each client, in the spelling of either."""
+"""Subscription settings: the same keywords and values with each client, in the spelling of either."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEAD = DeadLetterPolicy(3, publisher=FakePublisher())
 
 
 class Both:
-    """Subscribes over either client without a broker, and keeps what would have been subscribed."""
+    """Subscribes with either client without a broker, and keeps what would have been subscribed."""
 
     def __init__(self) -> None:
         self.native_client = Client("pulsar://localhost:1")
@@ -40,7 +40,7 @@ class Both:
         self.keywords: list[dict[str, Any]] = []
         official = functools.partial(pulsar_nack.subscribe, self.official_client)
         self.calls: tuple[Callable[..., Any], ...] = (self.native_client.subscribe, official)
-        """What subscribes over each client."""
+        """The calls that subscribe with each client."""
 
     async def native(self, topic: Any = "t", **settings: Any) -> SubscribeOptions:
         """Return the options of a native subscription."""
@@ -49,7 +49,7 @@ class Both:
         return self.options[-1][1]
 
     async def official(self, topic: Any = "t", **settings: Any) -> dict[str, Any]:
-        """Return what the official client gets, without what is always there."""
+        """Return the official client's options, without the constant ones."""
         with pytest.raises(BrokerError, match="enough"):
             await pulsar_nack.subscribe(self.official_client, topic, "s", **settings)
         return self.keywords[-1]
@@ -89,7 +89,7 @@ TYPES: list[tuple[Any, str]] = [
 
 
 async def test_types_in_every_spelling(both: Both, tmp_path: Path) -> None:
-    """U49: each type of subscription is the same on both clients and on a local topic, however it is written."""
+    """U49: each type of subscription is the same on both clients and on a local topic, in any spelling."""
     async with await LocalTopic.open(tmp_path) as topic:
         for number, (given, name) in enumerate(TYPES):
             assert subscription_type(given) == name
@@ -106,7 +106,7 @@ async def test_types_in_every_spelling(both: Both, tmp_path: Path) -> None:
 
 
 class Odd(enum.Enum):
-    """Not a type, nor a position."""
+    """Neither a type nor a position."""
 
     SHARDED = 1
 
@@ -115,7 +115,7 @@ class Odd(enum.Enum):
     "wrong", ["sharde", "", "key__shared", 1, None, True, Odd.SHARDED, pulsar.InitialPosition.Latest, Path("shared")]
 )
 async def test_types_that_there_are_not(wrong: Any) -> None:
-    """U49: they are refused by name, before anything is connected."""
+    """U49: they are refused by name, before connecting."""
     both = Both()
     for call in both.calls:
         with pytest.raises(InvalidArgumentError, match=r"^consumer_type: expected one of exclusive, ") as caught:
@@ -132,7 +132,7 @@ POSITIONS: list[tuple[Any, str]] = [
 
 
 async def test_start_positions_in_every_spelling(both: Both, tmp_path: Path) -> None:
-    """U49: a subscription begins at the same place on both clients and on a local topic, however that is written."""
+    """U49: a subscription begins at the same place on both clients and on a local topic, in any spelling."""
     async with await LocalTopic.open(tmp_path) as topic:
         await topic.publish(b"x")
         for number, (given, name) in enumerate(POSITIONS):
@@ -177,7 +177,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 async def test_settings_by_the_names_of_either_client(both: Both) -> None:
-    """U49: each setting that both clients have is accepted by both names, and comes to the same on each."""
+    """U49: each setting that both clients have is accepted by both names, and means the same on each."""
     for given, native, official in SAME:
         options = await both.native(**given)
         assert {name: getattr(options, name) for name in native} == native, given
@@ -188,7 +188,7 @@ async def test_settings_by_the_names_of_either_client(both: Both) -> None:
 
 
 async def test_shared_keys_in_the_words_of_either_client(both: Both) -> None:
-    """U49: how keys are divided, as our class or the official one's, under both names, on both clients."""
+    """U49: key sharing, as our class or the official one's, under both names, on both clients."""
     for name in ("key_shared", "key_shared_policy"):
         for given in (OURS, STICKY):
             settings: dict[str, Any] = {"consumer_type": "KeyShared", name: given}
@@ -305,7 +305,7 @@ WRONG_VALUES: list[tuple[str, Any, Mapping[str, Any]]] = [
 
 
 async def test_what_a_client_does_not_have(both: Both) -> None:
-    """U49: it is refused by name, with what to use in its place; values that change nothing are accepted."""
+    """U49: it is refused by name, with what to use instead; values that change nothing are accepted."""
     for name, value, use in [*NOT_NATIVE, *ON_NEITHER]:
         with pytest.raises(InvalidArgumentError, match=f"^{name}: expected .*{use}") as caught:
             both.calls[0]("t", "s", **{name: value})
@@ -321,7 +321,7 @@ async def test_what_a_client_does_not_have(both: Both) -> None:
 
 
 async def test_wrong_values(both: Both) -> None:
-    """U49: a value that is wrong is refused with its name by both clients, before anything is connected."""
+    """U49: an invalid value is refused with its name by both clients, before connecting."""
     for name, value, beside in WRONG_VALUES:
         for call in both.calls:
             with pytest.raises((InvalidArgumentError), match=f"^{name}: ") as caught:
@@ -350,7 +350,7 @@ async def test_two_names_for_one_setting(both: Both, tmp_path: Path) -> None:
 
 
 async def test_settings_of_a_local_topic(tmp_path: Path) -> None:
-    """U49: a local topic's consumer has the settings that mean something there; others are refused by name."""
+    """U49: a local topic's consumer accepts the settings that apply there; others are refused by name."""
     async with await LocalTopic.open(tmp_path) as topic:
         for name in ("batch_index_ack", "batch_index_ack_enabled"):
             for given in (True, False):

@@ -1,4 +1,4 @@
-"""Drains that end as soon as nothing is being processed, whatever ended the processing."""
+"""Drains that end as soon as nothing is being processed, however the processing ended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_message_comes_as_the_drain_begins(key_ordered: bool) -> None:
 
 @virtual_time
 async def test_calls_that_take_their_messages_back() -> None:
-    """U18: one of ``batch_receive`` that waits for more, and one of ``receive`` that is cancelled in the same turn."""
+    """U18: a ``batch_receive`` that waits for more, and a ``receive`` that is cancelled in the same turn."""
     port = FakePort()
     publish(port.topic, *[b"x"] * 3)
     async with Consumer(port, config=EXACT) as consumer:

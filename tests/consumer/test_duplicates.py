@@ -1,4 +1,4 @@
-"""Copies that come after their acknowledgement are acknowledged again, whatever becomes of single ones."""
+"""Duplicates that come after their acknowledgement are acknowledged again, also if single ones fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PickyPort(FakePort):
 
 @virtual_time
 async def test_one_that_fails_keeps_no_other_from_it() -> None:
-    """One copy is refused for ever: the others are acknowledged, and it is given up after some tries."""
+    """One duplicate is refused for ever: the others are acknowledged, and it is given up after some attempts."""
     port = PickyPort()
     async with Consumer(port) as consumer:
         publish(port.topic, *[b"x"] * 20)

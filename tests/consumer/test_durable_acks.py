@@ -1,4 +1,4 @@
-"""Durable acknowledgements: what is remembered, for how long, how little it is, and the gate before it."""
+"""Durable acknowledgements: what is remembered, for how long, in how little space, and the gate before it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DAY_MS = 24 * HOUR_MS
 
 
 class LonelyPort(FakePort):
-    """A port that loses its connection: what is acknowledged meanwhile is lost, and comes again with the connection."""
+    """A port that loses its connection: acknowledgements are lost meanwhile, and their messages come again."""
 
     is_connected = True
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Take them, and lose them without a connection."""
+        """Accept them, and lose them without a connection."""
         if self.is_connected:
             await super().acknowledge(ids)
 
@@ -42,7 +42,7 @@ class LonelyPort(FakePort):
         self.is_connected = False
 
     def connect(self) -> None:
-        """Get it back: the broker hands out everything that it has no acknowledgement of."""
+        """Restore it: the broker redelivers everything unacknowledged."""
         self.is_connected = True
         self.subscription.restart()
 
@@ -52,7 +52,7 @@ class LonelyPort(FakePort):
 
 @pytest.mark.parametrize("hours", seeds([2, 24]))
 def test_a_day_stays_small(hours: int) -> None:
-    """K51: a day of a Shared subscription, half of which others acknowledge, takes what its last minute takes."""
+    """K51: a day of a Shared subscription, half of which others acknowledge, takes as much as its last minute."""
     random, acks = Random(1), AckedMessages(60_000)
     most_bytes = most_entries = entry = 0
     for now_ms in range(0, hours * HOUR_MS, 200):
@@ -70,7 +70,7 @@ def test_a_day_stays_small(hours: int) -> None:
 
 @pytest.mark.parametrize("hours", seeds([3, 24]))
 def test_a_day_of_batches_stays_small(hours: int) -> None:
-    """K51: batches are kept until they are done, however long that takes, and then for as long as other entries."""
+    """K51: batches are kept until they are complete, however long that takes, and then as long as other entries."""
     random, state = Random(2), DurableState(60_000, 10**12)
     left: list[tuple[int, MessageId]] = []
     most = 0
@@ -110,7 +110,7 @@ async def test_a_day_of_a_consumer_stays_small(hours: int) -> None:
 
 
 def test_time_without_a_connection_does_not_count() -> None:
-    """K51: what was acknowledged before or during ten minutes without a connection is as new after it."""
+    """K51: acknowledgements from before or during ten minutes without a connection count as new after them."""
     acks = AckedMessages(60_000)
     acks.add(MessageId(1, 0), 1_000)
     acks.add(MessageId(1, 1), 61_001)
@@ -138,7 +138,7 @@ def test_absences_one_after_the_other() -> None:
 
 
 def test_cumulative_acks_are_as_new_after_an_absence() -> None:
-    """K51: the mark of a cumulative acknowledgement is as new after an absence too."""
+    """K51: the mark of a cumulative acknowledgement counts as new after a disconnection too."""
     acks = AckedMessages(60_000)
     acks.add_up_to(MessageId(1, 7), 1_000)
     acks.skip_time(50_000, 650_000)
@@ -148,7 +148,7 @@ def test_cumulative_acks_are_as_new_after_an_absence() -> None:
 
 @virtual_time
 async def test_acks_without_a_connection_are_given_again() -> None:
-    """K51: acknowledged shortly before the connection is lost for an hour, messages that come again are not shown."""
+    """K51: messages acknowledged shortly before the connection is lost for an hour are not delivered again."""
     port = LonelyPort()
     async with Machine(topic=port.topic).consuming(port=port) as consumer:
         port.topic.publish(b"before")
@@ -169,7 +169,7 @@ async def test_acks_without_a_connection_are_given_again() -> None:
 
 @virtual_time
 async def test_acks_without_a_connection_outlive_a_kill() -> None:
-    """U10: killed after an hour without a connection: what was acknowledged at its beginning is not redelivered."""
+    """U10: killed after an hour without a connection: messages acknowledged at its beginning are not redelivered."""
     machine = Machine()
     machine.topic.publish(b"x")
     port = LonelyPort(machine.topic)
@@ -215,7 +215,7 @@ async def test_a_nack_of_what_was_acked_before_a_restart_is_refused() -> None:
 
 @virtual_time
 async def test_an_id_that_is_none_does_no_harm() -> None:
-    """An acknowledgement of an id without an entry is written, and nothing is remembered of it."""
+    """An acknowledgement of an id without an entry is written, and not remembered."""
     async with Machine().consuming() as consumer:
         await consumer.acknowledge(MessageId(-1, -1))
         assert consumer.statistics().durable_acks == 0
@@ -224,7 +224,7 @@ async def test_an_id_that_is_none_does_no_harm() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 300)), max_size=6), st.integers(0, 2**63 - 1))
 def test_ranges_are_written_and_read(steps: list[tuple[int, int]], at_ms: int) -> None:
-    """K51: ranges of a ledger come back as they were written; what is cut off or goes on is refused."""
+    """K51: ranges of a ledger are equal when read; truncated or longer ones are refused."""
     ranges, end = [], 0
     for gap, length in steps:
         if end + gap + length < 2**63:
@@ -250,7 +250,7 @@ def publish_batches(machine: Machine, count: int) -> None:
 
 
 async def fill(consumer: Consumer) -> list[Message]:
-    """Acknowledge one of each batch until nothing is shown any more; return the others."""
+    """Acknowledge one of each batch until nothing is delivered; return the others."""
     left: list[Message] = []
     while not await is_quiet_now(consumer, left):
         message = left.pop()
@@ -262,7 +262,7 @@ async def fill(consumer: Consumer) -> list[Message]:
 
 
 async def is_quiet_now(consumer: Consumer, received: list[Message]) -> bool:
-    """Receive one more, if there is one; at once."""
+    """Receive one more message, if there is one; at once."""
     try:
         received.append(await consumer.receive(timeout=0.5))
     except TimeoutError:
@@ -314,7 +314,7 @@ async def test_what_comes_again_passes_the_gate() -> None:
 
 @virtual_time
 async def test_much_that_comes_again_at_the_edge_of_the_limit() -> None:
-    """K42: half of what the gate lets pass is nacked: each comes again, also one that just does not fit at first."""
+    """K42: half of the messages that pass are nacked: each is redelivered, also one that does not fit at first."""
     machine = Machine()
     for number in range(80):
         machine.topic.publish(b"%d" % number)
@@ -337,7 +337,7 @@ async def test_much_that_comes_again_at_the_edge_of_the_limit() -> None:
 @pytest.mark.slow
 @virtual_time
 async def test_acks_that_grow_old_open_the_gate() -> None:
-    """K41: where another consumer takes every second message, holes fill the state; a minute later it goes on."""
+    """K41: another consumer takes every second message, so holes fill the state; a minute later it continues."""
     machine = Machine()
     other = machine.port()
     async with machine.consuming(max_ack_state_bytes=LIMIT, ack_memory=60) as consumer:
@@ -364,7 +364,7 @@ async def test_acks_that_grow_old_open_the_gate() -> None:
 
 
 async def acknowledge_all(port: FakePort) -> None:
-    """Be another consumer."""
+    """Be another consumer, and acknowledge everything."""
     while True:
         delivery = await port.receive()
         await port.acknowledge([delivery.id])
@@ -385,7 +385,7 @@ async def test_the_gate_may_be_off(limit: int) -> None:
 @pytest.mark.parametrize("limit", [1, 1_023, 2.5, True, "5"])
 @virtual_time
 async def test_bad_limits_are_refused(limit: Any) -> None:
-    """K40: from 1 to 1 023 bytes no gate makes sense."""
+    """K40: from 1 to 1 023 bytes is refused."""
     with pytest.raises(InvalidArgumentError, match="max_ack_state_bytes"):
         Consumer(FakePort(), max_ack_state_bytes=limit)
 

@@ -1,4 +1,4 @@
-"""Consumers that remember: deadlines, attempts and acknowledgements over restarts, on virtual time."""
+"""Durable consumers: deadlines, attempts and acknowledgements over restarts, on virtual time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KILLED_OR_NOT = pytest.mark.parametrize("killed", [False, True], ids=["closed", 
 
 
 async def killed_after_a_nack(ports: Ports, delay: float) -> Machine:
-    """A machine whose consumer has nacked the one message ``x``, and was killed."""
+    """A machine whose consumer has nacked the only message ``x``, and was killed."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
@@ -44,7 +44,7 @@ async def killed_after_a_nack(ports: Ports, delay: float) -> Machine:
 async def test_a_deadline_outlives_the_consumer(
     ports: Ports, subscription_type: Any, redelivery: Any, *, killed: bool
 ) -> None:
-    """U9: nacked for 60 s, closed or killed, the message is handed back at once and shown at its old time."""
+    """U9: nacked for 60 s, closed or killed, the message comes back at once and is delivered at its old deadline."""
     machine = Machine(ports, subscription_type=subscription_type, latency=0.01)
     machine.topic.publish(b"later")
     async with machine.consuming(killed=killed, redelivery=redelivery) as consumer:
@@ -70,8 +70,8 @@ async def test_a_deadline_outlives_the_consumer(
 
 
 @virtual_time
-async def test_what_became_due_meanwhile_is_shown_at_once(ports: Ports) -> None:
-    """U9: the time passed while nobody ran: the message is shown as it comes, with its next attempt."""
+async def test_messages_due_meanwhile_are_delivered_at_once(ports: Ports) -> None:
+    """U9: the deadline passed while no consumer ran: the message is delivered at once, with its next attempt."""
     machine = await killed_after_a_nack(ports, 60)
     await asyncio.sleep(3600)
     async with machine.consuming() as consumer:
@@ -82,7 +82,7 @@ async def test_what_became_due_meanwhile_is_shown_at_once(ports: Ports) -> None:
 
 @virtual_time
 async def test_the_broker_way_after_a_restart(ports: Ports) -> None:
-    """U9: what is held after a restart is asked for at the broker when that is the way, once and at its time."""
+    """U9: a message held after a restart is requested from the broker if so configured, once and at its deadline."""
     machine = await killed_after_a_nack(ports, 10)
     port = machine.port()
     async with machine.consuming(port=port, redelivery="broker") as consumer:
@@ -109,7 +109,7 @@ async def test_a_second_restart_keeps_the_deadline(ports: Ports) -> None:
 
 @virtual_time
 async def test_the_earlier_deadline_is_the_durable_one(ports: Ports) -> None:
-    """U9: nacked twice before its time, the earlier deadline counts after a restart too."""
+    """U9: nacked twice before its deadline, the earlier deadline counts after a restart too."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
@@ -124,7 +124,7 @@ async def test_the_earlier_deadline_is_the_durable_one(ports: Ports) -> None:
 
 @virtual_time
 async def test_the_wall_clock_is_set_back_between_runs(ports: Ports) -> None:
-    """U9: with the wall clock set back by a year, what remains of a delay is no more than the delay."""
+    """U9: with the wall clock set back by a year, no delay becomes longer than it was."""
     machine, wall = Machine(ports), ManualClock(10**12)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True, wall_clock=wall) as consumer:
@@ -137,7 +137,7 @@ async def test_the_wall_clock_is_set_back_between_runs(ports: Ports) -> None:
 
 @virtual_time
 async def test_another_consumer_is_not_bound(ports: Ports) -> None:
-    """U34: a hold after a restart binds this process; another consumer shows what the broker gives to it."""
+    """U34: a hold after a restart binds this process; another consumer delivers what the broker gives it."""
     machine = await killed_after_a_nack(ports, 60)
     async with Consumer(machine.port(), config=EXACT) as other:
         shown = await other.receive(timeout=1)
@@ -150,8 +150,8 @@ async def test_another_consumer_is_not_bound(ports: Ports) -> None:
 
 @pytest.mark.not_on("wire", "local", reason="it is another consumer's turn there")
 @virtual_time
-async def test_what_this_consumer_holds_is_not_shown_early(ports: Ports) -> None:
-    """U34: beside a second consumer, what came back to this one waits here; its close gives it to the other at once."""
+async def test_held_messages_are_not_delivered_early(ports: Ports) -> None:
+    """U34: beside a second consumer, messages of this one wait here; its close gives them to the other at once."""
     machine = await killed_after_a_nack(ports, 60)
     async with machine.consuming() as consumer:
         receiving = asyncio.create_task(consumer.receive())
@@ -188,7 +188,7 @@ async def test_attempts_that_ended_the_process_count(ports: Ports, *, killed: bo
 @KILLED_OR_NOT
 @virtual_time
 async def test_attempts_go_on_counting(ports: Ports, *, killed: bool) -> None:
-    """U27: the last consumer leaves and returns, and the broker restarts: attempts go on, nacked in between or not."""
+    """U27: the last consumer leaves and returns, and the broker restarts: attempts continue, with nacks or without."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     attempts = []
@@ -204,7 +204,7 @@ async def test_attempts_go_on_counting(ports: Ports, *, killed: bool) -> None:
 
 @virtual_time
 async def test_the_brokers_count_counts_where_it_is_higher(ports: Ports) -> None:
-    """U27: redeliveries that another consumer saw count too."""
+    """U27: redeliveries to another consumer count too."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
@@ -222,7 +222,7 @@ async def test_the_brokers_count_counts_where_it_is_higher(ports: Ports) -> None
 @pytest.mark.parametrize("redelivery", ["broker", "local"])
 @virtual_time
 async def test_what_was_held_back_is_no_attempt(ports: Ports, redelivery: Any) -> None:
-    """U27: the broker counts each time that it hands a held message back; as nobody saw it, these do not count."""
+    """U27: the broker counts each time that it sends a held message; undelivered ones do not count here."""
     machine = await killed_after_a_nack(ports, 60)
     keeper = machine.port()
     delivery = await keeper.receive()
@@ -238,7 +238,7 @@ async def test_what_was_held_back_is_no_attempt(ports: Ports, redelivery: Any) -
 
 @virtual_time
 async def test_what_was_not_received_is_no_attempt(ports: Ports) -> None:
-    """U8: what was ready, or whose receive was cancelled, was not shown: it comes as its first attempt."""
+    """U8: messages that were ready, or whose receive was cancelled, come as first attempts."""
     machine = Machine(ports)
     for number in range(3):
         machine.topic.publish(bytes([number]))
@@ -253,7 +253,7 @@ async def test_what_was_not_received_is_no_attempt(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_cancelled_receive_loses_nothing(ports: Ports) -> None:
-    """U2: receives that are cancelled while an attempt is noted give the message to the next one."""
+    """U2: a receive that is cancelled while an attempt is recorded gives the message to the next one."""
     machine = Machine(ports)
     for number in range(100):
         machine.topic.publish(bytes([number]))
@@ -278,7 +278,7 @@ async def test_a_cancelled_receive_loses_nothing(ports: Ports) -> None:
 
 @virtual_time
 async def test_an_ack_that_the_broker_did_not_get_is_given_again(ports: Ports) -> None:
-    """U10: acked, killed before the client sent it: after the restart it is acked again, not shown."""
+    """U10: acked, killed before the client sent it: after the restart it is acked again, not delivered."""
     machine = Machine(ports)
     machine.topic.publish(b"done")
     machine.topic.publish(b"nacked and done")
@@ -300,8 +300,8 @@ async def test_an_ack_that_the_broker_did_not_get_is_given_again(ports: Ports) -
 
 
 @virtual_time
-async def test_acked_members_of_a_batch_are_not_shown_again(ports: Ports) -> None:
-    """U3: of a batch of 4, of which 2 were acked, a restart shows the others; then the broker has the whole batch."""
+async def test_acked_members_of_a_batch_are_not_delivered_again(ports: Ports) -> None:
+    """U3: of a batch of 4 with 2 acked, a restart delivers the others; then the broker has the whole batch."""
     machine = Machine(ports)
     machine.topic.publish_batch([b"a", b"b", b"c", b"d"])
     async with machine.consuming(killed=True) as consumer:
@@ -322,8 +322,8 @@ async def test_acked_members_of_a_batch_are_not_shown_again(ports: Ports) -> Non
 
 @pytest.mark.not_on("local", reason="a local topic is moved by a call that waits")
 @virtual_time
-async def test_a_message_that_is_replayed_later_is_shown(ports: Ports) -> None:
-    """U32: reset long after the acks and over a restart, every message is shown; at once, when it was sought."""
+async def test_a_message_that_is_replayed_later_is_delivered(ports: Ports) -> None:
+    """U32: reset long after the acks and over a restart, every message is delivered; at once, after a seek."""
     machine = Machine(ports, subscription_type="exclusive")
     ids = [machine.topic.publish(bytes([number])) for number in range(3)]
     async with machine.consuming() as consumer:
@@ -400,7 +400,7 @@ async def test_nacks_by_id_are_durable(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_full_disk(ports: Ports) -> None:
-    """U22: a nack that cannot be made durable says so and holds in memory; all else goes on, and is written later."""
+    """U22: a nack that cannot be made durable says so and holds in memory; all else continues, and is written later."""
     machine = Machine(ports)
     for number in range(3):
         machine.topic.publish(bytes([number]))
@@ -430,7 +430,7 @@ async def test_a_full_disk(ports: Ports) -> None:
 
 
 @virtual_time
-async def test_a_failed_nack_can_be_settled_or_nacked_anew(ports: Ports) -> None:
+async def test_a_failed_nack_can_be_settled_or_nacked_again(ports: Ports) -> None:
     """U20: after a nack that is not durable, an ack cancels it, and another nack tries again."""
     machine = Machine(ports)
     machine.topic.publish(b"a")
@@ -469,7 +469,7 @@ async def test_a_cancelled_nack_is_in_effect_and_durable(ports: Ports) -> None:
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 @virtual_time
 async def test_a_nack_that_is_in_effect_ends_its_attempt(ports: Ports, how: str) -> None:
-    """U20: cancelled or failed while it was written, a nack ends its attempt: after that the old ack is refused."""
+    """U20: cancelled or failed while it was written, a nack ends its attempt: then its ack is refused."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:
@@ -490,7 +490,7 @@ async def test_a_nack_that_is_in_effect_ends_its_attempt(ports: Ports, how: str)
 
 @virtual_time
 async def test_closing_writes_what_was_called_for(ports: Ports) -> None:
-    """U18: nacks and acks whose writes were under way when the consumer was closed are durable, and say so."""
+    """U18: nacks and acks that were being written when the consumer closed are durable, and their calls say so."""
     machine = Machine(ports)
     for number in range(20):
         machine.topic.publish(bytes([number]))
@@ -510,7 +510,7 @@ async def test_closing_writes_what_was_called_for(ports: Ports) -> None:
 
 @virtual_time
 async def test_ack_while_a_nack_is_written(ports: Ports) -> None:
-    """U20: an ack from another task while a nack is being made durable gets an error."""
+    """U20: an ack from another task while a nack is being made durable raises."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:
@@ -526,7 +526,7 @@ async def test_ack_while_a_nack_is_written(ports: Ports) -> None:
 
 
 async def test_a_second_consumer_is_refused(ports: Ports, tmp_path: Path) -> None:
-    """U22: a second consumer on the same folder gets a clear error, and the first goes on."""
+    """U22: a second consumer on the same folder gets a clear error, and the first continues."""
     async with Consumer(ports.port(), durable=tmp_path) as consumer:
         other = ports.port()
         with pytest.raises(
@@ -541,7 +541,7 @@ async def test_a_second_consumer_is_refused(ports: Ports, tmp_path: Path) -> Non
 
 @virtual_time
 async def test_on_object_storage_the_newest_takes_over(ports: Ports) -> None:
-    """U22: without locks a second consumer takes over; the first one's nacks say so; what it wrote before is kept."""
+    """U22: without locks a second consumer takes over; the first one's nacks say so; earlier writes are kept."""
     memory = pytest.importorskip("obstore").store.MemoryStore()
     topic = ports.topic()
     topic.publish(b"a")
@@ -561,8 +561,8 @@ async def test_on_object_storage_the_newest_takes_over(ports: Ports) -> None:
                 assert second.statistics().durable_failures == 0
 
 
-async def test_damage_is_told(ports: Ports, tmp_path: Path) -> None:
-    """U22: a damaged log gives an error that names it when the consumer is opened, and nothing is dropped."""
+async def test_damage_is_reported(ports: Ports, tmp_path: Path) -> None:
+    """U22: opening raises an error that names a damaged log, and nothing is dropped."""
     port = ports.port()
     ids = [port.topic.publish(bytes(1)) for _ in range(3)]
     async with Consumer(port, durable=tmp_path) as consumer:
@@ -579,7 +579,7 @@ async def test_damage_is_told(ports: Ports, tmp_path: Path) -> None:
 
 @for_each("durable", ["", "s3://bucket/nacks", b"path", 5, True, object()])
 async def test_bad_places_are_refused(durable: Any) -> None:
-    """U22: what is neither a path nor a store is refused when the consumer is made."""
+    """U22: an object that is neither a path nor a store is refused when the consumer is created."""
     with pytest.raises(InvalidArgumentError, match=r"durable: expected (a path, or a LogStore|the path of a folder)"):
         Consumer(FakePort(), durable=durable)
     with pytest.raises(InvalidArgumentError, match="durable_ttl"):
@@ -588,7 +588,7 @@ async def test_bad_places_are_refused(durable: Any) -> None:
 
 @virtual_time
 async def test_a_store_of_the_users_own_stays_open() -> None:
-    """U22: the consumer closes a store that it made of a path, and leaves one that it was given."""
+    """U22: the consumer closes a store that it made from a path, and leaves one that it was given."""
     machine = Machine()
     async with await LocalLogStore.open("/x", files=machine.files) as store:
         async with Consumer(FakePort(), durable=store, wall_clock=LoopClock()):

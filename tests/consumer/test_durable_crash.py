@@ -17,7 +17,7 @@ SEEDS = seeds(range(24), fast=2)
 @pytest.mark.parametrize("kills", [0, 1], ids=["power lost", "killed"])
 @pytest.mark.parametrize("seed", seeds(range(2)))
 def test_a_crash_at_every_change(seed: int, kills: int) -> None:
-    """U9: at each write, sync, rename and delete of a run: what was durable is there, what was settled stays so."""
+    """U9: at each write, sync, rename and delete of a run: durable changes are there, settled messages stay settled."""
     run = Run(HOMES["local"](Random(seed)), Model(), seed)
     crash_everywhere(run, seed, 150, kills=kills)
     assert run.compactions > 0
@@ -26,7 +26,7 @@ def test_a_crash_at_every_change(seed: int, kills: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", HOMES)
 def test_crashes_on_and_on(kind: str, seed: int) -> None:
-    """U9: lives that each end by a crash at any operation, in recovery too; operations fail, or are in doubt."""
+    """U9: runs that each end by a crash at any operation, in recovery too; operations fail, or are in doubt."""
     random = Random(seed)
     crash = Crash(random, HOMES[kind](random), Model())
     for life in range(12):
@@ -41,7 +41,7 @@ def test_crashes_on_and_on(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_operations_that_fail(seed: int) -> None:
-    """U22: any operation may fail, for a while: what was reported durable is there, and no more."""
+    """U22: any operation may fail, for a while: what was reported as durable is there, and no more."""
     random, model = Random(seed), Model()
     home = HOMES["local"](random)
     play(Run(home, model, seed).play(5))

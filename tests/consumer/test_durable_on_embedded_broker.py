@@ -1,4 +1,4 @@
-"""Durable nacks on the embedded broker: consumers that are killed with signal 9 and come back."""
+"""Durable nacks on the embedded broker: consumers that are killed with signal 9 and restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.parametrize("redelivery", ["local", "broker"])
 async def test_deadlines_outlive_a_kill(url: str, topic: str, tmp_path: Path, redelivery: str) -> None:
-    """U9: killed while it holds nacks, a consumer shows them at their old time, once."""
+    """U9: killed while it holds nacks, a consumer delivers them at their old deadlines, once."""
     folder = tmp_path / "state"
     async with working(url, topic, folder, "nack:5") as worker:
         async with official_client(url) as client:
@@ -50,10 +50,10 @@ async def test_deadlines_outlive_a_kill(url: str, topic: str, tmp_path: Path, re
 
 @pytest.mark.slow
 async def test_kills_inside_the_handler_count(url: str, topic: str, tmp_path: Path) -> None:
-    """U8: a message that kills its process twice is seen with attempts 1, 2, then 3."""
+    """U8: a message that kills its process twice is delivered with attempts 1, 2, then 3."""
     folder = tmp_path / "state"
     async with subscribed(url, topic):
-        pass  # makes the subscription; were it open, the client would fetch the message ahead, which counts here
+        pass  # creates the subscription; an open consumer would prefetch the message, which counts here
     async with official_client(url) as client:
         await send(client, topic, [b"poison"])
     for attempt in (1, 2):

@@ -1,4 +1,4 @@
-"""The parts of durable state: records, what is remembered, which logs count, compaction."""
+"""The parts of durable state: records, memory, which logs count, compaction."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FOLDER = Path("/state")
 
 
 def ids(**bounds: int) -> st.SearchStrategy[MessageId]:
-    """Message ids, of few or of all ledgers and entries."""
+    """Message ids, of a few or of all ledgers and entries."""
     numbers = st.integers(0, bounds["most"]) if bounds else INT64
     return st.builds(
         MessageId,
@@ -54,7 +54,7 @@ def ids(**bounds: int) -> st.SearchStrategy[MessageId]:
 async def opened(
     files: MemoryFiles | FaultyFiles, clock: ManualClock | None = None, **options: Any
 ) -> AsyncIterator[tuple[DurableNacks, LocalLogStore]]:
-    """Durable state that runs, and its store."""
+    """Running durable state, and its store."""
     options = {"memory_ms": 60_000, "ttl_ms": 7 * 86_400_000, "clock": clock or ManualClock(1_000), **options}
     async with await LocalLogStore.open(FOLDER, files=files) as store:
         durable = await DurableNacks(**options).open(store)
@@ -73,7 +73,7 @@ async def opened(
 
 @given(ids(), INT64, INT64, st.integers(-1, 2**40), st.sampled_from(list(RecordKind)[:6]))
 def test_changes_are_read_as_written(message_id: MessageId, at: int, time: int, count: int, kind: RecordKind) -> None:
-    """U9: a change comes back with every field, its topic too, the count -1 too; one beyond 32 bits is cut."""
+    """U9: every field of a change is equal when read, also topic and count -1; a count beyond 32 bits is cut."""
     read = records.decode_record(Change(kind, message_id, at, time, count).encode())
     assert isinstance(read, Change)
     assert read == (kind, message_id, at, time, min(count, 2**32 - 2))
@@ -85,7 +85,7 @@ def test_changes_are_read_as_written(message_id: MessageId, at: int, time: int, 
     st.sampled_from([None, "t"]),
 )
 def test_pages_are_read_as_written(rows: list[tuple[int, int, int]], topic: str | None) -> None:
-    """U9: a page comes back with its columns, on machines of either byte order."""
+    """U9: a page's columns are equal when read, on machines of either byte order."""
     columns = [array(code, [row[at] for row in rows]) for at, code in enumerate("QqI")]
     page = PendingPage(3, -1, 17, topic, *columns)
     assert records.decode_record(page.encode()) == page
@@ -93,7 +93,7 @@ def test_pages_are_read_as_written(rows: list[tuple[int, int, int]], topic: str 
 
 @given(st.integers(1, 300), st.data())
 def test_acks_of_a_batch_are_read_as_written(size: int, data: st.DataObject) -> None:
-    """U3: which members of a batch are acknowledged comes back."""
+    """U3: a batch's acknowledged members are equal when read."""
     entry = BatchAcks(MessageId(1, 2, batch_size=size, topic="t"), 5, data.draw(st.integers(0, 2**size - 1)))
     read = records.decode_record(entry.encode())
     assert read == entry
@@ -102,7 +102,7 @@ def test_acks_of_a_batch_are_read_as_written(size: int, data: st.DataObject) -> 
 
 
 def test_numbers_lie_in_the_same_order_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """U9: what a little-endian machine wrote is what a big-endian one would: columns are swapped there."""
+    """U9: a little-endian machine writes the same bytes as a big-endian one, which swaps columns."""
     column = array("Q", [1, 2])
     monkeypatch.setattr(sys, "byteorder", "big")
     assert records._column_bytes(column) == array("Q", [1 << 56, 2 << 56]).tobytes()
@@ -110,8 +110,8 @@ def test_numbers_lie_in_the_same_order_everywhere(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("data", [b"", b"\x11", b"\x1f" + bytes(80), b"\x17" + b"\x01" * 60, b"\x18\x00"])
-def test_unreadable_records_are_told(data: bytes) -> None:
-    """U22: bytes that are no record of ours are refused."""
+def test_unreadable_records_are_refused(data: bytes) -> None:
+    """U22: foreign bytes are refused."""
     with pytest.raises(records.UnreadableRecordError):
         records.decode_record(data)
 
@@ -131,7 +131,7 @@ def test_records_of_more_than_a_broker_has_are_refused(data: bytes) -> None:
         records.decode_record(data)
 
 
-# --- what is remembered ----------------------------------------------------------------------------------------------
+# --- memory ----------------------------------------------------------------------------------------------------------
 
 
 def covers(mark: MessageId, message_id: MessageId, topic: str | None) -> bool:
@@ -191,7 +191,7 @@ def test_topics_are_kept_apart() -> None:
 
 @pytest.mark.slow
 def test_large_batches_are_written_in_parts() -> None:
-    """U9: a page with more messages than a record may hold is written in several, and read back."""
+    """U9: a page with more messages than a record may hold is written in several, and equal when read."""
     pending, copy = PendingMessages(), PendingMessages()
     for index in range(150_000):
         pending.put(MessageId(1, 7, batch_index=index), index, 1)
@@ -209,7 +209,7 @@ def test_large_batches_are_written_in_parts() -> None:
 
 @pytest.mark.parametrize(("step", "most"), [(1, 32), (10, 60)])
 def test_memory_is_small(step: int, most: int) -> None:
-    """U9: a pending message takes some 25 bytes where they are dense, and 50 where one in ten is nacked."""
+    """U9: a pending message takes some 25 bytes if they are dense, and 50 if one in ten is nacked."""
     some = [MessageId(5, entry) for entry in range(0, size(50_000, fast=20_000) * step, step)]
     tracemalloc.start()
     try:
@@ -223,7 +223,7 @@ def test_memory_is_small(step: int, most: int) -> None:
 
 
 def test_acks_are_remembered_for_a_time() -> None:
-    """U10: acknowledgements are remembered for so long, up to an 8th longer; time spent away does not count."""
+    """U10: acknowledgements are remembered for a time, up to an 8th longer; time without connection does not count."""
     acks = AckedMessages(800)
     acks.add(MessageId(1, 1, topic="t"), 5_000)
     acks.skip_time(5_000, 10_005_000)
@@ -241,7 +241,7 @@ def test_acks_are_remembered_for_a_time() -> None:
 
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_a_slice_goes_as_a_whole(late_ms: int) -> None:
-    """K51: what one slice holds is forgotten together, when its youngest acknowledgement is old enough."""
+    """K51: a slice's acknowledgements are forgotten together, when the youngest is old enough."""
     acks = AckedMessages(60_000)
     for at_ms in range(0, 60_000, 250):
         acks.add(MessageId(1, at_ms // 250), at_ms)
@@ -253,7 +253,7 @@ def test_a_slice_goes_as_a_whole(late_ms: int) -> None:
 
 
 def test_a_batch_is_remembered_until_it_is_done() -> None:
-    """U3: members are remembered until all are acknowledged, then the entry; one that is redelivered is forgotten."""
+    """U3: members are remembered until all are acknowledged, then the entry; a redelivered one is forgotten."""
     acks = AckedMessages(1_000)
     member = MessageId(1, 1, batch_index=0, batch_size=3)
     acks.add(member, 100)
@@ -276,7 +276,7 @@ def test_a_batch_is_remembered_until_it_is_done() -> None:
 
 
 def test_members_that_contradict_their_batch_can_be_written() -> None:
-    """A member out of range, or of a batch of another size than before, does not keep compaction from working."""
+    """A member out of range, or of a batch of another size than before, does not prevent compaction."""
     state = DurableState(1_000, 1_000)
     member = MessageId(1, 1, batch_index=1, batch_size=3)
     ids = [
@@ -294,7 +294,7 @@ def test_members_that_contradict_their_batch_can_be_written() -> None:
 
 
 def test_cumulative_acks_end_batches() -> None:
-    """U35: what lies before a cumulative acknowledgement is one mark, and is not kept beside it."""
+    """U35: acknowledgements before a cumulative one are replaced by its mark."""
     acks = AckedMessages(1_000)
     for entry in range(3):
         acks.add(MessageId(1, entry, batch_index=0, batch_size=2, topic="t"), 100)
@@ -307,7 +307,7 @@ def test_cumulative_acks_end_batches() -> None:
 
 
 def test_epoch_time_never_goes_back() -> None:
-    """U9: a wall clock that is set back goes on from where it was; one that is set forward is followed."""
+    """U9: a wall clock that is set back continues from its old time; one that is set forward is followed."""
     wall = ManualClock(1_000_000)
     epoch = MonotonicWallClock(wall)
     assert epoch.now_ms() == 1_000_000
@@ -322,7 +322,7 @@ def test_epoch_time_never_goes_back() -> None:
 @examples(60)
 @given(st.data())
 def test_a_picture_may_be_drawn_while_changes_go_on(data: st.DataObject) -> None:
-    """U9: a picture drawn piece by piece between changes, with those after it, gives the same as all changes."""
+    """U9: a snapshot taken piece by piece between changes, with later changes, gives the same as all changes."""
     state = DurableState(10**9, 10**9)
     some = ids(most=4).map(lambda each: each._replace(topic=None, batch_size=3 if each.batch_index >= 0 else 0))
     kinds = st.sampled_from([RecordKind.NACKED, RecordKind.NACKED, RecordKind.DELIVERED, RecordKind.ACKED])
@@ -368,7 +368,7 @@ def acked(state: DurableState) -> set[str]:
 
 
 async def test_logs_stay_short() -> None:
-    """U9: many changes of few messages take space in proportion to what is pending; the rest is compacted away."""
+    """U9: many changes of few messages take space in proportion to the pending ones; the rest is compacted away."""
     files = MemoryFiles()
     async with opened(files, compact_bytes=20_000) as (durable, store):
         for turn in range(300):
@@ -386,7 +386,7 @@ async def test_logs_stay_short() -> None:
 
 
 async def test_what_does_not_come_is_forgotten_in_the_end() -> None:
-    """U9: compaction drops messages that were not seen for ``durable_ttl`` after their deadline, and no others."""
+    """U9: compaction drops messages that did not come for ``durable_ttl`` after their deadline, and no others."""
     files, clock = MemoryFiles(), ManualClock(1_000)
     async with opened(files, clock, ttl_ms=100_000, compact_bytes=3_000) as (durable, _):
         for entry in range(20):
@@ -400,7 +400,7 @@ async def test_what_does_not_come_is_forgotten_in_the_end() -> None:
 
 
 async def test_compaction_never_deletes_what_somebody_else_made() -> None:
-    """U22: a log of the next number that is not ours, as after a takeover, stops compaction, not writing."""
+    """U22: a foreign log with the next number, as after a takeover, stops compaction, not writing."""
     files = MemoryFiles()
     async with opened(files, compact_bytes=1_000) as (durable, store):
         async with await store.create(generations.log_name(2)) as other:
@@ -421,7 +421,7 @@ class KeepsAll(LocalLogStore):
 
 
 async def test_logs_that_cannot_be_deleted_do_no_harm() -> None:
-    """U22: without the right to delete, compaction goes on as often as it should, and old logs do not count."""
+    """U22: without the right to delete, compaction continues as often as it should, and old logs do not count."""
     files = MemoryFiles()
     options: dict[str, Any] = {"memory_ms": 0, "ttl_ms": 10**9, "clock": ManualClock(1_000)}
     for life in range(3):
@@ -455,12 +455,12 @@ async def test_a_log_that_the_opening_could_not_delete() -> None:
 
 
 def journal_of(store: LogStore) -> Journal:
-    """Return a journal to open."""
+    """Return a journal that is not open."""
     return Journal(store, DurableState(1, 1), MonotonicWallClock(ManualClock(1_000)))
 
 
-async def test_missing_and_foreign_logs_are_told() -> None:
-    """U22: a log that is missing, one without a seal before others, a later version: an error that names it."""
+async def test_missing_and_foreign_logs_are_refused() -> None:
+    """U22: a missing log, an unsealed one before others, or a later version: an error names it."""
     for broken, error, match in (
         ("missing", LogCorruptedError, "nacks-0000000001: .* is missing"),
         ("unsealed", LogCorruptedError, "nacks-0000000001: .* has no seal, and yet nacks-0000000002 has records"),
@@ -480,8 +480,8 @@ async def test_missing_and_foreign_logs_are_told() -> None:
             assert await store.names() == before
 
 
-async def test_a_base_without_its_log_is_told() -> None:
-    """U22: a sealed base whose successor is missing is damage; one that was not sealed does not count."""
+async def test_a_base_without_its_log_is_refused() -> None:
+    """U22: a sealed base whose successor is missing is damage; an unsealed one does not count."""
     async with await LocalLogStore.open(FOLDER, files=MemoryFiles()) as store:
         async with await store.create(generations.base_name(1)) as base:
             await base.seal()
@@ -500,7 +500,7 @@ async def test_a_base_without_its_log_is_told() -> None:
 
 @pytest.mark.slow
 async def test_recovery_is_fast() -> None:
-    """U9: 300 000 pending messages are there again in a moment once they were compacted, and the loop stays free."""
+    """U9: 300 000 compacted pending messages are recovered in a moment, and the loop stays free."""
     files = MemoryFiles()
     async with opened(files, compact_bytes=1 << 20) as (durable, _):
         for ledger in range(30):

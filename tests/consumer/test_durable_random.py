@@ -1,4 +1,4 @@
-"""Random lives of durable consumers on one subscription, beside a model of what each message must do."""
+"""Durable consumers on one subscription at random, beside a model of each message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = 12
 
 @dataclass
 class Known:
-    """What is known of one message: how often it was shown, when it may come again, and whether it is acknowledged."""
+    """What is known of one message: its deliveries, when it may come again, and whether it is acknowledged."""
 
     shown: int = 0
     due_at: float = 0.0
@@ -32,7 +32,7 @@ class Known:
 
 
 async def live(consumer: Consumer, random: Random, known: dict[bytes, Known], until: float) -> None:
-    """Receive, and acknowledge, nack, or stay in the handler, until this time."""
+    """Until this time receive, and acknowledge, nack, or stay in the handler."""
     hand: list[Message] = []
     while now() < until:
         try:
@@ -65,8 +65,8 @@ async def settle(message: Message, random: Random, known: dict[bytes, Known]) ->
 
 @pytest.mark.not_on("wire", reason="the scripted broker has one ledger for each topic")
 @pytest.mark.parametrize("tenth", seeds(range(10)))
-def test_random_lives(ports: Ports, tenth: int) -> None:
-    """U7: over kills and closes attempts count on without a gap, nothing comes early, twice or never."""
+def test_random_runs(ports: Ports, tenth: int) -> None:
+    """U7: over kills and closes attempts continue without a gap, nothing comes early, twice or never."""
     for seed in sample(range(tenth, 100, 10)):
         with named(seed=seed):
             lives(ports, seed)

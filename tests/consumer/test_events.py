@@ -38,7 +38,7 @@ def of_messages(events: list[Any]) -> list[MessageEvent]:
 @pytest.mark.each_kind
 @virtual_time
 async def test_ten_messages(ports: Ports) -> None:
-    """U50: ten received, three nacked, two of them dead-lettered, eight acknowledged: events and statistics say so."""
+    """U50: of ten messages, three nacked, two of those dead-lettered, eight acknowledged: events and statistics fit."""
     port, events = ports.port(), list[Any]()
     for payload in PAYLOADS:
         port.topic.publish(payload)
@@ -62,7 +62,7 @@ async def test_ten_messages(ports: Ports) -> None:
 
 @virtual_time
 async def test_order_and_times() -> None:
-    """The events of a message come in order, with the message's attempt and the time of the consumer's clock."""
+    """The events of a message come in order, with its attempt and the time of the consumer's clock."""
     port, events = FakePort(), list[Any]()
     message_id = port.topic.publish(b"one")
     async with Consumer(port, config=EXACT, redelivery="local", hooks=[events.append]) as consumer:
@@ -92,7 +92,7 @@ async def test_redelivered_by_the_broker() -> None:
         await (await consumer.receive()).ack()
     (event,) = [event for event in events if isinstance(event, MessageRedelivered)]
     assert (event.attempt, event.is_local) == (2, False)
-    assert event.lateness_ms == 150  # asked for as soon as it was nacked, and 250 ms on its way
+    assert event.lateness_ms == 150  # requested as soon as it was nacked, and 250 ms on its way
 
 
 @virtual_time
@@ -130,7 +130,7 @@ async def test_a_cumulative_acknowledgement() -> None:
 
 @virtual_time
 async def test_a_cumulative_acknowledgement_that_overtakes_another() -> None:
-    """A message whose own acknowledgement is under way when a cumulative one covers it is acknowledged once."""
+    """A message whose own acknowledgement is open when a cumulative one covers it is acknowledged once."""
     port, events = FakePort(subscription_type="exclusive"), list[Any]()
     ids = [port.topic.publish(payload) for payload in (b"0", b"1")]
     async with Consumer(port, config=EXACT, hooks=[events.append]) as consumer:
@@ -146,7 +146,7 @@ async def test_a_cumulative_acknowledgement_that_overtakes_another() -> None:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_a_request_for_everything(kind: Any) -> None:
-    """Each message that redeliver_unacknowledged_messages asks for has an event with the attempt that has ended."""
+    """Each message that redeliver_unacknowledged_messages requests has an event with the attempt that has ended."""
     port, events = FakePort(subscription_type=kind), list[Any]()
     ids = [port.topic.publish(payload) for payload in (b"0", b"1")]
     async with Consumer(port, config=EXACT, hooks=[events.append]) as consumer:
@@ -161,7 +161,7 @@ async def test_a_request_for_everything(kind: Any) -> None:
 
 @virtual_time
 async def test_a_hook_that_raises(caplog: pytest.LogCaptureFixture) -> None:
-    """A hook that raises is logged once and counted each time; other hooks get all events, the consumer goes on."""
+    """A hook that raises is logged once and counted each time; other hooks get all events, the consumer continues."""
 
     def broken(event: object) -> None:
         raise RuntimeError(f"cannot take {type(event).__name__}")
@@ -182,7 +182,7 @@ async def test_a_hook_that_raises(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.not_on("fake", "nowait", reason="they report no sessions")
 @virtual_time
 async def test_sessions(ports: Ports) -> None:
-    """Sessions that end and begin are told with topic, partition and reason; so are opening and closing."""
+    """Ends and beginnings of sessions are reported with topic, partition and reason; so are opening and closing."""
     port, events = ports.port(), list[Any]()
     async with Consumer(port, hooks=[events.append]) as consumer:
         consumer._engine._on_session(SessionEvent.LOST, "orders", 3)
@@ -202,7 +202,7 @@ async def test_sessions(ports: Ports) -> None:
 
 @virtual_time
 async def test_what_is_rare_is_counted_without_hooks() -> None:
-    """Retries, postponed messages, expired leases and drains are counted by the trace, with hooks or without."""
+    """Retries, deferred messages, expired leases and drains are counted by the trace, with hooks or without."""
     topic, events = FakeTopic(), list[Any]()
     topic.publish(b"one")
     for hooks in ([], [events.append]):

@@ -1,4 +1,4 @@
-"""Verbs for many messages at once, and for the end of a topic, on each kind of port."""
+"""Calls for many messages at once, and for the end of a topic, on each kind of port."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .ports import Ports
 
 
 async def rest(consumer: Consumer, seconds: float = 1.0) -> list[tuple[bytes, int]]:
-    """Return the payloads and attempts of what comes, and acknowledge it, until nothing comes for a while."""
+    """Receive and acknowledge until nothing comes for a while; return payloads and attempts."""
     found = []
     async for message in all_that_comes(consumer, seconds):
         found.append((message.data, message.attempt))
@@ -39,7 +39,7 @@ async def rest(consumer: Consumer, seconds: float = 1.0) -> list[tuple[bytes, in
 @pytest.mark.each_kind
 @virtual_time
 async def test_a_list_is_acknowledged(ports: Ports) -> None:
-    """Messages and ids, some twice, single ones and members of a batch, and any iterable of them."""
+    """Messages and ids, some twice, single ones and members of a batch, and any iterable of them, are accepted."""
     port = ports.port()
     publish(port.topic, *digits(4))
     port.topic.publish_batch([b"x", b"y"])
@@ -85,7 +85,7 @@ async def test_some_of_a_list_fail(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_message_of_a_list_that_failed_can_be_nacked(ports: Ports) -> None:
-    """What was not acknowledged is as before."""
+    """An unacknowledged message is as before."""
     port = ports.port()
     publish(port.topic, *digits(2))
     async with Consumer(port, config=EXACT) as consumer:
@@ -148,7 +148,7 @@ async def test_a_cancelled_list_goes_on(ports: Ports, fails: str) -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_everything_unsettled_comes_again(ports: Ports) -> None:
-    """Shared: what was received and not settled comes again as attempt 2; nacks keep their deadlines."""
+    """Shared: received and unsettled messages come again as attempt 2; nacks keep their deadlines."""
     port = ports.port()
     publish(port.topic, *digits(7))
     async with Consumer(port, config=EXACT) as consumer:
@@ -167,7 +167,7 @@ async def test_everything_unsettled_comes_again(ports: Ports) -> None:
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 @virtual_time
 async def test_order_where_one_consumer_gets_everything(ports: Ports, redelivery: Any) -> None:
-    """Exclusive: all comes again in order, before what follows; what nobody had received is at its first attempt."""
+    """Exclusive: all comes again in order, before later messages; unreceived messages are at their first attempt."""
     port = ports.port(subscription_type="exclusive")
     publish(port.topic, *digits(8))
     async with Consumer(port, config=EXACT, redelivery=redelivery) as consumer:
@@ -186,7 +186,7 @@ async def test_order_where_one_consumer_gets_everything(ports: Ports, redelivery
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_members_of_a_batch_come_again(ports: Ports, kind: str) -> None:
-    """Settled members and those that are held do not come with the others."""
+    """Settled and held members do not come with the others."""
     port = ports.port(subscription_type=kind)
     port.topic.publish_batch([b"0", b"1", b"2", b"3"])
     async with Consumer(port, config=EXACT) as consumer:
@@ -202,7 +202,7 @@ async def test_members_of_a_batch_come_again(ports: Ports, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_what_waits_for_a_call_stays_at_its_attempt(ports: Ports, kind: str) -> None:
-    """A message that came due and was not received yet is not redelivered once more."""
+    """A due message that was not received yet is not redelivered once more."""
     port = ports.port(subscription_type=kind)
     publish(port.topic, *digits(3))
     async with Consumer(port, config=EXACT, redelivery="local") as consumer:
@@ -219,7 +219,7 @@ async def test_what_waits_for_a_call_stays_at_its_attempt(ports: Ports, kind: st
 
 @virtual_time
 async def test_a_rewind_names_one_message() -> None:
-    """Exclusive: however many messages are unsettled, the request is within what the port may be asked for."""
+    """Exclusive: for any number of unsettled messages, the request is within the port's limit."""
     port = FakePort(subscription_type="exclusive", max_ids_per_request=2)
     publish(port.topic, *digits(5))
     async with Consumer(port, config=EXACT) as consumer:
@@ -232,7 +232,7 @@ async def test_a_rewind_names_one_message() -> None:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_leases_end_with_their_attempt(ports: Ports, kind: str) -> None:
-    """A lease of the attempt before has no effect any more, and the new attempt has a lease of its own."""
+    """A lease of the previous attempt has no effect any more, and the new attempt has its own lease."""
     port = ports.port(subscription_type=kind)
     publish(port.topic, *digits(2))
     async with Consumer(port, config=EXACT, lease=2.0, backoff=[1]) as consumer:
@@ -269,7 +269,7 @@ async def test_attempts_outlive_the_consumer(ports: Ports, tmp_path: Path) -> No
 
 @virtual_time
 async def test_an_earlier_attempt_still_counts(ports: Ports) -> None:
-    """A message that is to come again may be settled all the same by who has it; then it does not come."""
+    """A message that was requested may still be settled by its handler; then it does not come."""
     port = ports.port()
     publish(port.topic, *digits(2))
     async with Consumer(port, config=EXACT) as consumer:
@@ -358,7 +358,7 @@ class EndlessPort(FakePort):
 
 @virtual_time
 async def test_a_port_that_does_not_know_the_end() -> None:
-    """It is said so, by the name of the port, also of one inside a FaultyPort."""
+    """The error names the port, also one inside a FaultyPort."""
     for port, name in ((EndlessPort(), "EndlessPort"), (FaultyPort(EndlessPort()), "EndlessPort")):
         async with Consumer(port) as consumer:
             for call in (consumer.last_message_ids, consumer.get_last_message_id, consumer.has_message_available):
@@ -368,7 +368,7 @@ async def test_a_port_that_does_not_know_the_end() -> None:
 
 @virtual_time
 async def test_the_end_of_a_fake_topic() -> None:
-    """What is available is known before, at and after the end, in batches and without a connection too."""
+    """Availability is known before, at and after the end, in batches and without a connection too."""
     ports = [FakePort()]
 
     async def connect() -> FakePort:

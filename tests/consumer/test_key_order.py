@@ -1,4 +1,4 @@
-"""Messages of one key are handled in their order, one at a time, also while one of them waits for its retry."""
+"""Messages of one key are handled in order, one at a time, also while one of them waits for its retry."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Handled:
 @pytest.mark.parametrize("kind", TYPES)
 @virtual_time
 async def test_a_key_waits_for_its_retry(ports: Ports, kind: str) -> None:
-    """U16: 0 is nacked, and the handler sees 0, 1, 2, 3, 4 all the same."""
+    """U16: 0 is nacked, and the handler still sees 0, 1, 2, 3, 4."""
     port = ports.port(subscription_type=kind)
     publish(port.topic, *digits(5), key="k")
     seen = list[tuple[bytes, int]]()
@@ -69,7 +69,7 @@ async def test_a_key_waits_for_its_retry(ports: Ports, kind: str) -> None:
 @pytest.mark.parametrize(("kind", "most"), [("shared", 1_000), ("shared", 5), ("exclusive", 1_000), ("exclusive", 5)])
 @virtual_time
 async def test_other_keys_are_not_delayed(ports: Ports, kind: str, most: int) -> None:
-    """U39: order holds within each of four keys; three go on meanwhile; a small bound is kept, and stops all."""
+    """U39: order holds within each of four keys; three continue meanwhile; a small limit is kept, and stops all."""
     port = ports.port(subscription_type=kind)
     for number in range(25):
         for key in ("k0", "k1", "k2", "k3"):
@@ -101,7 +101,7 @@ async def test_other_keys_are_not_delayed(ports: Ports, kind: str, most: int) ->
 
 @virtual_time
 async def test_the_bound_of_a_key(caplog: pytest.LogCaptureFixture) -> None:
-    """U39: with 5 held of one key nothing more is fetched, which is told, until its retry; memory bounds it as well."""
+    """U39: with 5 held of one key no more is received until its retry, as a log line says; memory limits it too."""
     for options, settings, most in (
         ({"max_held_per_key": 5}, {}, 5),
         ({}, {"max_local_bytes": 10_000}, 10),
@@ -129,7 +129,7 @@ async def test_the_bound_of_a_key(caplog: pytest.LogCaptureFixture) -> None:
 
 @virtual_time
 async def test_batches_and_messages_without_a_key() -> None:
-    """U16: members of batches are ordered by their keys; what has no key waits for nothing."""
+    """U16: members of batches are ordered by their keys; messages without a key wait for nothing."""
     for kind in TYPES:
         port = FakePort(subscription_type=kind)  # type: ignore[arg-type]
         port.topic.publish_batch([FakeMessage(b"%d" % at, key="k" if at % 2 else None) for at in range(8)])
@@ -149,7 +149,7 @@ async def test_batches_and_messages_without_a_key() -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_a_drain_gives_held_messages_back(ports: Ports) -> None:
-    """U18, U39: what waits for its key goes to the other consumer, and the drain does not wait for it."""
+    """U18, U39: messages that wait for their key go to the other consumer, and the drain does not wait for them."""
     port = ports.port()
     topic = port.topic
     publish(topic, *digits(10), key="k")
@@ -173,7 +173,7 @@ async def test_a_drain_gives_held_messages_back(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_message_that_comes_no_more_holds_nobody() -> None:
-    """A key goes on when the message that it waits for is settled by its id, dead-lettered, or the topic is moved."""
+    """A key continues when the message that it waits for is settled by its id, dead-lettered, or the topic is moved."""
     dead = FakePublisher()
     port = FakePort()
     ids = [port.topic.publish(b"%d" % number, key="k") for number in range(6)]
@@ -206,7 +206,7 @@ async def test_a_message_that_comes_no_more_holds_nobody() -> None:
 
 @virtual_time
 async def test_a_retry_that_is_nacked_by_its_id_before_it_is_handled() -> None:
-    """U39: its payload is not known any more, so the broker brings it, though the bound of the key is reached."""
+    """U39: its payload is no longer known, so the broker redelivers it, though the key's limit is reached."""
     port, done = FakePort(receiver_queue_size=5), list[int]()
     first = port.topic.publish(b"0", key="k")
     publish(port.topic, *digits(1, 20), key="k")
@@ -231,7 +231,7 @@ async def test_a_retry_that_is_nacked_by_its_id_before_it_is_handled() -> None:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_a_seek_that_fails_while_messages_wait(kind: Any) -> None:
-    """U16: what waited for its key comes again, and is handled."""
+    """U16: messages that waited for their key come again, and are handled."""
     port, handled = FakePort(subscription_type=kind), set[int]()
     publish(port.topic, *digits(6), key="k")
 
@@ -242,7 +242,7 @@ async def test_a_seek_that_fails_while_messages_wait(kind: Any) -> None:
 
     async with Consumer(port, config=EXACT) as consumer, running(consumer, handler, key_ordered=True):
         await until(lambda: consumer.statistics().held_for_keys == 5)
-        for _ in range(2):  # again before the broker was asked for what the first one has left
+        for _ in range(2):  # again before the request for what the first one has left
             port.fail_next("seek")
             with pytest.raises(BrokerError):
                 await consumer.seek(0)
@@ -253,7 +253,7 @@ async def test_a_seek_that_fails_while_messages_wait(kind: Any) -> None:
 
 @virtual_time
 async def test_a_seek_in_another_partition() -> None:
-    """U16: what waits for its key in the partition that is not moved comes again, in order, and is handled."""
+    """U16: messages that wait for their key in the partition that is not moved come again, in order."""
     broker, handled = FakeBroker(), list[tuple[int, bytes]]()
     broker.partitions[TOPIC] = 2
     for number in range(12):
@@ -273,7 +273,7 @@ async def test_a_seek_in_another_partition() -> None:
 
 @virtual_time
 async def test_messages_that_were_forgotten_while_they_waited() -> None:
-    """U16: more wait for a key than are known at most; the first is acknowledged by its id: all come, in order."""
+    """U16: more wait for a key than are remembered; the first is acknowledged by its id: all come, in order."""
     port = FakePort(receiver_queue_size=10)
     first = port.topic.publish(b"0", key="k")
     publish(port.topic, *digits(1, 100), key="k")
@@ -313,7 +313,7 @@ async def test_a_nack_that_waits_for_room_is_admitted() -> None:
 @pytest.mark.not_on("fake", "nowait", "local")
 @virtual_time
 async def test_the_connection_breaks_while_a_key_waits(ports: Ports) -> None:
-    """U39: the order holds over a new session on Exclusive, though the bound of the key is reached."""
+    """U39: the order holds over a new session on Exclusive, though the key's limit is reached."""
     port = ports.port(subscription_type="exclusive")
     publish(port.topic, *digits(12), key="k")
     done = list[int]()
@@ -360,7 +360,7 @@ async def test_a_message_that_is_ready_when_the_connection_breaks(kind: str) -> 
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive"])
 @virtual_time
 async def test_the_bound_of_a_key_holds_in_a_new_session(kind: str) -> None:
-    """U39: once the message that a key waits for has come again, its retry is from memory, and the bound holds."""
+    """U39: once the message that a key waits for has come again, its retry is from memory, and the limit holds."""
     broker, done = FakeBroker(), list[int]()
     topic = broker.topic(TOPIC)
 
@@ -390,7 +390,7 @@ async def test_the_bound_of_a_key_holds_in_a_new_session(kind: str) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 @virtual_time
 async def test_what_waits_for_its_key_is_not_redelivered(ports: Ports, kind: str) -> None:
-    """U16: all that handlers have is redelivered, several times; what no handler has seen is at its first attempt."""
+    """U16: all messages of handlers are redelivered, several times; those that no handler saw are first attempts."""
     port, dead, seen = ports.port(subscription_type=kind), FakePublisher(), list[tuple[bytes, int]]()
     publish(port.topic, *digits(3), key="k")
 
@@ -413,7 +413,7 @@ async def test_what_waits_for_its_key_is_not_redelivered(ports: Ports, kind: str
 @pytest.mark.each_kind
 @virtual_time
 async def test_a_paused_consumer_begins_with_no_message_of_a_key(ports: Ports) -> None:
-    """U16, O17: what waits for its key is handled after the resume, in its order."""
+    """U16, O17: messages that wait for their key are handled after the resume, in order."""
     port, handled = ports.port(), list[tuple[bytes, bool]]()
     publish(port.topic, *digits(4), key="k")
 
@@ -434,7 +434,7 @@ async def test_a_paused_consumer_begins_with_no_message_of_a_key(ports: Ports) -
 
 @virtual_time
 async def test_messages_that_only_waited_count_no_attempt() -> None:
-    """U16: durable, drained or killed again and again: order holds, and what only waited is at its first attempt."""
+    """U16: durable, drained or killed repeatedly: order holds, and messages that only waited are first attempts."""
     machine, dead = Machine(), FakePublisher()
     publish(machine.topic, *digits(10), key="k")
     attempts: dict[bytes, int] = {}
@@ -463,7 +463,7 @@ async def test_messages_that_only_waited_count_no_attempt() -> None:
 @pytest.mark.parametrize("settles", ["ack", "ack that fails", "dead letter"])
 @virtual_time
 async def test_a_worker_that_is_cancelled_while_it_settles(settles: str) -> None:
-    """U16: what cancels the handler comes too late, while its message is being settled: the key goes on."""
+    """U16: the handler is cancelled too late, while its message is being settled: the key continues."""
     port, dead, handled = FakePort(), FakePublisher(latency=1), list[bytes]()
     publish(port.topic, *digits(3), key="k")
 
@@ -493,7 +493,7 @@ async def test_a_worker_that_is_cancelled_while_it_settles(settles: str) -> None
 async def test_an_attempt_that_ended_before_its_handler_began_is_not_acknowledged(
     settings: dict[str, Any], until_s: float
 ) -> None:
-    """U16: while slow storage notes the attempt, its lease ends, or the message is nacked by its id: it comes again."""
+    """U16: while slow storage records the attempt, its lease ends, or it is nacked by its id: it comes again."""
     store, threads = Storage("files").store()
     handled: list[tuple[bytes, int]] = []
 
@@ -562,8 +562,8 @@ async def test_a_key_waits_for_an_attempt_that_is_ready() -> None:
 
 
 @virtual_time
-async def test_random_lives() -> None:
-    """U16, U39: keys, nacks, deferrals, bounds and types at random: order holds, nothing is lost."""
+async def test_random_runs() -> None:
+    """U16, U39: keys, nacks, deferrals, limits and types at random: order holds, nothing is lost."""
     random = Random(11)
     for turn in range(size(30, fast=6)):
         port = FakePort(subscription_type=random.choice(TYPES), receiver_queue_size=random.choice([1, 10, 1_000]))  # type: ignore[arg-type]

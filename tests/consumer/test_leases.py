@@ -37,7 +37,7 @@ KINDS = pytest.mark.parametrize("kind", ["shared", "exclusive", "failover"])
 
 
 async def end(consumer: Consumer, message: Message) -> Message:
-    """Let the lease of the only message end; return the message as it is delivered again."""
+    """Let the lease of the only message end; return the message as it is redelivered."""
     again = await consumer.receive()
     assert (again.id, again.attempt) == (message.id, message.attempt + 1)
     return again
@@ -81,7 +81,7 @@ async def test_an_extended_lease_does_not_end_and_another_does(ports: Ports, kin
 async def test_a_late_nack_counts_no_other_attempt(
     ports: Ports, redelivery: Any, backoff: float, is_shown: bool
 ) -> None:
-    """U11: a lease of 1 s, a handler of 1.2 s that then nacks: exactly one redelivery, at the earlier of both times."""
+    """U11: a lease of 1 s, a handler of 1.2 s that then nacks: one redelivery, at the earlier of both times."""
     async with consuming(ports.port(), lease=1, backoff=backoff, redelivery=redelivery) as (port, consumer):
         message = await new_message(port, consumer)
         began = now()
@@ -117,7 +117,7 @@ async def test_the_lease_begins_when_the_message_is_received(ports: Ports) -> No
 @pytest.mark.parametrize("lease", [0.001, 0.3, 30.0, timedelta(hours=2)])
 @virtual_time
 async def test_no_lease_ends_before_its_time(ports: Ports, lease: Any) -> None:
-    """U44: with the usual precision, by which nacks may be 0.25 s early, a lease ends within 2 ms after its time."""
+    """U44: with the usual precision, which lets nacks be 0.25 s early, a lease ends within 2 ms after its time."""
     async with consuming(ports.port(), lease=lease, backoff=0, config=None) as (port, consumer):
         message = await new_message(port, consumer)
         began = now()
@@ -128,7 +128,7 @@ async def test_no_lease_ends_before_its_time(ports: Ports, lease: Any) -> None:
 
 @virtual_time
 async def test_nacked_by_id_while_receive_lets_others_run(ports: Ports) -> None:
-    """U44: a message that is nacked in the turn in which it is received has no lease, and comes back in its time."""
+    """U44: a message that is nacked in the turn in which it is received has no lease, and comes at its deadline."""
     async with consuming(ports.port(), lease=1) as (port, consumer):
         (message,) = await new_messages(port, consumer, b"x")
         await message.nack(0)
@@ -174,7 +174,7 @@ async def test_a_late_ack_cancels_the_redelivery(ports: Ports, kind: Any) -> Non
 @pytest.mark.not_on("wire", "local", reason="their deliveries have no latency")
 @virtual_time
 async def test_a_late_ack_while_the_message_is_requested(ports: Ports) -> None:
-    """U24, U44: acked between the request and the arrival, a message is acknowledged again and not shown."""
+    """U24, U44: acked between the request and the arrival, a message is acknowledged again and not delivered."""
     port = ports.port(latency=0.5)
     async with consuming(port, lease=1, backoff=5) as (_, consumer):
         message = await new_message(port, consumer)
@@ -190,7 +190,7 @@ async def test_a_late_ack_while_the_message_is_requested(ports: Ports) -> None:
 @for_each("call", ["ack", "nack", "dead_letter"])
 @virtual_time
 async def test_after_one_refused_call_all_are_refused(ports: Ports, call: str) -> None:
-    """U44: a handler that heard of the redelivery and returns acknowledges nothing, though it still could have."""
+    """U44: a handler that noticed the redelivery and returns acknowledges nothing, though it still could have."""
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
     port = ports.port(latency=0.5)
     async with consuming(port, lease=1, backoff=5, dead_letter=dead) as (_, consumer):
@@ -209,7 +209,7 @@ async def test_after_one_refused_call_all_are_refused(ports: Ports, call: str) -
 
 @pytest.mark.each_kind
 @virtual_time
-async def test_all_late_calls_raise_once_the_message_was_shown_again(ports: Ports) -> None:
+async def test_all_late_calls_raise_once_the_message_was_redelivered(ports: Ports) -> None:
     """U44: all verbs raise, also a cumulative ack, and the present handler is not disturbed."""
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
     async with consuming(ports.port(), lease=1, backoff=0, dead_letter=dead) as (port, consumer):
@@ -259,7 +259,7 @@ async def test_a_late_cumulative_ack_is_refused_as_an_ack_is(ports: Ports, kind:
 
 @virtual_time
 async def test_a_late_dead_letter_of_a_held_message(ports: Ports) -> None:
-    """U44: dead_letter after the lease, while the message is held, sends it there."""
+    """U44: dead_letter after the lease, while the message is held, dead-letters it."""
     letters = FakePublisher()
     async with consuming(
         ports.port(), lease=1, backoff=5, dead_letter=DeadLetterPolicy(9, "dead", publisher=letters)
@@ -278,7 +278,7 @@ async def test_a_late_dead_letter_of_a_held_message(ports: Ports) -> None:
 @KINDS
 @virtual_time
 async def test_a_held_message_is_taken_back(ports: Ports, kind: Any, redelivery: Any) -> None:
-    """U11: in_progress after the lease, while the message is held, goes on with the same attempt."""
+    """U11: in_progress after the lease, while the message is held, continues the same attempt."""
     async with consuming(ports.port(subscription_type=kind), lease=1, backoff=5, redelivery=redelivery) as (
         port,
         consumer,
@@ -334,7 +334,7 @@ async def test_in_progress_of_a_settled_message_raises(ports: Ports) -> None:
 
 @virtual_time
 async def test_without_leases_in_progress_does_nothing(ports: Ports) -> None:
-    """U11: a consumer without leases; wrong delays are refused all the same."""
+    """U11: a consumer without leases; invalid delays are still refused."""
     async with consuming(ports.port()) as (port, consumer):
         message = await new_message(port, consumer)
         await message.in_progress()
@@ -350,7 +350,7 @@ async def test_without_leases_in_progress_does_nothing(ports: Ports) -> None:
 
 @for_each("lease", [0, -1, 0.0, timedelta(0), timedelta(seconds=-1), True, "30", float("nan"), 30_000_000_000])
 def test_a_wrong_lease_is_refused(lease: Any) -> None:
-    """U44: 0, negative values, and what is no delay are refused before anything is opened."""
+    """U44: 0, negative values, and invalid delays are refused before anything is opened."""
     with pytest.raises(InvalidArgumentError, match="lease"):
         Consumer(Ports("fake").port(), lease=lease)
 
@@ -378,10 +378,10 @@ async def test_a_nack_is_not_brought_forward_by_the_lease(ports: Ports, kind: An
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 @pytest.mark.parametrize("batch_index_ack", [False, True])
 @virtual_time
-async def test_the_lease_of_one_member_does_not_touch_its_mates(
+async def test_the_lease_of_one_member_does_not_touch_the_others(
     ports: Ports, redelivery: Any, batch_index_ack: bool
 ) -> None:
-    """U26, U44: of a batch of four, one is acked, one extended, one hangs, one was not received: one comes back."""
+    """U26, U44: of a batch of four, one is acked, one extended, one hangs, one was not received: one is redelivered."""
     topic = ports.topic(batch_index_ack=batch_index_ack)
     async with consuming(
         ports.port(topic, batch_index_ack=batch_index_ack), lease=1, backoff=0.5, redelivery=redelivery
@@ -404,7 +404,7 @@ async def test_the_lease_of_one_member_does_not_touch_its_mates(
 @BOTH_WAYS
 @virtual_time
 async def test_a_chunked_message(ports: Ports, redelivery: Any) -> None:
-    """U19, U44: a message of three chunks whose lease ends comes back whole."""
+    """U19, U44: a message of three chunks whose lease ends is redelivered whole."""
     async with consuming(ports.port(), lease=1, backoff=0, redelivery=redelivery) as (port, consumer):
         port.topic.publish_chunked([b"a", b"b", b"c"])
         message = await consumer.receive()
@@ -421,7 +421,7 @@ async def test_a_chunked_message(ports: Ports, redelivery: Any) -> None:
 @KINDS
 @virtual_time
 async def test_each_end_is_an_attempt_and_the_last_one_a_dead_letter(ports: Ports, kind: Any) -> None:
-    """U6, U44: three leases end, with the backoff of each attempt; then the message is a dead letter with a reason."""
+    """U6, U44: three leases end, with the backoff of each attempt; then the message is dead-lettered with a reason."""
     letters = FakePublisher()
     async with consuming(
         ports.port(subscription_type=kind),
@@ -451,7 +451,7 @@ async def test_each_end_is_an_attempt_and_the_last_one_a_dead_letter(ports: Port
 
 @virtual_time
 async def test_late_calls_while_the_dead_letter_is_under_way(ports: Ports) -> None:
-    """U44: an ack and a nack raise, and a call of dead_letter waits for the same letter."""
+    """U44: an ack and a nack raise, and a call of dead_letter waits for the same dead letter."""
     letters = FakePublisher(latency=5)
     dead = DeadLetterPolicy(1, "dead", publisher=letters)
     async with consuming(ports.port(), lease=1, backoff=0, dead_letter=dead) as (port, consumer):
@@ -468,7 +468,7 @@ async def test_late_calls_while_the_dead_letter_is_under_way(ports: Ports) -> No
 
 @virtual_time
 async def test_a_backoff_that_raises(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
-    """U44: a backoff that fails is logged; the message comes back after the default delay, others are not touched."""
+    """U44: a backoff that fails is logged; the message comes after the default delay, others are not affected."""
 
     def backoff(count: int) -> float:
         raise ZeroDivisionError(count)
@@ -548,7 +548,7 @@ async def test_a_lease_that_ends_while_the_ack_is_under_way(ports: Ports, is_fai
 @pytest.mark.each_kind
 @virtual_time
 async def test_a_lease_ends_during_a_pause(ports: Ports) -> None:
-    """U41, U44: the message is shown after resume; late calls work until then."""
+    """U41, U44: the message is delivered after the resume; late calls work until then."""
     async with consuming(ports.port(), lease=1, backoff=0.5) as (port, consumer):
         message = await new_message(port, consumer)
         consumer.pause()
@@ -564,7 +564,7 @@ async def test_a_lease_ends_during_a_pause(ports: Ports) -> None:
 @KINDS
 @virtual_time
 async def test_a_seek_ends_leases(ports: Ports, kind: Any) -> None:
-    """U32, U44: after a seek the messages are new ones, with leases of their own; the old leases end nothing."""
+    """U32, U44: after a seek the messages are new ones, with their own leases; the old leases end nothing."""
     async with consuming(ports.port(subscription_type=kind), lease=5, backoff=0) as (port, consumer):
         publish(port.topic, *digits(3))
         messages = await take(consumer, 3)
@@ -582,7 +582,7 @@ async def test_a_seek_ends_leases(ports: Ports, kind: Any) -> None:
 @BOTH_WAYS
 @virtual_time
 async def test_redelivering_all_ends_leases(ports: Ports, kind: Any, redelivery: Any) -> None:
-    """U44: redeliver_unacknowledged_messages brings all back with new leases; a nack keeps its time."""
+    """U44: redeliver_unacknowledged_messages redelivers all with new leases; a nack keeps its deadline."""
     async with consuming(ports.port(subscription_type=kind), lease=5, redelivery=redelivery) as (port, consumer):
         publish(port.topic, b"x", b"y")
         await take(consumer, 2)
@@ -601,7 +601,7 @@ async def test_redelivering_all_ends_leases(ports: Ports, kind: Any, redelivery:
 @pytest.mark.each_kind
 @virtual_time
 async def test_close_gives_messages_with_leases_back(ports: Ports) -> None:
-    """U31, U44: another consumer gets what was being handled, and what was held, when this one is closed."""
+    """U31, U44: another consumer gets handled and held messages when this one is closed."""
     topic = ports.topic()
     async with consuming(ports.port(topic), lease=1, backoff=60) as (_, consumer):
         publish(topic, b"held", b"handled")
@@ -616,7 +616,7 @@ async def test_close_gives_messages_with_leases_back(ports: Ports) -> None:
 
 @virtual_time
 async def test_no_lease_ends_while_the_consumer_closes(ports: Ports) -> None:
-    """U44: the message is given back, and not counted as nacked, though closing takes longer than the lease."""
+    """U44: the message is given back, and does not count as nacked, though closing takes longer than the lease."""
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher(latency=3))
     topic = ports.topic()
     async with consuming(ports.port(topic), lease=1, dead_letter=dead) as (_, consumer):
@@ -697,7 +697,7 @@ class Notes:
         self.events: list[tuple[str, str | None]] = []
 
     def source(self, topic: str = "", subscription: str = "", consumer: str = "") -> Any:
-        """Return what notes the events."""
+        """Return the recorder."""
 
         def note(event: str, message_id: object, attempt: object = None, *, reason: Any = None, **_: object) -> None:
             self.events.append((event, reason))
@@ -731,7 +731,7 @@ async def test_the_trace_says_why(ports: Ports) -> None:
 
 @virtual_time
 async def test_nacked_while_a_long_call_redelivers(ports: Ports) -> None:
-    """U44: of 3 000 leases that are due at once, one that is nacked in between comes at the time of its nack."""
+    """U44: of 3 000 leases due at once, a message that is nacked meanwhile comes at its nack's deadline."""
     due: list[Any] = []
 
     async def redeliver(ids: Any) -> None:
@@ -760,18 +760,18 @@ async def test_nacked_while_a_long_call_redelivers(ports: Ports) -> None:
         assert last.id in due
 
 
-class Life:
-    """Handlers that do one of seven things at random, and when each message has to be shown next."""
+class Scenario:
+    """Handlers that do one of seven things at random, and when each message has to be delivered next."""
 
     def __init__(self, consumer: Consumer, seed: int) -> None:
         self.due_at: dict[bytes, float | None] = {}
-        """When each message is shown next, None: never again."""
+        """When each message is delivered next, None: never again."""
         self.refused = 0
         self._consumer = consumer
         self._random = Random(seed)
 
     async def run(self) -> None:
-        """Handle each message in a task of its own, until nothing comes for a long time."""
+        """Handle each message in its own task, until nothing comes for a long time."""
         async with asyncio.TaskGroup() as tasks:
             async for message in all_that_comes(self._consumer, 20):
                 due_at = self.due_at.pop(message.data, now())
@@ -781,7 +781,7 @@ class Life:
                 tasks.create_task(self._handle(message))
 
     async def _handle(self, message: Message) -> None:
-        """A lease of 1 s and a backoff of 0.5 s: left alone, the message is shown again after 1.5 s."""
+        """A lease of 1 s and a backoff of 0.5 s: left alone, the message is redelivered after 1.5 s."""
         rng, began, data = self._random, now(), message.data
         self.due_at[data] = began + 1.5
         what = rng.choice(["ack", "extend", "nack", "late ack", "late nack", "back", "hang"])
@@ -814,19 +814,19 @@ class Life:
 @pytest.mark.parametrize("seed", seeds(range(8)))
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
-async def test_random_lives(ports: Ports, kind: Any, seed: int) -> None:
-    """U11, U44: whatever handlers do, each message is shown exactly at its time, until it is acknowledged."""
+async def test_random_runs(ports: Ports, kind: Any, seed: int) -> None:
+    """U11, U44: whatever handlers do, each message is delivered exactly at its time, until it is acknowledged."""
     async with consuming(ports.port(subscription_type=kind), lease=1, backoff=0.5) as (port, consumer):
         for number in range(20):
             port.topic.publish(b"%d" % number)
             port.topic.publish_batch([b"%d %d" % (number, index) for index in range(3)])
-        life = Life(consumer, seed)
-        await life.run()
-        assert set(life.due_at.values()) == {None}
+        scenario = Scenario(consumer, seed)
+        await scenario.run()
+        assert set(scenario.due_at.values()) == {None}
         assert port.subscription.backlog == 0
         figures = consumer.statistics()
         assert (figures.acked, figures.in_work, figures.held, figures.nack.pending) == (80, 0, 0, 0)
-        assert figures.leases_expired >= life.refused > 0
+        assert figures.leases_expired >= scenario.refused > 0
 
 
 # --- run and batch_receive --------------------------------------------------------------------------------------------
@@ -857,7 +857,7 @@ async def test_a_handler_of_run_that_is_late(ports: Ports, takes_s: float) -> No
 @for_each("call", ["ack", "nack", "in_progress", "dead_letter"])
 @virtual_time
 async def test_late_calls_raise_after_the_next_attempt_was_deferred(ports: Ports, call: str) -> None:
-    """U44: a deferred attempt counts none, but it is a later one: the handler before it has lost the message."""
+    """U44: a deferred attempt counts none, but it is a later one: the previous handler has lost the message."""
     dead = DeadLetterPolicy(9, "dead", publisher=FakePublisher())
     async with consuming(ports.port(), lease=1, backoff=0.25, dead_letter=dead) as (port, consumer):
         late = await new_message(port, consumer)
@@ -899,7 +899,7 @@ async def test_a_handler_of_run_that_gives_up(ports: Ports, caplog: pytest.LogCa
 
 @virtual_time
 async def test_a_hung_handler_does_not_let_its_key_overtake(ports: Ports) -> None:
-    """U16, U44: key order and a lease that ends: the next message of the key waits for the end of the retry."""
+    """U16, U44: key order and a lease that ends: the key's next message waits for the end of the retry."""
     async with consuming(ports.port(), lease=1, backoff=0.5) as (port, consumer):
         publish(port.topic, *digits(3), key="k")
         done: list[tuple[bytes, int]] = []

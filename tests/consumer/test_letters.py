@@ -1,4 +1,4 @@
-"""Messages on their way to the dead-letter topic and to the retry topic, over each kind of port: steps and failures."""
+"""Messages on their way to the dead-letter topic and to the retry topic, over each kind of port."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def send(message: Message, verb: str, number: int = 5) -> Coroutine[Any, Any, No
 
 
 def figures(consumer: Consumer, verb: str) -> tuple[int, int, int]:
-    """Return how many messages are there, and on the way, and how many steps failed."""
+    """Return how many messages are stored, and on the way, and how many steps failed."""
     found = consumer.statistics()
     if verb == "dead_letter":
         return found.dead_lettered, found.dead_letters_waiting, found.dead_letter_failures
@@ -35,7 +35,7 @@ def figures(consumer: Consumer, verb: str) -> tuple[int, int, int]:
 @pytest.mark.parametrize("redelivery", ["local", "broker"])
 @virtual_time
 async def test_after_a_nack(ports: Ports, verb: str, redelivery: Any) -> None:
-    """U20: a nack that waits for its time is cancelled by it, as by an acknowledgement; and it is final."""
+    """U20: it cancels a nack that waits for its deadline, as an acknowledgement does; and it is final."""
     async with consuming(ports.port(), redelivery=redelivery) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -53,7 +53,7 @@ async def test_after_a_nack(ports: Ports, verb: str, redelivery: Any) -> None:
 
 
 @virtual_time
-async def test_not_after_it_is_shown_again_or_acknowledged(ports: Ports, verb: str) -> None:
+async def test_not_after_it_is_redelivered_or_acknowledged(ports: Ports, verb: str) -> None:
     """A later attempt belongs to the task that has it; and an acknowledgement is final."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
@@ -92,7 +92,7 @@ async def test_twice_is_once(ports: Ports, verb: str) -> None:
 async def test_publishing_is_tried_again_until_it_succeeds(
     ports: Ports, verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """U15: a publish that fails is made again with backoff; meanwhile the message is neither acknowledged nor shown."""
+    """U15: a failed publish is retried with backoff; meanwhile the message is neither acknowledged nor delivered."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -113,7 +113,7 @@ async def test_publishing_is_tried_again_until_it_succeeds(
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), ClosedError("the producer"), ValueError("a bug")])
 @virtual_time
 async def test_whatever_publishing_raises(ports: Ports, verb: str, error: BaseException) -> None:
-    """Whatever a publisher raises, also a cancellation that nobody asked for, it is tried again."""
+    """Whatever a publisher raises, also an unrequested cancellation, publishing is retried."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -128,7 +128,7 @@ async def test_whatever_publishing_raises(ports: Ports, verb: str, error: BaseEx
 async def test_a_publisher_that_makes_an_error_of_its_cancellation(
     ports: Ports, verb: str, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked once: the consumer closes in time, and what was acknowledged meanwhile is not published."""
+    """It is called once: the consumer closes in time, and messages acknowledged meanwhile are not published."""
     kind = "shared" if end == "close" or verb == "reconsume_later" else "exclusive"
     async with consuming(ports.port(subscription_type=kind)) as (port, consumer, publisher):
         asked = list[str]()
@@ -158,7 +158,7 @@ async def test_a_publisher_that_makes_an_error_of_its_cancellation(
 
 @virtual_time
 async def test_a_lost_answer_makes_a_second_letter_never_none(ports: Ports, verb: str) -> None:
-    """What was published though the answer was lost is published again: two are there, and one acknowledgement."""
+    """A message that was published though the answer was lost is published again: two copies, one acknowledgement."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         publisher.fail_next(carried_out=True)
@@ -170,7 +170,7 @@ async def test_a_lost_answer_makes_a_second_letter_never_none(ports: Ports, verb
 @pytest.mark.each_kind
 @virtual_time
 async def test_the_order_is_publish_then_acknowledge(ports: Ports, verb: str) -> None:
-    """U15: nothing is acknowledged before it is published; a copy that comes meanwhile is not shown."""
+    """U15: nothing is acknowledged before it is published; a duplicate meanwhile is not delivered."""
     async with consuming(ports.port(), redelivery="broker") as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -187,7 +187,7 @@ async def test_the_order_is_publish_then_acknowledge(ports: Ports, verb: str) ->
 
 @virtual_time
 async def test_cancelled_it_goes_on(ports: Ports, verb: str) -> None:
-    """A call that is cancelled, or timed out, leaves the message under way; calling again waits for the same."""
+    """A cancelled or timed-out call leaves the message on its way; calling again waits for the same."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -205,7 +205,7 @@ async def test_cancelled_it_goes_on(ports: Ports, verb: str) -> None:
 
 @virtual_time
 async def test_close_waits_for_what_is_under_way(ports: Ports, verb: str) -> None:
-    """U18: closing waits for what is under way, up to the close timeout: it is there then, and acknowledged."""
+    """U18: closing waits for messages on their way, up to the close timeout: then they are stored and acknowledged."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         topic = port.topic
         topic.publish(b"bad")
@@ -225,7 +225,7 @@ async def test_close_waits_for_what_is_under_way(ports: Ports, verb: str) -> Non
 
 @virtual_time
 async def test_close_gives_back_what_does_not_get_there(ports: Ports, verb: str) -> None:
-    """U18: what is not published by the close timeout is given back: the call raises, the message comes again."""
+    """U18: messages that are not published by the close timeout are given back: the call raises, they come again."""
     topic = ports.topic()
     topic.publish(b"bad")
     topic.publish(b"poison")
@@ -251,7 +251,7 @@ async def test_close_gives_back_what_does_not_get_there(ports: Ports, verb: str)
 
 @virtual_time
 async def test_closed_in_the_turn_in_which_it_began(ports: Ports, verb: str) -> None:
-    """A message whose task has not even begun when everything is ended leaves no call that waits for ever."""
+    """A message whose task has not begun when the consumer closes leaves no call that waits for ever."""
     async with consuming(ports.port(), config=NackConfig(close_timeout=0)) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -266,7 +266,7 @@ async def test_closed_in_the_turn_in_which_it_began(ports: Ports, verb: str) -> 
 
 @virtual_time
 async def test_full_it_fetches_nothing_new(ports: Ports, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they pile up no more messages are fetched, and calls wait, until there is room."""
+    """When they pile up no more messages are received, and calls wait, until there is room."""
     monkeypatch.setattr(_letters, "_MOST", 2)
     async with consuming(ports.port()) as (port, consumer, publisher):
         for number in range(5):
@@ -285,7 +285,7 @@ async def test_full_it_fetches_nothing_new(ports: Ports, verb: str, monkeypatch:
 
 @virtual_time
 async def test_bounded_in_bytes_too(ports: Ports, verb: str) -> None:
-    """Payloads are bounded as well; however small that bound is, one message at a time finds its way."""
+    """Payloads are bounded as well; however small that limit is, one message at a time passes."""
     async with consuming(ports.port(), max_local_bytes=0, redelivery="broker") as (port, consumer, publisher):
         for number in range(3):
             port.topic.publish(bytes([number]))
@@ -333,7 +333,7 @@ async def test_a_call_that_waits_for_room_and_is_cancelled_has_done_nothing(
 
 @virtual_time
 async def test_acknowledging_is_tried_again_and_nothing_is_published_twice(ports: Ports, verb: str) -> None:
-    """U15: once it is published only the acknowledgement is made again when that fails; nothing is shown meanwhile."""
+    """U15: once published, only the acknowledgement is retried; nothing is delivered meanwhile."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -350,7 +350,7 @@ async def test_acknowledging_is_tried_again_and_nothing_is_published_twice(ports
 
 @virtual_time
 async def test_a_seek_forgets_what_is_under_way(ports: Ports, verb: str) -> None:
-    """A seek ends what is not published yet; the message comes again, as all others do."""
+    """A seek ends messages that are not published yet; they come again, like all others."""
     async with consuming(ports.port()) as (port, consumer, publisher):
         first = port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -370,7 +370,7 @@ async def test_a_seek_forgets_what_is_under_way(ports: Ports, verb: str) -> None
 @pytest.mark.parametrize("index_acks", [True, False])
 @virtual_time
 async def test_one_of_a_batch(ports: Ports, verb: str, index_acks: bool) -> None:
-    """U15: of a batch just this message; the others are handled as before, and the whole is acknowledged."""
+    """U15: of a batch only this message; the others are handled as before, and the whole is acknowledged."""
     topic = ports.topic(batch_index_ack=index_acks)
     port = ports.port(topic, batch_index_ack=index_acks)
     async with consuming(port) as (_, consumer, publisher):

@@ -1,4 +1,4 @@
-"""The states of messages: what each delivery means, with a hand-moved clock."""
+"""The states of messages: what each delivery means, with a manual clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def state_of(table: MessageTable, message_id: MessageId = ID) -> State | None:
 
 
 def delivered(table: MessageTable, message_id: MessageId = ID, count: int = 0, now_ms: int = 0) -> MessageState:
-    """Deliver a message that is to be shown, and return its record."""
+    """Deliver a message that must be delivered, and return its record."""
     record = table.deliver(message_id, count, now_ms)
     table._check()
     assert record is not None
@@ -29,7 +29,7 @@ def delivered(table: MessageTable, message_id: MessageId = ID, count: int = 0, n
 
 
 def meaning(table: MessageTable, message_id: MessageId, count: int, now_ms: int) -> str:
-    """Deliver a message, and return what the table takes that for."""
+    """Deliver a message, and return what the table decides."""
     duplicates, replayed = table.duplicates, table.acked.replayed
     if table.deliver(message_id, count, now_ms) is not None:
         return "replay" if table.acked.replayed > replayed else "deliver"
@@ -48,7 +48,7 @@ def acked(table: MessageTable, message_id: MessageId, now_ms: int = 0) -> None:
     table._check()
 
 
-def test_a_copy_of_what_is_in_work_or_held_is_dropped() -> None:
+def test_a_duplicate_of_a_delivered_or_held_message_is_dropped() -> None:
     """U23: a second delivery of a delivered or held message is a duplicate, whatever its count."""
     table = MessageTable()
     delivered(table)
@@ -59,7 +59,7 @@ def test_a_copy_of_what_is_in_work_or_held_is_dropped() -> None:
 
 
 def test_acked_before_it_arrives() -> None:
-    """U24: requested, then acknowledged; when it arrives anyway it is acknowledged again."""
+    """U24: requested, then acknowledged; if it arrives nevertheless it is acknowledged again."""
     table = MessageTable()
     table.request(held(table), 10)
     record = table.mark_acking_unknown(ID)
@@ -72,7 +72,7 @@ def test_acked_before_it_arrives() -> None:
 
 @pytest.mark.parametrize(("age_ms", "verdict"), [(59_999, "ack again"), (60_000, "replay")])
 def test_an_acked_message_is_hidden_for_a_while(age_ms: int, verdict: str) -> None:
-    """U32: younger than ack_memory an acknowledged message is acknowledged again, from then on it was replayed."""
+    """U32: an acknowledged message younger than ack_memory is acknowledged again; an older one was replayed."""
     table = MessageTable(ack_memory_ms=60_000)
     delivered(table)
     acked(table, ID, now_ms=5)
@@ -90,7 +90,7 @@ def test_a_newer_request_lives_on() -> None:
 
 
 def test_counts_leave_copies_out() -> None:
-    """N34: the count is ours or the broker's, less what the broker counts for copies that nobody saw."""
+    """N34: the count is ours or the broker's, less what the broker counts for undelivered duplicates."""
     table = MessageTable()
     delivered(table, count=2)
     assert meaning(table, ID, 3, 0) == "duplicate"
@@ -105,7 +105,7 @@ def test_counts_leave_copies_out() -> None:
 
 
 def test_counts_of_a_forgotten_message_leave_copies_out() -> None:
-    """N34: also if the message is nacked, acknowledged or sent away by its id before it comes again."""
+    """N34: also if the message is nacked, acknowledged or published elsewhere by its id before it comes again."""
     table = MessageTable()
     table.requests.remember(ID, 0, 3)
     table.request(table.hold(ID), 0)
@@ -132,7 +132,7 @@ def test_settled_messages_refuse_a_nack() -> None:
 
 
 def test_a_failed_request_is_held_again() -> None:
-    """N16: a request that failed leaves the message held, unless it has arrived or was settled."""
+    """N16: a failed request leaves the message held, unless it has arrived or was settled."""
     table = MessageTable()
     record = held(table)
     table.request(record, 0)
@@ -216,7 +216,7 @@ def test_a_cumulative_ack_settles_what_is_before() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Beyond the bound the oldest delivered messages are forgotten, and delivered if they come; counts stay right."""
+    """Above the limit the oldest delivered messages are forgotten, and delivered if they come; counts stay right."""
     table = MessageTable(most_delivered=100)
     for number in range(1_000):
         delivered(table, MessageId(1, number))
@@ -262,7 +262,7 @@ CHUNKED = MessageId(3, 9, first_chunk=MessageId(3, 7), chunks=[(3, 7), (3, 8), (
 
 
 def test_parts_are_learned_late() -> None:
-    """O28: what was known by its plain id first is asked for and acknowledged by all the parts that any call names."""
+    """O28: a message first known by its plain id is requested and acknowledged by all chunks that any call names."""
     plain = MessageId(3, 9, topic="t")
     nacked_twice, came, acknowledged = MessageTable(), MessageTable(), MessageTable()
     for table in (nacked_twice, came, acknowledged):

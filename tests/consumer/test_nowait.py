@@ -1,4 +1,4 @@
-"""A port that hands over and acknowledges without waiting: what is particular to it."""
+"""A port that delivers and acknowledges without waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SilentPort(NowaitPort):
 
 
 class SlowPort(FakePort):
-    """Acknowledges in a call that ends when the test lets it."""
+    """Acknowledges in a call that ends when the test says so."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -66,14 +66,14 @@ class FailingNowaitPort(FailingPort, NowaitPort):
 
 
 async def turns() -> None:
-    """Let everything run that can."""
+    """Run everything that is ready."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 @virtual_time
 async def test_no_task_is_made_for_a_message() -> None:
-    """Receiving what is here and acknowledging it makes no task, and asks the port without waiting."""
+    """Receiving and acknowledging an available message makes no task, and calls the port without waiting."""
     port = SilentPort()
     async with Consumer(port) as consumer:
         publish(port.topic, *[b"x"] * 3)
@@ -92,7 +92,7 @@ async def test_no_task_is_made_for_a_message() -> None:
 
 @virtual_time
 async def test_order_is_kept_beside_calls_that_wait() -> None:
-    """Of calls that waited and one that comes later, the first to call gets the first message."""
+    """Of waiting calls and a later one, the first to call gets the first message."""
     port = NowaitPort()
     async with Consumer(port) as consumer:
         waiting = [asyncio.create_task(consumer.receive()) for _ in range(2)]
@@ -106,7 +106,7 @@ async def test_order_is_kept_beside_calls_that_wait() -> None:
 
 @virtual_time
 async def test_calls_for_one_message_share_an_acknowledgement() -> None:
-    """Two calls ask the port once; one that is cancelled stops neither the other nor the acknowledgement."""
+    """Two calls ask the port once; a cancelled one stops neither the other nor the acknowledgement."""
     port = SilentPort()
     async with Consumer(port) as consumer:
         message = await new_message(port, consumer)
@@ -150,7 +150,7 @@ async def test_a_refused_acknowledgement_changes_nothing(is_at_once: bool) -> No
 
 @virtual_time
 async def test_closing_gives_up_what_is_not_answered() -> None:
-    """Closing waits for answers for ``close_timeout``, then the calls raise; an answer that comes later is nothing."""
+    """Closing waits for answers for ``close_timeout``, then the calls raise; a later answer has no effect."""
     port = SilentPort()
     consumer = await Consumer(port, config=NackConfig(close_timeout=2.0)).open()
     publish(port.topic, *[b"x"] * 2)
@@ -172,7 +172,7 @@ async def test_closing_gives_up_what_is_not_answered() -> None:
 
 @virtual_time
 async def test_closing_ends_when_all_is_answered() -> None:
-    """Closing goes on as soon as the last answer is there."""
+    """Closing continues as soon as the last answer arrives."""
     port = SilentPort()
     consumer = await Consumer(port).open()
     port.topic.publish(b"x")
@@ -234,7 +234,7 @@ async def test_a_failure_that_nobody_waits_for_is_a_nack(
 
 @virtual_time
 async def test_a_port_that_refuses_at_once_is_heard() -> None:
-    """``ack_soon`` raises what the port raises at once, and nothing changed."""
+    """``ack_soon`` raises what the port raises at once, and nothing has changed."""
     port = SilentPort()
     async with Consumer(port) as consumer:
         message = await new_message(port, consumer)
@@ -249,7 +249,7 @@ async def test_a_port_that_refuses_at_once_is_heard() -> None:
 @pytest.mark.parametrize("kind", [FailingPort, FailingNowaitPort])
 @virtual_time
 async def test_a_cancelled_ack_does_not_hear_for_another(kind: type[FailingPort]) -> None:
-    """Nobody hears of the failure of ``ack_soon`` beside it, so the message comes again; an ack that waits hears."""
+    """No caller learns that ``ack_soon`` failed beside it, so the message comes again; a waiting ack does."""
     port = kind()
     async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
         publish(port.topic, *[b"x"] * 2)
@@ -273,8 +273,8 @@ async def test_a_cancelled_ack_does_not_hear_for_another(kind: type[FailingPort]
 
 @pytest.mark.parametrize("kind", [FailingPort, FailingNowaitPort])
 @virtual_time
-async def test_a_message_whose_ack_was_cancelled_and_failed_is_shown_again(kind: type[FailingPort]) -> None:
-    """Nobody hears of the failure, and a nack meanwhile was refused for the ack: else nobody would settle it ever."""
+async def test_a_message_whose_ack_was_cancelled_and_failed_is_redelivered(kind: type[FailingPort]) -> None:
+    """No caller learns of the failure, and a nack meanwhile was refused for the ack: the message comes again."""
     port = kind()
     async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
         message = await new_message(port, consumer)
@@ -291,8 +291,8 @@ async def test_a_message_whose_ack_was_cancelled_and_failed_is_shown_again(kind:
 
 
 @virtual_time
-async def test_a_message_is_shown_where_all_others_are_being_acknowledged() -> None:
-    """With a bound of one, what comes while several acknowledgements are not answered is not forgotten at once."""
+async def test_a_message_is_delivered_where_all_others_are_being_acknowledged() -> None:
+    """With a limit of one, a message that comes during several open acknowledgements is not forgotten at once."""
     port = SilentPort(receiver_queue_size=50)
     async with Consumer(port, unacked_limit=51) as consumer:
         port.topic.publish_batch([b"%d" % number for number in range(20)])
@@ -307,7 +307,7 @@ async def test_a_message_is_shown_where_all_others_are_being_acknowledged() -> N
 
 
 class ClosingPort(NowaitPort):
-    """Is closed by somebody else as it hands a message over."""
+    """Is closed by another caller while it delivers a message."""
 
     is_gone = False
 
@@ -319,7 +319,7 @@ class ClosingPort(NowaitPort):
         return delivery
 
     def receive_nowait(self) -> Delivery | None:
-        """Return what is here."""
+        """Return the next message, if it is there."""
         self._check_gone()
         return super().receive_nowait()
 
@@ -370,7 +370,7 @@ async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it(
 @pytest.mark.parametrize("make", [FailingPort, FailingNowaitPort])
 @virtual_time
 async def test_what_could_not_be_acknowledged_after_a_seek_can_be_nacked(make: Callable[..., FailingPort]) -> None:
-    """Its attempts are not known any more, and the copy that came meanwhile was not shown."""
+    """Its attempts are no longer known, and the duplicate that came meanwhile was not delivered."""
     port = make(latency=0.01)
     port.topic.publish(b"x")
     async with Consumer(port) as consumer:
@@ -391,7 +391,7 @@ async def test_what_could_not_be_acknowledged_after_a_seek_can_be_nacked(make: C
 
 @virtual_time
 async def test_a_consumer_shows_what_it_is() -> None:
-    """The consumer's representation has its state, and the number of unacknowledged messages."""
+    """The consumer's repr has its state, and the number of unacknowledged messages."""
     port = NowaitPort()
     consumer = Consumer(port)
     assert "not open" in repr(consumer)

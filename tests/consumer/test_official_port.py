@@ -1,4 +1,4 @@
-"""The port over the official client where no broker is needed: what it refuses, how it names ids and topics."""
+"""The port over the official client without a broker: what it refuses, how it names ids and topics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOPIC = "persistent://public/default/t"
 
 @asynccontextmanager
 async def unreachable() -> AsyncIterator[Any]:
-    """A client of an address where nobody listens, that gives up after a second."""
+    """A client of an address where nothing listens, which gives up after a second."""
     client = pulsar.asyncio.Client(
         "pulsar://127.0.0.1:1", operation_timeout_seconds=1, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     )
@@ -45,7 +45,7 @@ async def unreachable() -> AsyncIterator[Any]:
 
 
 async def test_a_refused_connection_is_one_clear_error() -> None:
-    """U22: nobody listens: one error of ours that names topic and subscription, not a hang."""
+    """U22: nothing listens: one of our errors names topic and subscription, and nothing hangs."""
     async with unreachable() as client:
         with pytest.raises(BrokerError, match=r"orders.*billing"):
             await pulsar_nack.subscribe(client, "orders", "billing")
@@ -55,7 +55,7 @@ async def test_a_refused_connection_is_one_clear_error() -> None:
 
 
 async def test_bad_arguments_are_refused_before_anything_happens() -> None:
-    """N24: a wrong client, consumer, type or an option that is ours is refused by name."""
+    """N24: an invalid client, consumer, type or an option that is ours is refused by name."""
     async with unreachable() as client:
         bad: list[dict[str, Any]] = [
             {"consumer_type": "sharde"},
@@ -73,7 +73,7 @@ async def test_bad_arguments_are_refused_before_anything_happens() -> None:
 
 
 async def test_no_queue_is_for_one_topic() -> None:
-    """O16, O57: lists and patterns without a queue are refused by name: the client would hand out nothing for ever."""
+    """O16, O57: lists and patterns without a queue are refused by name: the client would deliver nothing for ever."""
     client = object.__new__(pulsar.asyncio.Client)
     for topic, is_pattern in ((["t"], False), ("t.*", True)):
         with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
@@ -81,7 +81,7 @@ async def test_no_queue_is_for_one_topic() -> None:
 
 
 async def test_partitions_without_a_queue_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O16, O57: they are found by asking, whatever form the name of the topic has."""
+    """O16, O57: they are found by asking, whatever form the topic's name has."""
     client = object.__new__(pulsar.asyncio.Client)
     asked = []
 
@@ -111,7 +111,7 @@ class Encryption:
 
 
 class NativeMessage:
-    """As much of the binding's message as a delivery needs."""
+    """The parts of the binding's message that a delivery needs."""
 
     def __init__(self, **fields: Any) -> None:
         self._fields = {"data": b"", "properties": {}, "redelivery_count": 0, "int_schema_version": -1, **fields}
@@ -120,8 +120,8 @@ class NativeMessage:
         return lambda: self._fields.get(name)
 
 
-def test_what_the_client_tells_of_a_message() -> None:
-    """O14, O15, O57: no value, producer and schema version are passed on; what is encrypted has an error."""
+def test_fields_of_the_clients_message() -> None:
+    """O14, O15, O57: no value, producer and schema version are passed on; an encrypted message has an error."""
     message_id = MessageId(1, 2, topic="t")
     about = {"has_null_value": True, "producer_name": "shop", "int_schema_version": 300}
     delivery = delivery_of(NativeMessage(**about), None, message_id)
@@ -181,7 +181,7 @@ NO_PATTERNS = [
 
 
 async def test_what_the_library_cannot_take_is_refused_here() -> None:
-    """O56: it would end the process; topics that are no text are refused as clearly."""
+    """O56: the library would end the process; topics that are not text are refused as clearly."""
     async with unreachable() as client:
         for topic in NO_TOPICS:
             with pytest.raises(InvalidArgumentError, match=r"^topic: expected a name, a list of names, or a pattern"):
@@ -214,12 +214,12 @@ async def test_what_the_library_cannot_take_is_refused_here() -> None:
     ],
 )
 def test_patterns_for_the_library(pattern: str, translated: str) -> None:
-    """O18: anchors and namespaces are made what its library compares with whole names."""
+    """O18: anchors and namespaces are rewritten for the library's comparison with whole names."""
     assert for_official_client(pattern) == translated
 
 
 class Broken:
-    """A consumer of the client that has lost its topic, or its connection; and a client that is asked."""
+    """A consumer of the client that has lost its topic or its connection; and its client."""
 
     def __init__(self, result: str | None, *, is_connected: bool = False) -> None:
         self.result = result
@@ -227,18 +227,18 @@ class Broken:
         self.asked: list[str] = []
 
     def is_connected(self) -> bool:
-        """Tell."""
+        """Return whether it is connected."""
         return self.is_there
 
     def receive_async(self, call: Any) -> None:
-        """Never call."""
+        """Never call back."""
 
     def close_async(self, call: Any) -> None:
         """Close."""
         call(pulsar.Result.Ok)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
-        """Answer."""
+        """Return the partitions."""
         self.asked.append(topic)
         if self.result is not None:
             raise pulsar.asyncio.PulsarException(getattr(pulsar.Result, self.result))
@@ -247,7 +247,7 @@ class Broken:
 
 @virtual_time
 async def test_a_deleted_topic_is_found_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O57: `receive` raises where the topic is gone, and waits where the client is connected or the broker is away."""
+    """O57: `receive` raises if the topic is gone, and waits if the client is connected or the broker is away."""
     monkeypatch.setattr(official, "_CALLBACK_TIMEOUT_S", 0.0)
     for native, raises in (
         (Broken("TopicNotFound"), True),
@@ -274,7 +274,7 @@ async def test_a_deleted_topic_is_found_by_asking(monkeypatch: pytest.MonkeyPatc
 
 
 def test_hints_fit_the_error() -> None:
-    """O56: whether a broker answers is asked only where none did."""
+    """O56: the error asks whether a broker answers only if none did."""
     there = "does a broker answer there"
     for name in ("ConnectError", "Timeout"):
         assert there in str(broker_error("x", pulsar.asyncio.PulsarException(getattr(pulsar.Result, name))))
@@ -285,20 +285,20 @@ def test_hints_fit_the_error() -> None:
 
 
 def test_the_ends_need_no_topic() -> None:
-    """O57: so that a consumer of a list can seek to the earliest and to the latest."""
+    """O57: so a consumer of a list can seek to the earliest and to the latest message."""
     for end in (pulsar.MessageId.earliest, pulsar.MessageId.latest):
         built = OfficialMessageIds(None).build(MessageId.from_bytes(end.serialize()))
         assert (built.ledger_id(), built.entry_id()) == (end.ledger_id(), end.entry_id())
 
 
 class FakeNative:
-    """As much of the binding's consumer as making a port needs."""
+    """The parts of the binding's consumer that making a port needs."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
 
     def topic(self) -> str:
-        """Return what the client would call its topic."""
+        """Return the client's name of the topic."""
         return self._topic
 
 
@@ -309,7 +309,7 @@ def port_on(topic: str = "persistent://public/default/t", client: Any = None, **
 
 
 async def test_traits_follow_the_native_delay() -> None:
-    """U30: with the client's 60 s the broker way takes minutes, and the traits say so; with 100 ms it takes 122 ms."""
+    """U30: with the client's 60 s broker redelivery takes minutes, as traits say; with 100 ms it takes 122 ms."""
     assert port_on().traits.min_redelivery_delay == 84
     quick = port_on(native_delay=0.1).traits
     assert (quick.redelivery_latency, quick.min_redelivery_delay) == (0.122, 0.14)
@@ -319,7 +319,7 @@ async def test_traits_follow_the_native_delay() -> None:
 
 
 async def test_wrapping_is_careful() -> None:
-    """U29: a wrapped consumer of unknown type is taken for Exclusive; named Shared, its ids are honoured."""
+    """U29: a wrapped consumer of unknown type counts as Exclusive; if named Shared, its ids are honoured."""
     consumer = pulsar.asyncio.Consumer(FakeNative("t"), pulsar.schema.BytesSchema())
     assert not pulsar_nack.wrap(consumer).port.traits.honours_ids
     assert pulsar_nack.wrap(consumer, consumer_type="shared").port.traits.honours_ids
@@ -327,7 +327,7 @@ async def test_wrapping_is_careful() -> None:
 
 
 async def test_settings_that_there_are_not() -> None:
-    """They are refused by name, with the one that was meant, by ``wrap`` and before anything is subscribed to."""
+    """They are refused by name, with a suggestion, by ``wrap`` and before anything is subscribed."""
     consumer = pulsar.asyncio.Consumer(FakeNative("t"), pulsar.schema.BytesSchema())
     with pytest.raises(InvalidArgumentError, match=r"backof: .*\(backoff\?\)"):
         pulsar_nack.wrap(consumer, backof=1)  # type: ignore[call-arg]
@@ -342,7 +342,7 @@ async def test_settings_that_there_are_not() -> None:
 
 
 def test_every_setting_of_the_client_has_a_type() -> None:
-    """A type checker knows all settings that pass through to the client; ``help`` names those of a consumer."""
+    """Type checkers know all settings that pass through to the client; ``help`` names those of a consumer."""
     known = set(inspect.signature(pulsar.asyncio.Client.subscribe).parameters)
     ours = {"self", "topic", "subscription_name", "consumer_type", "negative_ack_redelivery_delay_ms"}
     typed = set(OfficialSettings.__annotations__) - set(ConsumerOptions.__annotations__)
@@ -374,7 +374,7 @@ def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
 
 
 def test_handles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the client's id objects the newest are kept; those that are acknowledged go."""
+    """The newest of the client's id objects are kept; acknowledged ones are removed."""
     monkeypatch.setattr("pulsar_nack.consumer._official_ids._MAX_HANDLES", 3)
     handles = OfficialMessageIds("t")
     for entry in range(5):
@@ -389,7 +389,7 @@ def test_handles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_client_is_not_imported_before_it_is_needed() -> None:
-    """Importing the package, and using a consumer on another port, does not touch pulsar-client."""
+    """Importing the package, and using a consumer on another port, does not import pulsar-client."""
     code = "import sys, pulsar_nack, pulsar_nack.testing; sys.exit('pulsar' in sys.modules or '_pulsar' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -418,7 +418,7 @@ class LastId:
 
 
 class AskedNative(FakeNative):
-    """The binding's consumer as far as a port asks it for the end of its topic; it answers from another thread."""
+    """The parts of the binding's consumer that a port needs for its topic's end; it answers from another thread."""
 
     result, last = pulsar._pulsar.Result.Ok, LastId(7, 3, -1)
 
@@ -428,7 +428,7 @@ class AskedNative(FakeNative):
 
 
 async def test_the_end_of_the_topic_over_the_official_client() -> None:
-    """The client's answer is an id of ours with its topic; what it refuses, as for partitions, is one error."""
+    """The client's answer becomes one of our ids with its topic; a refusal, as for partitions, is one error."""
     native = AskedNative("persistent://public/default/t")
     port = OfficialPort(pulsar.asyncio.Consumer(native, pulsar.schema.BytesSchema()), traits_of(honours_ids=True))
     (last,) = await port.last_message_ids()

@@ -1,4 +1,4 @@
-"""What publishes over the official client, on a client that only notes what it is asked for."""
+"""The publisher over the official client, with a client that only records its calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pulsar_nack.consumer._official_publisher import OfficialPublisher  # noqa: 
 
 
 def failure(name: str) -> Exception:
-    """Return what the client raises."""
+    """Return the client's error."""
     error: Exception = asyncio_client.PulsarException(getattr(pulsar.Result, name))
     return error
 
@@ -31,7 +31,7 @@ class Made:
         self._client = client
 
     async def send(self, data: bytes, **about: Any) -> Any:
-        """Note a message."""
+        """Record a message."""
         await asyncio.sleep(0.01)
         if self._client.send_fails:
             raise self._client.send_fails.pop()
@@ -39,12 +39,12 @@ class Made:
         return pulsar.MessageId(-1, 1, len(self.sent) - 1, -1)
 
     async def close(self) -> None:
-        """Note it."""
+        """Record it."""
         self.is_closed = True
 
 
 class Client:
-    """A client; what is in a list is raised, the last first."""
+    """A client; errors in its list are raised, the last first."""
 
     def __init__(self) -> None:
         self.producers: list[Made] = []
@@ -74,14 +74,14 @@ class Client:
 
 
 async def publish(publisher: OfficialPublisher, topic: str = "dead", **about: Any) -> Any:
-    """Publish something."""
+    """Publish a message."""
     usual: dict[str, Any] = {"properties": {}, "key": None, "ordering_key": None, "event_time_ms": 0}
     return await publisher.publish(topic, b"data", **{**usual, **about})
 
 
 @virtual_time
 async def test_one_producer_for_each_topic() -> None:
-    """Calls at once share one producer of a topic; each is without batches, in chunks, and closed in the end."""
+    """Concurrent calls share one producer of a topic; each is without batches, in chunks, and closed at the end."""
     client = Client()
     publisher = OfficialPublisher(client)
     ids = await asyncio.gather(*(publish(publisher) for _ in range(3)), publish(publisher, "other"))
@@ -97,7 +97,7 @@ async def test_one_producer_for_each_topic() -> None:
 
 @virtual_time
 async def test_what_is_sent() -> None:
-    """Keys of bytes go as base64, no event time as none; the rest as it is."""
+    """Keys of bytes are sent as base64, no event time as none; the rest as it is."""
     client = Client()
     publisher = OfficialPublisher(client)
     await publish(publisher, key=b"\x00\xff", ordering_key="o", properties={"a": "b"})
@@ -111,7 +111,7 @@ async def test_what_is_sent() -> None:
 
 @virtual_time
 async def test_a_subscription_before_the_first_message() -> None:
-    """It is made and left before the first message of a topic; one that somebody has for himself is there already."""
+    """It is created before the first message of a topic and closed; an exclusive one exists already."""
     client = Client()
     client.subscribe_fails = [failure("ConsumerBusy")]
     publisher = OfficialPublisher(client, "repair")
@@ -127,7 +127,7 @@ async def test_a_subscription_before_the_first_message() -> None:
 
 @virtual_time
 async def test_failures() -> None:
-    """A failed call raises what the client says, and the next one tries again; a closed producer is replaced."""
+    """A failed call raises the client's error, and the next one tries again; a closed producer is replaced."""
     client = Client()
     client.create_fails = [failure("Timeout")]
     publisher = OfficialPublisher(client)
@@ -150,7 +150,7 @@ async def test_failures() -> None:
 
 @virtual_time
 async def test_closed_while_a_producer_is_made() -> None:
-    """Closing ends what is being made; the calls that wait for it are ended too."""
+    """Closing ends an opening producer; the calls that wait for it end too."""
     publisher = OfficialPublisher(Client())
     call = asyncio.create_task(publish(publisher))
     await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""The cases that the embedded broker is faithful for: Shared subscriptions, one message in each entry."""
+"""The cases in which the embedded broker is faithful: Shared subscriptions, one message in each entry."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ async def test_scenarios(url: str, topic: str, scenario: Callable[[str, str], Aw
 
 @pytest.mark.slow
 async def test_dead_letters(url: str, topic: str) -> None:
-    """U6: nacked at each attempt, a message is shown 3 times, then it is in the dead-letter topic with its reason."""
+    """U6: nacked at each attempt, a message is delivered 3 times, then dead-lettered with its reason."""
     setting = DeadLetterPolicy(2)
     async with (
         subscribed(url, topic, dead_letter=setting) as (client, consumer),
-        subscribed(url, f"{topic}-sub-DLQ") as (_, dead),  # before: the broker makes no subscription for a producer
+        subscribed(url, f"{topic}-sub-DLQ") as (_, dead),  # before: the broker creates no subscription for a producer
     ):
         await send(client, topic, [b"poison", b"fine"])
         attempts = 0
@@ -93,7 +93,7 @@ async def test_no_retry_topic_where_nothing_can_be_delayed(url: str, topic: str,
 @pytest.mark.slow
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_a_list_of_topics_and_rebuilt_ids(url: str, topic: str, redelivery: str) -> None:
-    """N36: on a list of topics, ids as delivered and ids rebuilt from bytes and topic bring their messages back."""
+    """N36: on a list of topics, ids as delivered and ids rebuilt from bytes and topic redeliver their messages."""
     topics = [topic, f"{topic}-b"]
     async with subscribed(url, topics, redelivery=redelivery) as (client, consumer):
         for number, name in enumerate(topics):

@@ -1,7 +1,7 @@
-"""All orders of events around two messages and two workers end right; see ``two_workers.py`` for what that is.
+"""All orders of events around two messages and two workers end right, as ``two_workers.py`` defines it.
 
 How many orders these were, and how long they took, is printed (``pytest -s``). ``EVENTS=7 DISTURBANCES=1`` sets other
-bounds for the whole tier: each event more takes three times as long, each disturbance more ten times.
+bounds for the whole tier: each further event takes three times as long, each further disturbance ten times.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LONG: Final = [
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Make no log lines, thousands of which nobody reads."""
+    """Write no log lines, of which there would be thousands."""
     logger = logging.getLogger("pulsar_nack")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -54,7 +54,7 @@ async def check(bounds: Bounds) -> None:
 @pytest.mark.parametrize("bounds", SHORT, ids=str)
 @virtual_time
 async def test_all_short_orders_end_right(bounds: Bounds) -> None:
-    """What is unacknowledged is shown in time, and what is gone once more at most, whatever the order of events."""
+    """In any order of events, unacknowledged messages come in time, and removed ones at most once more."""
     await check(bounds)
 
 

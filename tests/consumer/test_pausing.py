@@ -1,4 +1,4 @@
-"""Consumers that are paused, on each kind of port, and calls that a port may not know."""
+"""Paused consumers, on each kind of port, and calls that a port may not support."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .ports import Ports
 
 
 @virtual_time
-async def test_nothing_is_shown_until_the_resume(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
-    """O17, U41: messages can be settled meanwhile and deadlines go on; a port that keeps what it has warns once."""
+async def test_nothing_is_delivered_until_the_resume(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
+    """O17, U41: messages can be settled meanwhile and deadlines pass; a port that keeps its messages warns once."""
     port = ports.port()
     publish(port.topic, b"a", b"b", b"c")
     async with Consumer(port, config=EXACT, redelivery="local") as consumer:
@@ -47,7 +47,7 @@ async def test_nothing_is_shown_until_the_resume(ports: Ports, caplog: pytest.Lo
 
 @virtual_time
 async def test_closing_while_paused() -> None:
-    """Calls that wait raise; before it is open and after it is closed there is nothing to pause."""
+    """Waiting calls raise; before opening and after closing there is nothing to pause."""
     consumer = Consumer(FakePort())
     for call in (consumer.pause, consumer.resume):
         with pytest.raises(NotOpenError):
@@ -65,7 +65,7 @@ async def test_closing_while_paused() -> None:
 
 @virtual_time
 async def test_a_port_that_cannot_unsubscribe() -> None:
-    """It is said so, and the consumer goes on."""
+    """The error says so, and the consumer continues."""
     async with Consumer(FakePort()) as consumer:
         with pytest.raises(NotImplementedError, match="FakePort cannot unsubscribe"):
             await consumer.unsubscribe()

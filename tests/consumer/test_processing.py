@@ -22,7 +22,7 @@ RULES: OnError = {OSError: Retry(4), PermissionError: Ignore("not ours")}
 
 
 class Unprintable(Exception):  # noqa: N818
-    """Has no text."""
+    """Cannot be printed."""
 
     def __str__(self) -> str:
         raise AttributeError("no text")
@@ -31,7 +31,7 @@ class Unprintable(Exception):  # noqa: N818
 @pytest.mark.each_kind
 @virtual_time
 async def test_how_a_block_ends(ports: Ports) -> None:
-    """U13: success acknowledges; verbs do what they say; other exceptions are nacked by the backoff, and go on."""
+    """U13: success acknowledges; verbs do what they say; other exceptions nack by the backoff, and are raised."""
     port, dead = ports.port(), FakePublisher()
     policy = DeadLetterPolicy(5, "dead", publisher=dead)
     cases: dict[str, tuple[BaseException | None, bool, str]] = {

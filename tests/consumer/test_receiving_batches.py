@@ -44,7 +44,7 @@ async def test_ten_of_twenty_five(ports: Ports) -> None:
 
 @virtual_time
 async def test_the_bound_of_bytes() -> None:
-    """U43: what does not fit comes with the next call; one message alone may be larger."""
+    """U43: a message that does not fit comes with the next call; a single message may be larger."""
     port = FakePort()
     for size in (400, 400, 400, 5_000, 1, 1_000, 0, 0):
         port.topic.publish(b"x" * size)
@@ -92,7 +92,7 @@ async def test_a_cancelled_call_loses_nothing() -> None:
 @for_each("field", ["max_messages", "max_bytes", "timeout"])
 @virtual_time
 async def test_bounds_are_checked(field: str) -> None:
-    """Each by its name."""
+    """Each limit is refused by name."""
     async with Consumer(FakePort()) as consumer:
         with pytest.raises(InvalidArgumentError) as caught:
             await consumer.batch_receive(**{field: -1})
@@ -101,7 +101,7 @@ async def test_bounds_are_checked(field: str) -> None:
 
 @virtual_time
 async def test_leases_begin_when_the_batch_is_returned() -> None:
-    """The call waits longer than a lease for more messages: none of those that it has is redelivered, or dead."""
+    """The call waits longer than a lease for more messages: none of its messages is redelivered or dead-lettered."""
     port, dead = FakePort(), FakePublisher()
     publish(port.topic, *digits(2))
     policy = DeadLetterPolicy(1, "dead", publisher=dead)

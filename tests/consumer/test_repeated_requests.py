@@ -1,4 +1,4 @@
-"""Requests that the client accepts and that bring nothing: on the fake port, on virtual time."""
+"""Requests that the client accepts without effect: on the fake port, on virtual time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.consumer.ports import Ports
 
 ID = MessageId(1, 2)
 ROUNDS_S = [30, 90, 210, 450]
-"""When requests are made again, counted from the first one."""
+"""When requests are repeated, counted from the first one."""
 
 
 async def nacked(port: FakePort, consumer: Consumer) -> float:
-    """Publish a message and nack it; return when it is asked for."""
+    """Publish a message and nack it; return when it is requested."""
     port.topic.publish(b"x")
     await (await consumer.receive()).nack(delay=1)
     return now() + 1
@@ -33,7 +33,7 @@ async def nacked(port: FakePort, consumer: Consumer) -> float:
 @pytest.mark.parametrize("subscription_type", ["shared", "exclusive"])
 @virtual_time
 async def test_a_lost_request_is_made_again(ports: Ports, subscription_type: Any, lost: int) -> None:
-    """U22: requests that a client accepts and drops are made again; the message is shown once, and counted once."""
+    """U22: requests that a client accepts and drops are repeated; the message is delivered and counted once."""
     port = ports.port(subscription_type=subscription_type)
     port.lose_next("redeliver", lost)
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
@@ -50,7 +50,7 @@ async def test_a_lost_request_is_made_again(ports: Ports, subscription_type: Any
 
 @virtual_time
 async def test_a_late_failure_is_not_that_of_a_newer_request(ports: Ports) -> None:
-    """U22: a request fails after it took effect, while the next one is under way: the message still comes."""
+    """U22: a request fails after it took effect, while the next one is open: the message still comes."""
     port = ports.port()
     calls = 0
 
@@ -75,7 +75,7 @@ async def test_a_late_failure_is_not_that_of_a_newer_request(ports: Ports) -> No
 
 @virtual_time
 async def test_asking_again_ends(ports: Ports) -> None:
-    """U34: what another consumer got is asked for four times more, and then left to the broker."""
+    """U34: a message that another consumer got is requested four times more, and then left to the broker."""
     topic = ports.topic()
     port, other = ports.port(topic), ports.port(topic)
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
@@ -108,7 +108,7 @@ async def test_a_request_that_is_answered_is_not_made_again(ports: Ports) -> Non
 @pytest.mark.each_kind
 @virtual_time
 async def test_what_waits_at_the_port_is_not_asked_for_again(ports: Ports) -> None:
-    """U23: during a long job the answer waits in the port's queue; asking again would give it to others as well."""
+    """U23: during a long job the answer waits in the port's queue; a second request would reach others as well."""
     topic = ports.topic()
     async with Consumer(port := ports.port(topic), redelivery="broker", config=EXACT) as consumer:
         await nacked(port, consumer)
@@ -127,7 +127,7 @@ async def test_what_waits_at_the_port_is_not_asked_for_again(ports: Ports) -> No
 
 @virtual_time
 async def test_a_queue_that_is_never_empty_does_not_keep_it_from_being_asked_for(ports: Ports) -> None:
-    """U22: once as many were received as the port can have had, a request that was lost is made again."""
+    """U22: once as many were received as the port can have had, a lost request is repeated."""
     port = ports.port(receiver_queue_size=10)
     port.lose_next("redeliver")
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
@@ -141,7 +141,7 @@ async def test_a_queue_that_is_never_empty_does_not_keep_it_from_being_asked_for
 
 @virtual_time
 async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) -> None:
-    """U24: a message that was requested in vain and then acknowledged, or nacked again, is not requested meanwhile."""
+    """U24: a message requested in vain and then acknowledged, or nacked again, is not requested meanwhile."""
     async with Consumer(port := ports.port(), redelivery="broker", config=EXACT) as consumer:
         publish(port.topic, b"a", b"b")
         port.lose_next("redeliver", 2)
@@ -161,7 +161,7 @@ async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) ->
 
 @virtual_time
 async def test_a_failed_ack_of_what_was_asked_for_does_not_end_the_request(ports: Ports) -> None:
-    """U24: a lost request whose 30 s end while an acknowledgement is under way that fails is made again."""
+    """U24: a lost request whose 30 s end during an acknowledgement that fails is repeated."""
     async with Consumer(port := ports.port(), redelivery="broker", config=EXACT) as consumer:
         port.lose_next("redeliver")
         message = await new_message(port, consumer)
@@ -177,7 +177,7 @@ async def test_a_failed_ack_of_what_was_asked_for_does_not_end_the_request(ports
 @pytest.mark.each_kind
 @virtual_time
 async def test_failures_are_tried_again_and_closing_ends_it(ports: Ports) -> None:
-    """U22: a request that fails when it is made again does not count; a consumer that is closed asks for no more."""
+    """U22: a repeated request that fails does not count; a closed consumer requests no more."""
     port = ports.port()
     port.lose_next("redeliver")
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
@@ -192,7 +192,7 @@ async def test_failures_are_tried_again_and_closing_ends_it(ports: Ports) -> Non
 
 @virtual_time
 async def test_a_callable_is_asked_once(ports: Ports) -> None:
-    """Ids that a callable of the user's was given are never given to it again for the same nack."""
+    """Ids given to a user's callable are never given to it again for the same nack."""
     asked: list[MessageId] = []
     async with Consumer(port := ports.port(), redelivery=asked.extend, config=EXACT) as consumer:
         await nacked(port, consumer)
@@ -201,7 +201,7 @@ async def test_a_callable_is_asked_once(ports: Ports) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """U30: beyond the bound the oldest are left to the broker."""
+    """U30: above the limit the oldest are left to the broker."""
     ask = OpenRequests(most_repeated=3)
     for entry in range(5):
         ask.repeat(MessageId(1, entry), 0)
@@ -213,7 +213,7 @@ def test_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_each_round_comes_at_its_time(late_ms: int) -> None:
-    """U23: one tick before a pause is over nothing is due; a message that is added again replaces the earlier entry."""
+    """U23: one tick before a pause ends nothing is due; a message that is added again replaces the earlier entry."""
     ask = OpenRequests()
     for turn, pause_ms in enumerate(PAUSES_MS):
         ask.repeat(ID, 1_000, turn)
@@ -226,7 +226,7 @@ def test_each_round_comes_at_its_time(late_ms: int) -> None:
 
 
 def test_cumulative_acknowledgement_and_seek_forget_what_was_asked_for() -> None:
-    """U35: what was asked for in vain and is acknowledged or left behind is not asked for."""
+    """U35: messages requested in vain and then acknowledged or left behind are not requested."""
     table = MessageTable()
     records: list[MessageState] = []
     for entry in range(3):
@@ -244,7 +244,7 @@ def test_cumulative_acknowledgement_and_seek_forget_what_was_asked_for() -> None
 
 
 def test_all_that_a_seek_left_behind_is_asked_for() -> None:
-    """However many messages were held, each of them is asked for, and again if nothing comes."""
+    """Each of any number of held messages is requested, and again if nothing comes."""
     table, count = MessageTable(), 25_000
     table.ask_for({MessageId(1, entry): 1 for entry in range(count)}, 0)
     due = table.requests.pop_due(0, count)

@@ -1,4 +1,4 @@
-"""Messages that are consumed later, over each kind of port; ``test_letters`` has the steps and their failures."""
+"""Messages that are consumed later, over each kind of port; ``test_letters`` has the steps and failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_lease_does_not_end_it(ports: Ports, verb: str) -> None:
 
 @virtual_time
 async def test_full_long_nacks_wait_here(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
-    """U17, U45: while as many are on their way as may be, a long nack is held here instead of waiting for its turn."""
+    """U17, U45: at the limit of messages on their way, a long nack is held here and does not wait for its turn."""
     monkeypatch.setattr(_letters, "_MOST", 1)
     async with consuming(ports.port()) as (port, consumer, publisher):
         for _ in range(2):
@@ -85,7 +85,7 @@ async def test_durably_acknowledged(ports: Ports, tmp_path: Path) -> None:
 
 @virtual_time
 async def test_events_and_trace(ports: Ports) -> None:
-    """U50: a long nack is a nack and a retry; consumed later is a retry only; neither is an acknowledgement."""
+    """U50: a long nack is a nack and a retry; consumed later is only a retry; neither is an acknowledgement."""
     events: list[Any] = []
     async with consuming(ports.port(), hooks=[events.append]) as (port, consumer, _):
         for _ in range(2):
@@ -102,7 +102,7 @@ async def test_events_and_trace(ports: Ports) -> None:
 
 @virtual_time
 async def test_deferred_it_is_the_same_attempt(ports: Ports) -> None:
-    """U12, U45: a message that is deferred for long waits in the retry topic, and no attempt is counted for it."""
+    """U12, U45: a message deferred for long waits in the retry topic, and no attempt is counted for it."""
     async with consuming(ports.port(), most=1) as (port, consumer, publisher):
         port.topic.publish(b"order")
         await (await consumer.receive(timeout=1)).nack(1)

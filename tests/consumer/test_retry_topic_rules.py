@@ -29,7 +29,7 @@ def retry_topic(**policy: Any) -> RetryTopic:
 
 
 class CannotDelay:
-    """A publisher of dead letters, as users had them before."""
+    """A publisher of dead letters, as users had it before."""
 
     async def publish(self, topic: str, data: bytes | None, *, properties: Any) -> MessageId:
         """Publish a message."""
@@ -50,7 +50,7 @@ class CannotDelay:
     ],
 )
 def test_bad_settings_are_refused(field: str, value: Any) -> None:
-    """N24: each is refused by its name; a publisher that cannot delay is good for dead letters only."""
+    """N24: each is refused by name; a publisher that cannot delay is good for dead letters only."""
     with pytest.raises(InvalidArgumentError, match=field):
         RetryTopicPolicy(**{field: value})
     if field == "publisher" and isinstance(value, CannotDelay):
@@ -78,7 +78,7 @@ def test_what_comes_from_the_retry_topic(topic: str, is_retry: bool) -> None:
 
 
 def test_the_properties_are_those_of_the_java_client() -> None:
-    """U15: what Java writes, the name without the partition, and the exact time; those of the user are added."""
+    """U15: Java's properties, the name without the partition, and the exact time; the user's are added."""
     wait = Wait(3_000, 1_000_003_000, {"colour": "blue", "RECONSUMETIMES": "99"})
     message = retry_topic().message(delivery(properties={"colour": "red", "size": "1"}), 2, wait)
     assert message.topic == RETRY
@@ -117,13 +117,13 @@ def test_the_properties_are_those_of_the_java_client() -> None:
     ],
 )
 def test_attempts_and_times_of_what_comes(properties: dict[str, str], count: int, wait_ms: int) -> None:
-    """U15: earlier attempts are added, and a message waits until its time, for its own delay at most."""
+    """U15: earlier attempts are added, and a message waits until its time, for at most its own delay."""
     found, waits = retry_topic().arrive(delivery(RETRY, properties=properties, redelivery_count=3), 10_000)
     assert (found.redelivery_count, waits) == (3 + count, wait_ms)
 
 
 def test_long_delays_go_first() -> None:
-    """U33: below 80 % only what exceeds the setting; from there on ever shorter ones; at the limit all."""
+    """U33: below 80 % only delays beyond the setting; from there on ever shorter ones; at the limit all."""
     rules = retry_topic(spill_after=timedelta(minutes=10))
     assert [rules.spills(ms, 0, 80, 100) for ms in (600_000, 600_001)] == [False, True]
     assert [rules.spills(ms, 90, 80, 100) for ms in (300_000, 300_001)] == [False, True]
@@ -134,7 +134,7 @@ def test_long_delays_go_first() -> None:
 
 
 def test_dead_letters_of_what_was_consumed_later() -> None:
-    """U15: from the retry topic they go to the topic that is named after the first, and forget when they were due."""
+    """U15: from the retry topic they go to the topic named after the first one, without their delivery time."""
     rules = DeadLetterRules(DeadLetterPolicy(2), "billing", RetryTopic(POLICY, "billing"))
     properties = {"REAL_TOPIC": TOPIC, "RECONSUMETIMES": "2", "DELAY_TIME": "5", "PULSAR_NACK_DELIVER_AT": "9"}
     letter = rules.message(delivery(RETRY, properties=properties), 3, "bad")

@@ -1,4 +1,4 @@
-"""Handlers that a consumer runs: how many at once, what their exceptions do, and how it all ends."""
+"""Handlers that a consumer runs: concurrency, their exceptions, and draining."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .ports import Ports
 
 @asynccontextmanager
 async def running(consumer: Consumer, handler: Handler, **options: Any) -> AsyncIterator[asyncio.Task[DrainReport]]:
-    """Run a handler in a task, and drain in the end."""
+    """Run a handler in a task, and drain at the end."""
     task = asyncio.create_task(consumer.run(handler, **options))
     try:
         yield task
@@ -51,7 +51,7 @@ async def until(reached: Any) -> None:
 async def handle_all(
     port: FakePort, handler: Handler, settings: dict[str, Any] | None = None, **options: Any
 ) -> Consumer:
-    """Run a handler until all messages are acknowledged; return its consumer, which is closed."""
+    """Run a handler until all messages are acknowledged; return its closed consumer."""
     async with (
         Consumer(port, **{"config": EXACT, **(settings or {})}) as consumer,
         running(consumer, handler, **options),
@@ -126,7 +126,7 @@ async def test_what_was_fetched_ahead_goes_to_another_one(ports: Ports) -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_a_handler_that_outlives_the_drain(ports: Ports) -> None:
-    """U38: it is cancelled, its message is nacked by the backoff; the other's is acknowledged; the report tells."""
+    """U38: it is cancelled, its message nacked by the backoff; the other's is acknowledged, as the report says."""
     port = ports.port()
     publish(port.topic, b"slow", b"quick")
     cancelled = list[bytes]()
@@ -155,7 +155,7 @@ async def test_a_handler_that_outlives_the_drain(ports: Ports) -> None:
 @pytest.mark.each_kind
 @virtual_time
 async def test_what_exceptions_do(ports: Ports) -> None:
-    """U13, U40: by type, the most derived match; verbs win; all others are nacked by the backoff; none is lost."""
+    """U13, U40: by type, the most derived match; verbs go first; others are nacked by the backoff; none is lost."""
     port = ports.port()
     dead = FakePublisher()
     names = ["value", "unicode", "connection", "timeout", "key", "retry", "dead", "ignored", "broken rule"]
@@ -281,7 +281,7 @@ async def test_bad_arguments_are_refused_before_anything_runs() -> None:
 @pytest.mark.parametrize("trouble", ["cancelled", "cancelled twice", "acknowledgement fails"])
 @virtual_time
 async def test_a_nack_of_a_worker_waits_for_room(trouble: str, key_ordered: bool) -> None:
-    """A message whose nack has no room for 8 s is nacked then, also if something cancels the worker meanwhile."""
+    """A message whose nack has no room for 8 s is nacked then, also if the worker is cancelled meanwhile."""
     port, handled = FakePort(), list[tuple[bytes, int]]()
     for number in range(2):
         port.topic.publish(b"%d" % number, key=f"k{number}")
@@ -310,7 +310,7 @@ async def test_a_nack_of_a_worker_waits_for_room(trouble: str, key_ordered: bool
 @pytest.mark.parametrize("key_ordered", [False, True])
 @virtual_time
 async def test_an_acknowledgement_by_another_call_that_fails(key_ordered: bool) -> None:
-    """The handler ends while its message is being acknowledged by its id: as that fails, it is handled again."""
+    """The handler ends during an acknowledgement by id of its message, which fails: it is handled again."""
     port, attempts = FakePort(), list[int]()
     message_id = port.topic.publish(b"x", key="k")
 
@@ -372,7 +372,7 @@ async def test_a_closed_consumer_lets_its_handlers_end() -> None:
 
 
 @virtual_time
-async def test_draining_a_loop_of_ones_own() -> None:
+async def test_draining_your_own_loop() -> None:
     """U18: without `run`, a drain ends the loop, and waits until its messages are settled; others are left."""
     port = FakePort()
     publish(port.topic, b"a", b"b", b"c")
@@ -440,7 +440,7 @@ async def test_drains_that_are_cancelled_or_not_allowed() -> None:
 
 @virtual_time
 async def test_handlers_that_settle_themselves() -> None:
-    """What a handler settled is left alone, also if it raises afterwards."""
+    """A message that a handler settled is left alone, also if the handler raises afterwards."""
     port = FakePort()
     publish(port.topic, b"ack", b"nack", b"ack, then raise", b"nack by id")
     attempts = Counter[bytes]()
@@ -515,7 +515,7 @@ async def test_a_nack_by_id_after_the_lease(ports: Ports) -> None:
 
 @virtual_time
 async def test_troubles_of_the_port_end_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Failed receives are tried again; a message whose acknowledgement fails is handled again; one warning each."""
+    """Failed receives are retried; a message whose acknowledgement fails is handled again; one warning each."""
     port = FakePort()
     port.topic.publish(b"a")
     handled = 0
@@ -534,7 +534,7 @@ async def test_troubles_of_the_port_end_nothing(caplog: pytest.LogCaptureFixture
 
 @virtual_time
 async def test_troubles_that_are_over(caplog: pytest.LogCaptureFixture) -> None:
-    """Each time that receiving fails anew there is one warning and a short pause, also if handlers settle messages."""
+    """Each new failure of receiving logs one warning and pauses briefly, also if handlers settle messages."""
     port = FakePort()
     handled: list[float] = []
 
@@ -556,7 +556,7 @@ async def test_troubles_that_are_over(caplog: pytest.LogCaptureFixture) -> None:
 
 @virtual_time
 async def test_a_cancelled_error_of_the_handlers_own(caplog: pytest.LogCaptureFixture) -> None:
-    """A handler that awaits something cancelled has failed: its message is nacked, and the worker goes on."""
+    """A handler that awaits something cancelled has failed: its message is nacked, and the worker continues."""
     port = FakePort()
     port.topic.publish(b"a")
 
@@ -570,7 +570,7 @@ async def test_a_cancelled_error_of_the_handlers_own(caplog: pytest.LogCaptureFi
 
 @virtual_time
 async def test_random_cancellations_lose_nothing() -> None:
-    """U2, U18: runs that are cancelled at any moment, one after the other: each message is acknowledged, none lost."""
+    """U2, U18: runs that are cancelled at any moment, one after another: each message is acknowledged, none lost."""
     random = Random(5)
     first = FakePort(receiver_queue_size=20)
     for number in range(300):
@@ -604,7 +604,7 @@ async def test_random_cancellations_lose_nothing() -> None:
 
 @virtual_time
 async def test_a_handler_that_cancels_its_own_task() -> None:
-    """It failed, whatever it was about to do: its message is nacked, and the only worker goes on."""
+    """It failed, whatever it was about to do: its message is nacked, and the only worker continues."""
     port = FakePort()
     publish(port.topic, b"at once", b"later", b"fine")
     done = list[bytes]()
@@ -641,6 +641,6 @@ async def test_a_handler_that_is_a_plain_function(concurrency: int) -> None:
     assert calls == [b"a"]
     async with (
         Consumer(FakePort(port.topic)) as consumer,
-        running(consumer, lambda message: asyncio.sleep(0)),  # a function that returns an awaitable is one
+        running(consumer, lambda message: asyncio.sleep(0)),  # a function that returns an awaitable is accepted
     ):
         await until(lambda: port.subscription.backlog == 0)

@@ -1,4 +1,4 @@
-"""Who settles what: acknowledgements that a seek overtakes, that cover more, that fail, and that come first."""
+"""Settling: acknowledgements that a seek overtakes, that cover more, that fail, and that come first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.for_each import for_each
 T = TypeVar("T")
 
 
-async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
+async def delivered(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
     """Receive until nothing comes for a while; nothing is acknowledged."""
     return [message.data async for message in all_that_comes(consumer, seconds)]
 
@@ -35,7 +35,7 @@ async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
 async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(
     ports: Ports, call: str, ending: str, attempt: int
 ) -> None:
-    """U3: a second call for the first attempt raises while the second one runs, and after that ended without an ack."""
+    """U3: a second call for the first attempt raises while the second one runs, and after it ended without an ack."""
     port = ports.port()
     async with Consumer(port, backoff=0.25) as consumer:
         first = await new_message(port, consumer)
@@ -46,12 +46,12 @@ async def test_a_nacked_attempt_is_over_once_the_next_one_was_delivered(
         await getattr(second, ending)(5)
         with pytest.raises(AlreadySettledError, match="redelivered"):
             await getattr(first, call)()
-        assert await shown(consumer, 4) == []
+        assert await delivered(consumer, 4) == []
         assert (await consumer.receive()).attempt == attempt
 
 
 class _RefusingPort(NowaitPort):
-    """Refuses an acknowledgement in the turn of the loop in which calls that wait for it are cancelled."""
+    """Refuses an acknowledgement in the turn of the loop in which its waiting calls are cancelled."""
 
     to_cancel: Sequence[asyncio.Future[None]]
 
@@ -95,17 +95,17 @@ async def test_some_calls_that_are_cancelled_when_their_acknowledgement_fails(ca
         await asyncio.wait(calls)
         assert [call.cancelled() for call in calls] == [number < cancelled for number in range(3)]
         assert all(isinstance(call.exception(), BrokerError | AcknowledgeError) for call in calls[cancelled:])
-        assert await shown(consumer, 1) == ([b"x"] if cancelled == len(calls) else [])
+        assert await delivered(consumer, 1) == ([b"x"] if cancelled == len(calls) else [])
 
 
 class _RaisingTrace:
-    """A trace that breaks its promise: noting one kind of event raises."""
+    """A broken trace: recording one kind of event raises."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     def source(self, *_: str, **__: str) -> Callable[..., None]:
-        """Return what raises."""
+        """Return a recorder that raises."""
 
         def note(kind: str, *_: object, **__: object) -> None:
             if kind == self.kind:
@@ -146,7 +146,7 @@ async def test_a_trace_that_raises_at_the_end_of_an_acknowledgement(kind: str, p
 async def test_an_acknowledgement_hides_for_ten_seconds(
     ports: Ports, seconds: float, is_hidden: bool, is_durable: bool
 ) -> None:
-    """O1, O2, O3, O58: without session events, a message that was acknowledged longer ago is delivered again."""
+    """O1, O2, O3, O58: without session events, a message acknowledged longer ago is delivered again."""
     machine = Machine(ports)
     machine.topic.publish(b"0")
     machine.topic.publish_batch([b"1", b"2"])
@@ -157,7 +157,7 @@ async def test_an_acknowledgement_hides_for_ten_seconds(
         await asyncio.sleep(seconds)
         port: Any = consumer.port
         port.subscription.reset()
-        assert await shown(consumer) == ([] if is_hidden else [b"0", b"1", b"2"])
+        assert await delivered(consumer) == ([] if is_hidden else [b"0", b"1", b"2"])
         assert port.subscription.backlog == (0 if is_hidden else 3)
 
 
@@ -168,7 +168,7 @@ async def test_an_acknowledgement_hides_for_ten_seconds(
 @pytest.mark.parametrize("way", ["ack", "dead letter"])
 @virtual_time
 async def test_a_seek_overtakes_acknowledgements(ports: Ports, way: str) -> None:
-    """O49: a durable consumer seeks while acks, or dead letters, are on their way: they leave no trace of them."""
+    """O49: a durable consumer seeks while acks, or dead letters, are being sent: it forgets them."""
     machine, letters = Machine(ports), FakePublisher(latency=0.5 if way == "dead letter" else 0.0)
     publish(machine.topic, *digits(3))
     port: Any = machine.port()
@@ -183,10 +183,10 @@ async def test_a_seek_overtakes_acknowledgements(ports: Ports, way: str) -> None
         await consumer.seek(messages[0].id)
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {AlreadySettledError if way == "dead letter" else type(None)}
-        assert await shown(consumer) == [b"0", b"1", b"2"]
+        assert await delivered(consumer) == [b"0", b"1", b"2"]
         assert consumer.statistics().durable_acks == 0
     async with machine.consuming() as consumer:
-        assert sorted(await shown(consumer)) == [b"0", b"1", b"2"]
+        assert sorted(await delivered(consumer)) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.not_on("wire", "local", reason="their calls are not delayed one by one")
@@ -202,7 +202,7 @@ async def test_an_ack_that_was_not_sent_when_a_seek_came_is_not_sent(ports: Port
         await asyncio.sleep(0)
         await consumer.seek(message.id)
         await acking
-        assert await shown(consumer) == [b"x"]
+        assert await delivered(consumer) == [b"x"]
         assert port.subscription.backlog == 1
 
 
@@ -218,7 +218,7 @@ REFUSED = {
 @pytest.mark.parametrize("is_durable", [False, True])
 @virtual_time
 async def test_a_seek_that_the_port_refuses_changes_nothing(ports: Ports, *, is_durable: bool) -> None:
-    """U35: a nack keeps its deadline, an attempt its count, and a dead letter goes its way."""
+    """U35: a nack keeps its deadline, an attempt its count, and a dead letter is published."""
     letters = FakePublisher()
     topic = ports.topic(**({"partitions": 1} if ports.kind in {"fake", "nowait"} else {}))
     machine = Machine(ports, topic)
@@ -243,7 +243,7 @@ async def test_a_seek_that_the_port_refuses_changes_nothing(ports: Ports, *, is_
         assert (again.data, again.attempt) == (b"0", 2)
         assert now() - at == pytest.approx(4.9, abs=0.01)
         await again.ack()
-        assert await shown(consumer) == []
+        assert await delivered(consumer) == []
         assert [letter.data for letter in letters.letters] == [b"2"]
 
 
@@ -253,7 +253,7 @@ async def test_a_seek_that_the_port_refuses_changes_nothing(ports: Ports, *, is_
 @pytest.mark.parametrize("is_durable", [False, True])
 @virtual_time
 async def test_what_a_cumulative_ack_covers_is_settled(ports: Ports, is_durable: bool) -> None:
-    """O50: after a cumulative ack, nack and dead letter of what it covers raise, and an ack does nothing."""
+    """O50: after a cumulative ack, nack and dead letter of covered messages raise, and an ack does nothing."""
     machine, letters = Machine(ports, subscription_type="exclusive"), FakePublisher()
     publish(machine.topic, *digits(5))
     port: Any = machine.port()
@@ -276,19 +276,19 @@ async def test_what_a_cumulative_ack_covers_is_settled(ports: Ports, is_durable:
         await consumer.acknowledge(messages[2].id)
         if ports.kind in {"fake", "nowait"}:
             assert len(port.requests("acknowledge")) == before
-        assert await shown(consumer) == []
+        assert await delivered(consumer) == []
         assert letters.letters == []
         figures = consumer.statistics()
         assert (figures.held, figures.in_work, figures.acked) == (0, 1, 4)
         await messages[4].nack(0.1)
-        assert await shown(consumer) == [b"4"]
+        assert await delivered(consumer) == [b"4"]
 
 
 @pytest.mark.each_kind
 @for_each("how", ["redelivered", "deferred", "nacked meanwhile"])
 @virtual_time
 async def test_a_cumulative_ack_of_a_message_is_refused_where_its_ack_is(ports: Ports, how: str) -> None:
-    """O50: its attempt is over: both raise, and it comes again; the id is of no attempt and is accepted."""
+    """O50: its attempt is over: both raise, and it comes again; the id belongs to no attempt and is accepted."""
     port = ports.port(subscription_type="exclusive")
     async with Consumer(port) as consumer:
         first = await new_message(port, consumer)
@@ -308,7 +308,7 @@ async def test_a_cumulative_ack_of_a_message_is_refused_where_its_ack_is(ports: 
         if how != "redelivered":
             again = await consumer.receive()
         await consumer.acknowledge_cumulative(first.id)
-        assert (await shown(consumer), port.subscription.backlog) == ([], 0)
+        assert (await delivered(consumer), port.subscription.backlog) == ([], 0)
         await consumer.acknowledge_cumulative(again)
         assert again.settled_by == "acknowledge"
 
@@ -326,14 +326,14 @@ async def test_a_cumulative_ack_that_fails_changes_nothing(ports: Ports) -> None
                 await consumer.acknowledge_cumulative(message)
             assert message.settled_by == before
         await new.nack(2)
-        assert await shown(consumer) == [b"1", b"0"]
+        assert await delivered(consumer) == [b"1", b"0"]
 
 
 @pytest.mark.not_on("local", reason="its topics have no partitions")
 @pytest.mark.not_on("wire", reason="this stand-in has one topic")
 @virtual_time
 async def test_a_cumulative_ack_is_of_its_partition_and_of_the_batch_up_to_its_member(ports: Ports) -> None:
-    """O50: members before it and chunks are covered; members behind it, and another partition, are not."""
+    """O50: earlier members and chunks are covered; later members, and another partition, are not."""
     topic, letters = ports.topic(partitions=2, batch_index_ack=True), FakePublisher()
     topic.publish_chunked([b"c", b"d"])  # partition 0
     topic.publish_batch([b"0", b"1", b"2"], partition=0)
@@ -351,7 +351,7 @@ async def test_a_cumulative_ack_is_of_its_partition_and_of_the_batch_up_to_its_m
                 await consumer.negative_acknowledge(by_data[data].id, 0.1)
         for data in (b"2", b"x"):
             await by_data[data].nack(0.1)
-        assert sorted(await shown(consumer)) == [b"2", b"x"]
+        assert sorted(await delivered(consumer)) == [b"2", b"x"]
         assert letters.letters == []
 
 
@@ -364,7 +364,7 @@ async def test_a_cumulative_ack_is_of_its_partition_and_of_the_batch_up_to_its_m
 @pytest.mark.parametrize("is_soon", [False, True])
 @virtual_time
 async def test_a_failed_ack_of_what_was_never_received(ports: Ports, has_come_meanwhile: bool, is_soon: bool) -> None:
-    """O51: an acknowledgement by id fails before its message was received: the message is shown when it comes."""
+    """O51: an acknowledgement by id fails before its message was received: the message is delivered when it comes."""
     port: Any = ports.port()
     message_id = port.topic.publish(b"x")
     async with Consumer(port) as consumer:
@@ -375,12 +375,12 @@ async def test_a_failed_ack_of_what_was_never_received(ports: Ports, has_come_me
             acking = asyncio.ensure_future(consumer.acknowledge(message_id))
         await asyncio.sleep(0.1)
         if has_come_meanwhile:
-            assert await shown(consumer, 0.5) == []
+            assert await delivered(consumer, 0.5) == []
         await asyncio.sleep(2)
         if not is_soon:
             with pytest.raises(BrokerError):
                 await acking
-        assert await shown(consumer) == [b"x"]
+        assert await delivered(consumer) == [b"x"]
         assert consumer.statistics().in_work == 1
         assert port.subscription.backlog == 1
 
@@ -388,19 +388,19 @@ async def test_a_failed_ack_of_what_was_never_received(ports: Ports, has_come_me
 @pytest.mark.not_on("local", reason="a local topic knows of members when their batch is here")
 @virtual_time
 async def test_members_that_are_acknowledged_before_they_come(ports: Ports) -> None:
-    """O6: members of a batch are acknowledged by their ids before they were received: they are not shown."""
+    """O6: members of a batch, acknowledged by their ids before they were received, are not delivered."""
     port: Any = ports.port()
     ids = port.topic.publish_batch([b"0", b"1", b"2"])
     async with Consumer(port) as consumer:
         await consumer.acknowledge(ids[1])
-        assert await shown(consumer) == [b"0", b"2"]
+        assert await delivered(consumer) == [b"0", b"2"]
 
 
 @pytest.mark.not_on("local", "wire", reason="as above")
 @pytest.mark.parametrize("is_soon", [False, True])
 @virtual_time
 async def test_a_failed_ack_of_a_member_that_was_never_received(ports: Ports, is_soon: bool) -> None:
-    """O51: of a batch too: all of its messages are shown when it comes."""
+    """O51: of a batch too: all its messages are delivered when it comes."""
     port: Any = ports.port(ports.topic(batch_index_ack=True))
     ids = port.topic.publish_batch([b"0", b"1", b"2"])
     async with Consumer(port) as consumer:
@@ -411,7 +411,7 @@ async def test_a_failed_ack_of_a_member_that_was_never_received(ports: Ports, is
             with pytest.raises(BrokerError):
                 await consumer.acknowledge(ids[1])
         await asyncio.sleep(2)
-        assert sorted(await shown(consumer)) == [b"0", b"1", b"2"]
+        assert sorted(await delivered(consumer)) == [b"0", b"1", b"2"]
         assert port.subscription.backlog == 3
 
 
@@ -421,7 +421,7 @@ async def test_a_failed_ack_of_a_member_that_was_never_received(ports: Ports, is
 @pytest.mark.parametrize("is_durable", [False, True])
 @virtual_time
 async def test_two_tasks_open_one_consumer(tmp_path: Path, ports: Ports, is_durable: bool) -> None:
-    """O54: both return when it is open; a second one that is cancelled leaves it so."""
+    """O54: both return when it is open; a cancelled second one leaves it open."""
     port: Any = ports.port()
     publish(port.topic, *digits(2))
     consumer = Consumer(port, durable=tmp_path if is_durable else None)
@@ -457,7 +457,7 @@ def test_opening_in_another_loop() -> None:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_an_acknowledgement_by_id_that_fails_while_its_message_is_received(kind: Any) -> None:
-    """A call of `receive` passes over the message that is being acknowledged; as that fails, it comes again."""
+    """A `receive` skips the message that is being acknowledged; as that fails, the message comes again."""
     port = FakePort(subscription_type=kind)
     message_id = port.topic.publish(b"x")
     async with Consumer(port, redelivery="local", config=EXACT) as consumer:

@@ -1,4 +1,4 @@
-"""A process with a running handler gets SIGTERM or SIGINT; for a process beside another consumer see tests/broker."""
+"""A process with a running handler gets SIGTERM or SIGINT; tests/broker has one beside another consumer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def running(seconds: float, *names: signal.Signals) -> tuple[DrainReport, 
 
 
 async def test_signals_drain_and_their_handlers_are_restored() -> None:
-    """U37: SIGTERM or SIGINT drains; a second one cancels the handlers at once; the handlers from before are back."""
+    """U37: SIGTERM or SIGINT drains; a second one cancels the handlers at once; the old handlers are restored."""
     names = (signal.SIGTERM, signal.SIGINT)
 
     def own(number: int, frame: object) -> None:
@@ -54,7 +54,7 @@ async def test_signals_drain_and_their_handlers_are_restored() -> None:
 
 
 def test_signals_need_the_main_thread() -> None:
-    """In another thread `stop_on_signals` is refused before anything runs, and the consumer goes on."""
+    """In another thread `stop_on_signals` is refused before anything runs, and the consumer continues."""
 
     async def main() -> None:
         port = FakePort()

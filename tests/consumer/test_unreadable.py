@@ -10,7 +10,7 @@ from pulsar_nack.testing import FakePort, FakeTopic, virtual_time
 
 
 def unreadable(message_id: MessageId) -> Delivery:
-    """Return a delivery that has an error instead of a payload that can be read."""
+    """Return a delivery that has an error and no readable payload."""
     return Delivery(message_id, b"stored", error=UndecodableMessageError("encrypted with the key k"))
 
 
@@ -18,13 +18,13 @@ class Port(FakePort):
     """Cannot read anything."""
 
     async def receive(self) -> Delivery:
-        """Return the next message as one that cannot be read."""
+        """Return the next message as an unreadable one."""
         return unreadable((await super().receive()).id)
 
 
 @virtual_time
 async def test_its_data_raises_and_all_else_works() -> None:
-    """The payload raises why it cannot be read, each time; the message can be looked at, nacked and acknowledged."""
+    """The payload raises its error each time; other fields can be read, and the message nacked and acknowledged."""
     topic = FakeTopic()
     topic.publish(b"payload")
     async with Consumer(Port(topic)) as consumer:

@@ -1,4 +1,4 @@
-"""The application above a consumer: what it has in its hands, and the dead letters that wait to be stored."""
+"""The application above a consumer: its messages in flight, and the dead letters that wait to be stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DELAY: Final = 0.3
 
 
 class Worker:
-    """A consumer, and what the application has of it in its hands."""
+    """A consumer, and the messages that the application has in flight."""
 
     def __init__(self, world: World, number: int, consumer: Consumer, pool: Pool) -> None:
         self.number = number
@@ -26,7 +26,7 @@ class Worker:
         self.hand: dict[str, Message] = {}
         self.acking: dict[str, Message] = {}
         self.calls: set[asyncio.Task[None]] = set()
-        """Of the application, not ended yet."""
+        """Open calls of the application."""
         self.has_sought = 0
         self._world = world
         self.receiving = asyncio.create_task(self._receive())
@@ -36,16 +36,16 @@ class Worker:
             name = self._world.name_of(message.data)
             if name is not None:
                 self.hand[name] = message
-                self._world.on_shown(name, self)
+                self._world.on_delivered(name, self)
 
     def begin(self, call: Any) -> None:
-        """Let the application do something that may take a while."""
+        """Start something that may take the application a while."""
         task = asyncio.create_task(call)
         self.calls.add(task)
         task.add_done_callback(self.calls.discard)
 
     async def nack(self, name: str) -> None:
-        """Give a message back."""
+        """Nack a message."""
         message = self.hand.pop(name)
         self._world.nacked_at[name] = asyncio.get_running_loop().time()
         self._world.nacked_by[name] = self.number
@@ -53,13 +53,13 @@ class Worker:
             await message.nack(DELAY)
 
     async def ack(self, name: str) -> None:
-        """Acknowledge a message; where that fails it is in hand as before."""
+        """Acknowledge a message; if that fails it stays in flight."""
         message, turn = self.hand.pop(name), self.has_sought
         self.acking[name] = message
         try:
             await message.ack()
         except AlreadySettledError:
-            pass  # somebody else's now
+            pass  # another worker's now
         except BrokerError:
             if turn == self.has_sought:
                 self.hand.setdefault(name, message)
@@ -67,7 +67,7 @@ class Worker:
             self.acking.pop(name, None)
 
     async def seek(self, position: MessageId) -> None:
-        """Forget the messages in hand, and request their redelivery."""
+        """Forget the messages in flight, and request their redelivery."""
         before = dict(self.hand)
         self.hand.clear()
         self.has_sought += 1
@@ -78,7 +78,7 @@ class Worker:
 
 
 class Letters:
-    """What publishes dead letters: each waits until an event stores or refuses it."""
+    """Publishes dead letters: each waits until an event stores or refuses it."""
 
     def __init__(self, world: World) -> None:
         self.waiting: dict[asyncio.Future[MessageId], str] = {}

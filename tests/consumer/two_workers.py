@@ -1,17 +1,17 @@
-"""Two workers on one subscription of a scripted broker, where one event happens after the other, in any order.
+"""Two workers on one subscription of a scripted broker, with events one after another, in any order.
 
-The topic has a message ``a`` and a batch of ``b`` and ``c``, all of them in the hands of workers at first. Consumers
-and the native wire below are the real ones; a worker receives at once whatever its consumer shows, and ``c`` stays in
-hand, as a long job. :meth:`World.do` does an event, a short text such as ``nack a 1`` for worker 1's negative
-acknowledgement of ``a``. Acknowledgements and dead letters are under way until an event confirms or fails them, and
-what the broker has for a worker waits until an event delivers it.
+The topic has a message ``a`` and a batch of ``b`` and ``c``, all of them at workers at first. Consumers and the native
+client below are the real ones; a worker receives at once whatever its consumer delivers, and ``c`` stays in flight, as
+a long job. :meth:`World.do` does an event, a short text such as ``nack a 1`` for worker 1's negative acknowledgement of
+``a``. Acknowledgements and dead letters are open until an event confirms or fails them, and the broker's messages for a
+worker wait until an event delivers them.
 
-What is right is told by :meth:`World.end`: all is confirmed and delivered, and time passes. Then
+:meth:`World.end` decides what is right: all is confirmed and delivered, and time passes. Then
 
-- a message that the broker counts as unacknowledged is in the hands of somebody who was shown it;
-- one that it counts as acknowledged, by whatever means, was shown at most once more, though it was nacked each time;
-- no dead letter was begun of what was acknowledged;
-- once all in hands is acknowledged, nothing is left in the consumers' memory, and nothing in the backlog.
+- a message that the broker counts as unacknowledged is in flight at a worker;
+- one that it counts as acknowledged, by any means, was delivered at most once more, though it was nacked each time;
+- no dead letter of an acknowledged message was begun;
+- once all messages in flight are acknowledged, nothing is left in the consumers' memory and in the backlog.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME: Final = "s"
 LEDGER: Final = 700_000_001
 """A number that nothing else has."""
 GRACE: Final = 2.0
-"""A message is shown within its delay and this."""
+"""A message is delivered within its delay and this."""
 _MOMENT: Final = 0.001
 _MESSAGES: Final = ("a", "b", "c")
 
@@ -45,10 +45,10 @@ class WrongError(AssertionError):
 
 
 class World:
-    """A broker and two workers. Each round has messages of its own.
+    """A broker and two workers. Each round has its own messages.
 
-    :param kind: of the subscription, ``shared`` or ``failover``
-    :param about: the messages that workers do something about; the others stay in hand
+    :param kind: the subscription's type, ``shared`` or ``failover``
+    :param about: the messages that workers act on; the others stay in flight
     """
 
     def __init__(self, kind: str, about: str = "ab") -> None:
@@ -62,15 +62,15 @@ class World:
         self.workers: list[Worker] = []
         self.rounds = 0
         self.start = 0
-        """The number of the entry of ``a``; that of ``b`` and ``c`` is the next."""
+        """The entry of ``a``; that of ``b`` and ``c`` is the next."""
         self.nacked_at: dict[str, float] = {}
         self.nacked_by: dict[str, int] = {}
-        self.first_shown_at: dict[tuple[str, int], float] = {}
-        """When a worker was shown a message first in its present session."""
+        self.first_delivered_at: dict[tuple[str, int], float] = {}
+        """When a worker first got a message in its present session."""
         self.gone_at: dict[str, float] = {}
         """Since when the broker counts a message as acknowledged."""
-        self.shown_gone: dict[str, int] = {}
-        """How often it was shown since."""
+        self.delivered_gone: dict[str, int] = {}
+        """How often it was delivered since."""
         self.wrong: list[str] = []
         self._is_ending = False
 
@@ -113,7 +113,7 @@ class World:
         """Return the subscription at the broker."""
         return self.topic.subscriptions[NAME]
 
-    # --- what the broker knows ---------------------------------------------------------------------------------------
+    # --- the broker's state ------------------------------------------------------------------------------------------
 
     def place(self, name: str) -> tuple[int, int]:
         """Return the ledger and entry of a message."""
@@ -141,16 +141,18 @@ class World:
                 return link
         return None
 
-    # --- what is noted -----------------------------------------------------------------------------------------------
+    # --- records -----------------------------------------------------------------------------------------------------
 
-    def on_shown(self, name: str, worker: Worker) -> None:
-        """Note that a message is shown."""
+    def on_delivered(self, name: str, worker: Worker) -> None:
+        """Note that a message was delivered."""
         self._note_gone()
-        self.first_shown_at.setdefault((name, worker.number), asyncio.get_running_loop().time())
+        self.first_delivered_at.setdefault((name, worker.number), asyncio.get_running_loop().time())
         if name in self.gone_at and not self._cannot_know(name, worker):
-            self.shown_gone[name] += 1
-            if self.shown_gone[name] > 1:
-                self.wrong.append(f"{name} was shown {self.shown_gone[name]} times after it was acknowledged or gone")
+            self.delivered_gone[name] += 1
+            if self.delivered_gone[name] > 1:
+                self.wrong.append(
+                    f"{name} was shown {self.delivered_gone[name]} times after it was acknowledged or gone"
+                )
             elif self._is_ending and name in self.about:
                 worker.begin(worker.nack(name))
 
@@ -164,13 +166,13 @@ class World:
             self.wrong.append(f"{name} became a dead letter after it was acknowledged or gone")
 
     def _cannot_know(self, name: str, worker: Worker) -> bool:
-        """Return whether somebody else acknowledged one of a batch that a worker was shown before, in this session.
+        """Return whether another worker acknowledged one of a batch that a worker got before, in this session.
 
-        The broker tells of an entry only when it is wholly acknowledged.
+        The broker reports an entry only when it is wholly acknowledged.
         """
         if self.place(name) in self.subscription.acked:
             return False
-        first_at = self.first_shown_at.get((name, worker.number))
+        first_at = self.first_delivered_at.get((name, worker.number))
         return first_at is not None and first_at <= self.gone_at[name]
 
     def _note_gone(self) -> None:
@@ -179,22 +181,22 @@ class World:
             if not self.is_acked(name):
                 self.gone_at.pop(name, None)
             elif name not in self.gone_at:
-                self.gone_at[name], self.shown_gone[name] = now, 0
+                self.gone_at[name], self.delivered_gone[name] = now, 0
 
     def _drop_acks(self) -> None:
-        """Lose acknowledgements of consumers that are not there any more."""
+        """Lose acknowledgements of consumers that are gone."""
         self.acks[:] = [call for call in self.acks if call.body.consumer_id in call.link.consumers]
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     async def begin(self, placed: Mapping[str, int] | None = None) -> None:
-        """Begin a round: new messages, in the hands of the workers with these numbers, by entry."""
+        """Begin a round: new messages, in flight at the workers with these numbers, by entry."""
         self.rounds += 1
         placed = placed or {"a": 1, "b": 1}
         self.start = len(self.topic.entries)
         self._is_ending = False
         self.wrong.clear()
-        for notes in (self.nacked_at, self.nacked_by, self.first_shown_at, self.gone_at, self.shown_gone):
+        for notes in (self.nacked_at, self.nacked_by, self.first_delivered_at, self.gone_at, self.delivered_gone):
             notes.clear()
         self.broker.always("ACK", self.acks.append)
         self.letters.is_prompt = False
@@ -247,7 +249,7 @@ class World:
         return is_reader and self.subscription._first() is not None
 
     async def do(self, event: str) -> None:
-        """Do an event, and let happen what takes no time."""
+        """Do an event, and everything that takes no time."""
         kind, *arguments = event.split()
         worker = self.workers[int(arguments[-1]) - 1] if arguments else None
         if kind in {"seek", "reset", "closed"}:
@@ -266,7 +268,7 @@ class World:
 
     def _end_sessions(self, workers: Sequence[Worker]) -> None:
         numbers = {worker.number for worker in workers}
-        self.first_shown_at = {key: at for key, at in self.first_shown_at.items() if key[1] not in numbers}
+        self.first_delivered_at = {key: at for key, at in self.first_delivered_at.items() if key[1] not in numbers}
 
     def _do_at(self, worker: Worker, kind: str, name: str) -> None:
         if kind == "nack":
@@ -282,7 +284,7 @@ class World:
         elif kind == "seek":
             self._carry_out(worker)
             worker.begin(worker.seek(MessageId(*self.place("a"), topic=TOPIC)))
-        else:  # lost, or late: the broker has taken acknowledgements, and no receipt arrives
+        else:  # lost, or late: the broker has accepted acknowledgements, and no receipt arrives
             if kind == "late":
                 self._carry_out(worker)
             link = self._link(worker)
@@ -316,7 +318,7 @@ class World:
         self.subscription.dispatch()
 
     async def end(self) -> None:
-        """Let everything come to its end.
+        """Let everything end.
 
         :raises WrongError: says what is wrong
         """
@@ -343,10 +345,10 @@ class World:
             self._judge_memory(worker)
         self.wrong += [f"{name} cannot be acknowledged" for name in _MESSAGES if not self.is_acked(name)]
         self._judge()
-        await asyncio.sleep(90.0)  # what is remembered for some time is forgotten
+        await asyncio.sleep(90.0)  # entries remembered for some time are forgotten
 
     async def forget(self) -> bool:
-        """Leave what happened unjudged; return whether another round can begin."""
+        """Leave the round unjudged; return whether another one can begin."""
         self.wrong.clear()
         self._be_prompt()
         await asyncio.sleep(1.0)

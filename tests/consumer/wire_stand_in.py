@@ -1,4 +1,4 @@
-"""The native wire, on a scripted broker, in the clothes of the fake port: the tests of consumers run on it as well."""
+"""The native client on a scripted broker, with the interface of the fake port, for the tests of consumers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .local_stand_in import LocalStandIn
 
 
 class WireTopic:
-    """What tests use of :class:`~pulsar_nack.testing.FakeTopic`, at a broker that answers at once."""
+    """The part of :class:`~pulsar_nack.testing.FakeTopic` that tests use, at a broker that answers at once."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class WireTopic:
 
 
 class WireSubscription:
-    """What tests use of :class:`~pulsar_nack.testing.FakeSubscription`."""
+    """The part of :class:`~pulsar_nack.testing.FakeSubscription` that tests use."""
 
     def __init__(self, topic: WireTopic, name: str) -> None:
         self._topic = topic
@@ -92,22 +92,22 @@ class WireSubscription:
 
     @property
     def backlog(self) -> int:
-        """Return how many entries are not acknowledged."""
+        """Return how many entries are unacknowledged."""
         return self._topic.entries - (0 if self._stored is None else len(self._stored.acked))
 
     def reset(self, to: MessageId | None = None) -> None:
-        """Move it as an administrator does: its consumers are disconnected."""
+        """Reset it as an administrator does: its consumers are disconnected."""
         if self._stored is not None:
             self._stored.rewind(0 if to is None else self._topic.stored.index_of(to[:2]))
         self._topic.broker.cut()
 
     def restart(self) -> None:
-        """End all connections, as a broker that restarts."""
+        """End all connections, like a broker that restarts."""
         self._topic.broker.cut()
 
 
 class WireStandIn(LocalStandIn):
-    """A port over the native wire, made and used as :class:`~pulsar_nack.testing.FakePort` is."""
+    """A port over the native client, created and used like :class:`~pulsar_nack.testing.FakePort`."""
 
     def __init__(
         self,
@@ -125,5 +125,5 @@ class WireStandIn(LocalStandIn):
         del self._options["unacked_limit"]
 
     def redeliver_acked_next(self) -> None:
-        """Stand for what the scripted broker does not do."""
+        """Not supported: the scripted broker does not do this."""
         raise NotImplementedError("the scripted broker does not deliver what is acknowledged")

@@ -16,7 +16,7 @@ KINDS = ("bucket", "bucket", "memory", "none")
 CALLS = ("start", "create", "metadata", "segment", "delete", "list")
 
 
-class Life(Subscription):
+class Scenario(Subscription):
     """A subscription whose messages have random times, and whose runs end in any state."""
 
     def __init__(self, seed: int) -> None:
@@ -86,17 +86,17 @@ class Life(Subscription):
 @for_each("seed", sample(range(40)))
 async def test_lives(seed: int) -> None:
     """D34: with any faults and any sequence, each message is dispatched once, in time; the end is clean."""
-    life = Life(seed)
-    for _ in range(life.random.randrange(2, 7)):
-        await life.live(life.random.choice(KINDS), life.random.randrange(1, 12))
-    async with life.factory_of("memory") as factory:
-        tracker = await factory.new_tracker(life.cursor, **NAMES)
-        life.offer(tracker, sorted(life.unacked))
-        assert tracker.number_of_delayed_messages == len(life.unacked)
-        life.clock.advance(1_000)
-        while life.unacked:
-            life.take(tracker)
+    scenario = Scenario(seed)
+    for _ in range(scenario.random.randrange(2, 7)):
+        await scenario.live(scenario.random.choice(KINDS), scenario.random.randrange(1, 12))
+    async with scenario.factory_of("memory") as factory:
+        tracker = await factory.new_tracker(scenario.cursor, **NAMES)
+        scenario.offer(tracker, sorted(scenario.unacked))
+        assert tracker.number_of_delayed_messages == len(scenario.unacked)
+        scenario.clock.advance(1_000)
+        while scenario.unacked:
+            scenario.take(tracker)
         await factory.wait_until_clean()
-    assert sorted(life.dispatched) == sorted(life.times)
-    assert life.memory.snapshots == {}
-    assert life.properties.held == {"other": "1"}
+    assert sorted(scenario.dispatched) == sorted(scenario.times)
+    assert scenario.memory.snapshots == {}
+    assert scenario.properties.held == {"other": "1"}

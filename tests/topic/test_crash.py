@@ -55,7 +55,7 @@ class Model:
             assert self.published - self.acked <= set(delivered)
 
 
-class Life:
+class Scenario:
     """A process that publishes, receives, acknowledges and flushes at random, over some restarts."""
 
     def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
@@ -134,19 +134,19 @@ async def drain(home: AnyHome, model: Model) -> None:
 @pytest.mark.parametrize("seed", seeds((2, 0, 1, 3)))
 def test_crash_at_every_change(seed: int) -> None:
     """Whatever operation is the last one, published messages are there, and flushed acknowledgements hold."""
-    crash_everywhere(Life(Home(Random(seed)), Model(), seed), seed, LEAST)
+    crash_everywhere(Scenario(Home(Random(seed)), Model(), seed), seed, LEAST)
 
 
 @pytest.mark.parametrize("seed", seeds(range(25), fast=5))
 def test_operations_that_fail_lose_nothing(seed: int) -> None:
     """If operations on files fail now and then, calls raise, and what was reported is there in the end."""
     random = Random(seed)
-    life = Life(Home(random), Model(), seed)
-    life.home.fail(CHANGING, random.randint(20, 300), random.randint(1, 3))
+    scenario = Scenario(Home(random), Model(), seed)
+    scenario.home.fail(CHANGING, random.randint(20, 300), random.randint(1, 3))
     for _ in range(3):
         try:
-            play(life.play(1))
+            play(scenario.play(1))
         except LedgerError:
-            life.home.faults.heal()
-    life.home.faults.heal()
-    play(drain(life.home.fork(random), life.model))
+            scenario.home.faults.heal()
+    scenario.home.faults.heal()
+    play(drain(scenario.home.fork(random), scenario.model))

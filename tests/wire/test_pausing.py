@@ -443,7 +443,7 @@ async def test_a_partition_that_is_new_while_the_consumer_pauses_or_resumes(is_p
                 assert (await other.receive(timeout=10)).data == b"new"
 
 
-class Life:
+class Scenario:
     """Two consumers of one subscription that do anything in any order; a message belongs to one of them at a time."""
 
     def __init__(self, broker: FakeBroker, both: list[Consumer], random: Random) -> None:
@@ -535,7 +535,7 @@ async def test_whatever_happens_each_message_is_with_one_and_nothing_is_lost(see
         "redelivery": random.choice(["local", "auto"]),
     }
     async with subscribed(broker, **about) as one, subscribed(broker, **about) as two:
-        life = Life(broker, [one, two], random)
+        scenario = Scenario(broker, [one, two], random)
         for _ in range(size(300, fast=100)):
-            await life.step()
-        await life.end()
+            await scenario.step()
+        await scenario.end()

@@ -21,7 +21,7 @@ FAULTS = {
 }
 
 
-class Life:
+class Scenario:
     """Workers that settle messages at random, while the broker fails at random."""
 
     def __init__(self, seed: int, messages: int) -> None:
@@ -88,10 +88,10 @@ class Life:
 @virtual_time
 async def test_nothing_is_lost(seed: int) -> None:
     """U15, U45: each message that leaves was to be acknowledged or is a dead letter, whatever was cut in between."""
-    life = Life(seed, size(60, fast=20))
+    scenario = Scenario(seed, size(60, fast=20))
     async with asyncio.timeout(100_000):
-        await life.run()
-    dead = {payload for _, payload in stored(life.broker, DEAD)}
-    everything = {b"%d" % number for number in range(life.messages)}
-    assert life.acked | dead == everything
-    assert life.attempts.keys() == everything
+        await scenario.run()
+    dead = {payload for _, payload in stored(scenario.broker, DEAD)}
+    everything = {b"%d" % number for number in range(scenario.messages)}
+    assert scenario.acked | dead == everything
+    assert scenario.attempts.keys() == everything

@@ -30,7 +30,7 @@ class Model:
     """Acknowledged, and flushed before the last restart."""
 
 
-class Lives:
+class RandomRuns:
     """A broker that is started again and again, with random producers and consumers."""
 
     def __init__(self, seed: int, delayed: DelayedDeliveryConfig) -> None:
@@ -193,10 +193,10 @@ class Lives:
 @pytest.mark.parametrize("delayed", [IN_MEMORY, IN_BUCKETS, SHARED_INDEX], ids=["memory", "buckets", "shared index"])
 @pytest.mark.parametrize("seed", seeds(range(30)))
 @virtual_time
-async def test_random_lives(seed: int, delayed: BucketConfig) -> None:
+async def test_random_runs(seed: int, delayed: BucketConfig) -> None:
     """Over some restarts published messages come, none early, and none that is acknowledged for good."""
-    lives = Lives(seed, delayed)
-    async with lives.broker:
+    runs = RandomRuns(seed, delayed)
+    async with runs.broker:
         for _ in range(size(5, fast=1)):
-            await lives.live()
-        await lives.end()
+            await runs.live()
+        await runs.end()
