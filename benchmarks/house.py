@@ -48,6 +48,7 @@ class House:
     names: int = 0
     phrases_in_code: list[str] = field(default_factory=list)
     phrases_in_docs: list[str] = field(default_factory=list)
+    phrases_in_tests: list[str] = field(default_factory=list)
 
     def figures(self) -> dict[str, int]:
         """Return the figures by name."""
@@ -64,6 +65,7 @@ class House:
             "names in pulsar_nack.__all__": self.names,
             "phrases to avoid, in code": len(self.phrases_in_code),
             "phrases to avoid, in docs": len(self.phrases_in_docs),
+            "phrases to avoid, in tests, benchmarks and examples": len(self.phrases_in_tests),
         }
 
     def places(self) -> dict[str, list[str]]:
@@ -83,6 +85,10 @@ def look() -> House:
     for page in pages:
         if "_build" not in page.parts:
             house.phrases_in_docs += _phrases(page.relative_to(HOME).as_posix(), page.read_text())
+    for folder in ("tests", "benchmarks", "examples"):
+        for path in sorted((HOME / folder).rglob("*.py")):
+            source = path.read_text()
+            house.phrases_in_tests += _phrases(path.relative_to(HOME).as_posix(), _prose(source, ast.parse(source)))
     return house
 
 
@@ -97,7 +103,6 @@ def _read_module(path: Path, house: House, imports: dict[str, set[str]]) -> None
     if lines < SHORT and path.name not in {"__init__.py", "__main__.py"}:
         house.short_files.append(f"{name} {lines}")
     imports[name] = set()
-    prose = re.findall(r"#.*", source)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -111,9 +116,7 @@ def _read_module(path: Path, house: House, imports: dict[str, set[str]]) -> None
             imports[name].add(target.relative_to(HOME).as_posix())
             if _is_private_elsewhere(path, target, node):
                 house.private_imports.append(f"{name} -> {target.relative_to(HOME).as_posix()}")
-        if isinstance(node, ast.Module | Definition):
-            prose.append(ast.get_docstring(node) or "")
-    house.phrases_in_code += _phrases(name, "\n".join(prose))
+    house.phrases_in_code += _phrases(name, _prose(source, tree))
     if path == PACKAGE / "__init__.py":
         listed = re.search(r"__all__ = \[(.*?)\]", source, re.DOTALL)
         house.names = listed[1].count(",") if listed else 0
@@ -133,6 +136,12 @@ def _is_private_elsewhere(path: Path, target: Path, node: ast.ImportFrom) -> boo
         return False
     inside = [part for part in other[1:] if part != "__init__.py"]
     return any(part.startswith("_") for part in inside) or any(each.name.startswith("_") for each in node.names)
+
+
+def _prose(source: str, tree: ast.Module) -> str:
+    """Return the comments and docstrings of a file."""
+    documented = [node for node in ast.walk(tree) if isinstance(node, ast.Module | Definition)]
+    return "\n".join([*re.findall(r"#.*", source), *(ast.get_docstring(node) or "" for node in documented)])
 
 
 def _phrases(name: str, text: str) -> Iterator[str]:

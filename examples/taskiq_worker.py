@@ -4,7 +4,7 @@
     python examples/taskiq_worker.py                  # sends sample tasks and works until they are done
     cd examples; taskiq worker taskiq_worker:broker   # as in production: worker processes, until Ctrl-C
 
-It uses the broker at PULSAR_SERVICE_URL; the first command starts an embedded one if there is none.
+It uses the broker at PULSAR_SERVICE_URL; the first command starts an embedded one without it.
 """
 
 from __future__ import annotations

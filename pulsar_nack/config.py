@@ -189,8 +189,7 @@ class DelayedDeliveryConfig(_Settings):
 
 
 class BucketConfig(DelayedDeliveryConfig):
-    """The choice of a tracker, and how the bucket tracker (PIP-195) cuts its index, beside the settings of all
-    trackers.
+    """Settings of bucket trackers (PIP-195), with the choice of the tracker and the settings that all trackers share.
 
     The first three are for a :class:`~pulsar_nack.delayed.DelayedDeliveryTrackerFactory`; trackers ignore them.
     """

@@ -25,7 +25,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(folder: Path, kib: int) -> Iterator[SmallDisk]:
-    """Mount a file system of so many KiB at a new folder; skip the test if that is not permitted."""
+    """Mount a file system of this many KiB at a new folder; skip the test if that is not permitted."""
     mount, umount = shutil.which("mount"), shutil.which("umount")
     if mount is None or umount is None:
         pytest.skip("no mount here")

@@ -139,14 +139,14 @@ def test_no_maven(maven: Maven, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "fits"),
+    ("output", "fits"),
     [('openjdk version "17.0.15"', True), ('openjdk version "21" 2023', True), ('java version "1.8.0_1"', False)],
 )
-def test_java_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, *, fits: bool) -> None:
+def test_java_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, *, fits: bool) -> None:
     """A Java before version 17 is refused with its own version text; a later one is accepted."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+    java.write_text(f"#!/bin/sh\necho '{output}' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     if fits:

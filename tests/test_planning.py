@@ -187,7 +187,7 @@ def test_bad_workloads(field: str, value: Any) -> None:
 
 
 def test_workloads_that_make_no_sense() -> None:
-    """Delayed messages are not batched, one consumer cannot hold so many messages, and bits go from 0 to 62."""
+    """Delayed messages are not batched, one consumer cannot hold that many messages, and bits go from 0 to 62."""
     with pytest.raises(InvalidArgumentError, match="batch_size"):
         Workload(Kind.DELAYED, batch_size=2)
     with pytest.raises(InvalidArgumentError, match="rate"):

@@ -39,10 +39,10 @@ def test_summaries_stand_alone() -> None:
 
 @pytest.mark.slow
 def test_no_phrase_to_translate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the code's prose nor the docs have a phrase of the list in ``benchmarks/house.py``."""
+    """Neither prose in code and tests nor the docs have a phrase of the list in ``benchmarks/house.py``."""
     monkeypatch.setattr(sys, "path", [str(HOME / "benchmarks"), *sys.path])
     found = runpy.run_path(str(HOME / "benchmarks" / "house.py"))["look"]()
-    phrases = found.phrases_in_code + found.phrases_in_docs
+    phrases = found.phrases_in_code + found.phrases_in_docs + found.phrases_in_tests
     assert [each for each in phrases if each.rpartition(": ")[2].lower() not in RIGHT] == []
 
 

@@ -29,7 +29,7 @@ class Victims:
         self._input, self._output = input_, output
 
     def kill_after(self, lines: int, *arguments: object) -> list[str]:
-        """Start one, kill it after so many lines, and return all whole lines that it said."""
+        """Start a process, kill it after this many lines, and return all complete lines."""
         print(json.dumps(arguments), file=self._input, flush=True)
         pid, said = int(self._output.readline()), list[str]()
         while (line := self._output.readline()) != OVER:

@@ -64,7 +64,7 @@ def leniency() -> int:
 
 @asynccontextmanager
 async def measuring(url: str, topic: str, delays: Sequence[float]) -> AsyncIterator[Errors]:
-    """Yield a record of errors; meanwhile a bare socket requests redelivery of its own messages at the same delays.
+    """Yield a record of errors; meanwhile a bare socket requests redelivery of other messages at the same delays.
 
     So it meets the same cold topic and the same busy machine.
     """

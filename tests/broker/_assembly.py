@@ -66,7 +66,7 @@ def is_whole(home: Path) -> bool:
 
 
 def find_java() -> str:
-    """Return the ``java`` of JAVA_HOME or of the path; raise AssemblyError if there is none of version 17 or later."""
+    """Return the ``java`` of JAVA_HOME or of the path; raise AssemblyError without version 17 or later."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if java is None:

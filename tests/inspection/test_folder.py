@@ -137,8 +137,8 @@ async def test_as_json(tmp_path: Path) -> None:
     """All of it can be written as JSON, and read back as it was."""
     await write_buckets(tmp_path / "delayed")
     await write_nacks(tmp_path / "nacks")
-    told = inspect_folder(tmp_path).as_dict()
-    again = json.loads(json.dumps(told))
+    stored = inspect_folder(tmp_path).as_dict()
+    again = json.loads(json.dumps(stored))
     assert again["is_damaged"] is False
     assert again["stores"][0]["delayed"][0]["mark_delete"] == [6, 5]
     assert again["stores"][1]["nacks"]["unsettled"] == 10
@@ -188,7 +188,7 @@ def watched(folder: Path) -> Iterator[list[FolderReport]]:
             try:
                 reports.append(inspect_folder(folder))
                 is_over.wait(0.01)
-            except Exception as error:  # noqa: BLE001 - told below
+            except Exception as error:  # noqa: BLE001 - reported below
                 errors.append(error)
 
     thread = threading.Thread(target=look)
@@ -459,7 +459,7 @@ async def test_snapshot_that_was_cut(tmp_path: Path) -> None:
 
 
 async def test_cursor_that_leads_nowhere(tmp_path: Path) -> None:
-    """A tracker's cursor whose last record lacks its base, is newer, or is none: the one before counts."""
+    """A tracker's cursor whose last record lacks its base, is newer, or is foreign: the one before counts."""
     state = marker_record(5, 3, 4, strings(("a", "1")))
     for record, kind in (
         (marker_record(6, 3, 5, number(1, 7), number(6, 1)), "inconsistent"),

@@ -88,7 +88,7 @@ async def append_once(shared: Shared) -> None:
 
 
 async def append_often(shared: Shared) -> None:
-    """Another machine takes the log over, and appends so much that objects are merged and deleted."""
+    """Another machine takes the log over, and appends until objects are merged and deleted."""
     async with await open_objects(shared.store, threads=1) as store:
         log = await store.open_log(NAME)
         for _ in range(11):
@@ -126,7 +126,7 @@ async def delete_and_create(shared: Shared) -> None:
 
 
 async def delete_and_create_often(shared: Shared) -> None:
-    """The same for longer than the catalog remembers."""
+    """Others delete and create the log for longer than the catalog remembers."""
     for _ in range(25):
         await delete_and_create(shared)
 

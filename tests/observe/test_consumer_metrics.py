@@ -124,7 +124,7 @@ async def test_lateness_is_where_it_belongs() -> None:
 
 @virtual_time
 async def test_several_consumers() -> None:
-    """Consumers of one subscription are added up, others have series of their own; adding one twice changes nothing."""
+    """Consumers of one subscription are added up, others have separate series; adding one twice changes nothing."""
     metrics = ConsumerMetrics()
     mails = ("persistent://acme/shop/mails", "sender", "")
     ports = [named(FakePort()), named(FakePort()), named(FakePort(), mails)]
@@ -143,7 +143,7 @@ async def test_several_consumers() -> None:
 
 @virtual_time
 async def test_closed_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counters of a closed consumer stay in the sum; without an open one a series goes, and begins anew after that."""
+    """Counters of a closed consumer stay in the sum; without an open one a series is removed, and begins again later."""
     metrics, now = ConsumerMetrics(keep_closed=300), [1000.0]
     monkeypatch.setattr("pulsar_nack.observe._consumer_metrics.time.monotonic", lambda: now[0])
 

@@ -27,7 +27,7 @@ from tests.soak._judge import name_of
 
 LEASE_S: Final = 1.0
 _SLOW_S: Final = 0.9 * LEASE_S
-"""A lease that was not extended for so many seconds may have ended."""
+"""A lease that was not extended for this many seconds may have ended."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 
 

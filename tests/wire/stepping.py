@@ -20,7 +20,7 @@ _MAX_TIMES: Final = 10
 class Stepped:
     """Runs a coroutine in a separate task, which is cancelled once at the await or tick number ``at``, from 1.
 
-    ``was_reached`` says whether the coroutine had so many.
+    ``was_reached`` says whether the coroutine had that many.
     """
 
     def __init__(self, inner: Coroutine[Any, Any, object], at: int, when: When = "waiting") -> None:
@@ -65,7 +65,7 @@ class Stepped:
 
 
 async def cancelled_at(inner: Coroutine[Any, Any, object], at: int, when: When = "waiting") -> bool:
-    """Run ``inner`` and cancel it at its await or tick number ``at``; return whether it had so many.
+    """Run ``inner`` and cancel it at its await or tick number ``at``; return whether it had that many.
 
     Other exceptions than the cancellation are raised here.
     """

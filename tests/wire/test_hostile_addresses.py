@@ -68,7 +68,7 @@ MOVES: Final[list[tuple[str, str, str, dict[str, Any]]]] = [
 
 @for_each(("made", "kind", "part", "fields"), MOVES)
 def test_a_move_does_not_take_tls_off(made: str, kind: str, part: str, fields: dict[str, Any]) -> None:
-    """O31: an assigned broker or another cluster without TLS is not dialled: the topic is looked up."""
+    """O31: an assigned broker or another cluster without TLS is not dialled: a lookup follows."""
 
     async def test() -> None:
         broker = FakeBroker(SECURE)

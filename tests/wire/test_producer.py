@@ -298,7 +298,7 @@ async def test_a_topic_that_moves() -> None:
 
 @virtual_time
 async def test_a_topic_that_moves_behind_a_proxy() -> None:
-    """The broker's own address cannot be reached from outside: the topic is looked up through the proxy."""
+    """The broker's own address cannot be reached from outside: the lookup goes through the proxy."""
     async with producing() as made:
         inside = "pulsar://inside:6650"
         made.broker.node(inside).hangs = True

@@ -207,7 +207,7 @@ async def test_a_client_that_is_closed_under_its_users_ends_them() -> None:
 
 
 def migrating(call: Call) -> None:
-    """Tell a consumer or producer that its topic has migrated to another cluster; do not answer its request."""
+    """Notify a consumer or producer that its topic has migrated to another cluster; do not answer its request."""
     moved = command("TOPIC_MIGRATED")
     is_consumer = call.kind == "SUBSCRIBE"
     kind = pb.CommandTopicMigrated.Consumer if is_consumer else pb.CommandTopicMigrated.Producer
@@ -221,7 +221,7 @@ def migrating(call: Call) -> None:
 @pytest.mark.parametrize("is_open", [True, False])
 @virtual_time
 async def test_a_topic_that_migrates_is_looked_up_in_the_other_cluster(kind: str, is_open: bool) -> None:
-    """It is looked up there, by its service URL, also if it migrates while opening, or the first cluster ends."""
+    """The client asks there, by its service URL, also if it migrates while opening, or the first cluster ends."""
     broker = FakeBroker()
     service, owner = broker.node("pulsar://new:6650"), broker.node("pulsar://newer:6650")
     broker.node("pulsar://gone:6650").kill()

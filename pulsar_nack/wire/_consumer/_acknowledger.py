@@ -175,9 +175,10 @@ class Acknowledger:
         await self._until_done(begin, len(ids))
 
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
-        """Begin to acknowledge one message; ``done`` gets its token, and None or the error, in a later turn of the
-        loop, and may get the tokens of other messages with it.
+        """Begin to acknowledge one message.
 
+        :param done: gets the token, maybe with those of other messages, and None or the error, in a later turn of the
+            loop
         :raises BrokerError: its batch is of unknown size; ``done`` is not called
         :raises ClosedError: the consumer is closed; ``done`` is not called
         """

@@ -271,8 +271,9 @@ class EntryReader:
         return parts[1], ledger, entry, count, parts[0]
 
     def read_other(self, command: MessageCommand, headers_and_payload: bytes) -> Arrival:
-        """Read an entry that is not one plain message. The delivery of an unreadable one has the error: a
-        MissingExtraError if other processes may be able to read it.
+        """Read an entry that is not one plain message.
+
+        The delivery of an unreadable one has the error: a MissingExtraError if other processes may be able to read it.
 
         :raises ProtocolError: the entry has no valid id
         """
