@@ -1,4 +1,4 @@
-"""The command line as a whole: what it lists, what it refuses, and what it says when a package is missing."""
+"""The command line as a whole: what it lists, what it refuses, and its errors for missing packages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
 
 
 def call_without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process in which a package is not to be had."""
+    """Run the command line in a process in which a package cannot be imported."""
     script = BLOCKED.format(blocked={package}, arguments=list(arguments))
     return run_python("-c", script)
 
@@ -74,7 +74,7 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class _Table:
-    """A table of a job, with one row of text from outside."""
+    """A table of a job, with one row of foreign text."""
 
     columns = ("topic", "reason", "late")
 
@@ -86,7 +86,7 @@ class _Table:
 
 
 def test_tables_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """Topics, reasons and files in the tables of a job are printed so that no terminal obeys them, and cut."""
+    """Topics, reasons and files in a job's tables are escaped, so that no terminal obeys them, and cut."""
     table: Any = _Table()
     write_or_print({"found": table}, out=None, as_json=False)
     out = capsys.readouterr().out
@@ -98,7 +98,7 @@ def test_tables_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", EXTRAS)
 def test_missing_package_is_named(package: str) -> None:
-    """Without one of its packages the demo says in one line which extra brings it, and exits with 2."""
+    """Without one of its packages the demo names the extra in one line, and exits with 2."""
     done = call_without(package, "demo", "--url", "pulsar://127.0.0.1:1")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""``pulsar-nack demo`` on the embedded broker, and on the fake port where that is not to be had."""
+"""``pulsar-nack demo`` on the embedded broker, and on the fake port if that cannot run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_broker = pytest.mark.skipif(REASON is not None, reason=f"no embedded broke
 
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the demo believe that pulsar-lite has no binary here, and run on virtual time."""
+    """Make the demo believe that pulsar-lite has no binary here, and run on virtual time."""
     monkeypatch.delenv("PULSAR_SERVICE_URL", raising=False)
     monkeypatch.setattr(EmbeddedBroker, "unavailable_reason", staticmethod(lambda: "no wheel for this machine"))
     monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
@@ -42,7 +42,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Have the demo run on virtual time, and make its folders where the test sees them."""
+    """Make the demo run on virtual time, and create its folders where the test sees them."""
     monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -119,7 +119,7 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path, stop: signal.Signals, c
 @pytest.mark.smoke
 @pytest.mark.usefixtures("faked")
 def test_fake_port_takes_the_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without an embedded broker the demo says why, plays on the fake port alone, to the millisecond, and succeeds."""
+    """Without an embedded broker the demo says why, runs on the fake port alone, to the millisecond, and succeeds."""
     plot = tmp_path / "demo.svg"
     code, out, err = call(["demo", "--messages", "40", "--json", "--plot", str(plot)], capsys)
     assert code == 0
@@ -138,7 +138,7 @@ def test_fake_port_takes_the_place(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_local_topic_takes_the_place_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With --local the demo plays on a local topic, whatever broker is in the environment, and leaves no folder."""
+    """With --local the demo runs on a local topic, whatever broker is in the environment, and leaves no folder."""
     monkeypatch.setenv("PULSAR_SERVICE_URL", "pulsar://127.0.0.1:1")
     code, out, err = call(["demo", "--local", "--messages", "40", "--json", "--no-plot"], capsys)
     assert code == 0
@@ -184,7 +184,7 @@ def test_local_topic_publishes_everything_once(
 def test_local_topic_that_loses_deadlines_fails_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a restart gives messages a second time, the demo counts them and exits with 1."""
+    """When a restart delivers messages a second time, the demo counts them and exits with 1."""
     reopen = LocalDemo.reopen
 
     async def forgetful(demo: LocalDemo) -> None:
@@ -202,7 +202,7 @@ def test_local_topic_that_loses_deadlines_fails_it(
 def test_local_demo_draws_nothing_without_matplotlib(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where matplotlib is missing the local demo goes without a picture, but not if one was asked for."""
+    """Without matplotlib the local demo draws no picture, but fails if one was requested."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.chdir(tmp_path)
     code, _, err = call(["demo", "--local", "--messages", "5", "--seconds", "0.5"], capsys)
@@ -226,7 +226,7 @@ def test_local_topic_and_broker_exclude_each_other(
 
 @pytest.mark.usefixtures("faked")
 def test_table_and_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table on stdout fits 80 columns whole, and on a terminal stderr shows how many are back."""
+    """The table on stdout fits into 80 columns, and on a terminal stderr shows how many are back."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -244,7 +244,7 @@ def test_table_and_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_missing_messages_fail_it(
     break_port: Callable[[Callable[[FakePort], None]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """When no redelivery gets through, the demo does not wait for ever, counts what is missing, and exits with 1."""
+    """When no redelivery arrives, the demo does not wait for ever, counts the missing messages, and exits with 1."""
     break_port(lambda port: port.fail_next("redeliver", 100_000))
     code, out, err = call(["demo", "--messages", "20", "--no-plot", "--json"], capsys)
     assert code == 1
@@ -294,7 +294,7 @@ def test_unreachable_broker_is_reported(capsys: pytest.CaptureFixture[str], monk
 def test_plot_that_cannot_be_written_is_refused_first(
     plot: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong form, a folder that is not there, or a folder in the place of the file: refused before anything runs."""
+    """An unknown format, a missing folder, or a folder in the file's place is refused before anything runs."""
     (tmp_path / "folder.png").mkdir()
     monkeypatch.setattr(_demo, "_run", lambda *_: pytest.fail("it ran"))
     code, _, err = call(["demo", "--plot", str(tmp_path / plot)], capsys)

@@ -38,7 +38,7 @@ def test_table_compares_consumers() -> None:
 
 
 def test_table_of_nothing() -> None:
-    """Before anything came back there are dashes, not faults."""
+    """Before anything came back there are dashes, not errors."""
     table = comparison([figures_of(journal_of((1.0, 0.0, None)))])
     assert "-" in list(table.columns[1].cells)
 
@@ -74,7 +74,7 @@ def test_percentile_is_a_value_of_the_list(values: list[float], share: float, ex
 
 
 def test_errors_count_either_way() -> None:
-    """Early and late count alike; asked and actual delays are shown unchanged."""
+    """Early and late count alike; asked and actual delays are unchanged."""
     total = figures_of(journal_of((1.0, 0.0, 0.9), (1.0, 0.0, 1.3))).total
     assert (total.error_p50_ms, total.error_max_ms) == (100.0, 300.0)
     assert (total.actual_min_ms, total.actual_max_ms) == (900.0, 1300.0)
@@ -109,7 +109,7 @@ def test_back_while_nacks_came() -> None:
 
 
 def test_what_never_arrived_is_missing() -> None:
-    """Messages that were not even shown once count as missing."""
+    """Messages that were never delivered count as missing."""
     figures = figures_of(journal_of((1.0, 0.0, 1.0), expected=3))
     assert figures.missing == 2
 

@@ -37,7 +37,7 @@ async def test_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
 
 async def test_cursor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A cursor is shown with its position, and a line for each ledger."""
+    """A cursor is printed with its position, and a line for each ledger."""
     async with await Cursor.open_local(tmp_path, {5: 100, 6: 100}) as cursor:
         await cursor.acknowledge([(5, 0), (5, 1), (5, 7), (6, 3)])
     code, out, _ = run(capsys, str(tmp_path))
@@ -70,7 +70,7 @@ async def test_not_everything_was_read(
 
 
 async def test_names_are_escaped(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """O39: names of files are printed so that no terminal obeys them, and none fails."""
+    """O39: file names are escaped, so that no terminal obeys them, and none fails."""
     folder = tmp_path / "a\x1b[31mred[bold]x"
     await write_plain(folder)
     for name in (b"\x1b]0;title\x07", b"\xff\xfe", b"two\nlines", "\u202eback".encode(), b"[bold]markup"):
@@ -95,7 +95,7 @@ async def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 
 
 async def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """With --json there is JSON and nothing else."""
+    """With --json only JSON is printed."""
     await write_nacks(tmp_path)
     code, out, _ = run(capsys, str(tmp_path), "--json")
     assert code == 0
@@ -104,7 +104,7 @@ async def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 async def test_damage(capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]) -> None:
-    """Damage is shown with file, byte and reason, the exit code is 1, and nothing is repaired."""
+    """Damage is printed with file, byte and reason, the exit code is 1, and nothing is repaired."""
     await write_plain(tmp_path)
     file = segments(tmp_path, "events")[-1]
     file.write_bytes(file.read_bytes()[:-5])
@@ -117,7 +117,7 @@ async def test_damage(capsys: pytest.CaptureFixture[str], tmp_path: Path, option
 
 
 def test_unknown_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A folder that does not exist, or holds nothing of ours, is an error of one line, and exit code 2."""
+    """A folder that is missing, or contains nothing of ours, is an error of one line, and exit code 2."""
     for path in (tmp_path / "missing", tmp_path):
         code, out, err = run(capsys, str(path))
         assert (code, out) == (2, "")
@@ -126,14 +126,14 @@ def test_unknown_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 
 
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a path, or with an option that is not known, the exit code is 2."""
+    """Without a path, or with an unknown option, the exit code is 2."""
     assert run(capsys)[0] == 2
     assert run(capsys, "x", "--dance")[0] == 2
 
 
 @pytest.mark.slow
 async def test_without_rich(tmp_path: Path) -> None:
-    """Tables say which extra they need."""
+    """Without rich, tables name the extra that they need."""
     await write_plain(tmp_path)
     done = call_without("rich", "inspect", str(tmp_path))
     assert done.returncode == 2
@@ -142,7 +142,7 @@ async def test_without_rich(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_without_protobuf(tmp_path: Path) -> None:
-    """Buckets are shown without their counts, and a cursor, with what would show more."""
+    """Buckets are printed without their counts, and a cursor, with what would show more."""
     await write_buckets(tmp_path / "delayed")
     async with await Cursor.open_local(tmp_path / "cursor", {5: 100}) as cursor:
         await cursor.acknowledge([(5, 0)])

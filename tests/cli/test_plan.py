@@ -30,7 +30,7 @@ def test_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_plans_for_delayed_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    """P1: for delayed messages the default is the bits of a tick of a second, and a heap is what was before."""
+    """P1: for delayed messages the default is the bits of a tick of a second, compared with a heap."""
     code, out, _ = run(capsys, "--kind", "delayed", "--rate", "1000", "--delay", "10000")
     assert code == 0
     assert "With 9 bits, buckets of 512 ms" in out
@@ -55,7 +55,7 @@ def test_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str, start: bytes) -> None:
-    """``--plot`` draws a picture of the kind that the name says."""
+    """``--plot`` draws a picture in the format of the file's name."""
     pytest.importorskip("matplotlib")
     path = tmp_path / f"plan{suffix}"
     code, out, _ = run(capsys, "--share", "0.3", "--plot", str(path))
@@ -65,7 +65,7 @@ def test_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str, 
 
 
 def test_refuses_other_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A picture of a kind that is not known is refused before anything is printed."""
+    """A picture of an unknown format is refused before anything is printed."""
     code, out, err = run(capsys, "--plot", str(tmp_path / "plan.txt"))
     assert (code, out) == (2, "")
     assert "plot: expected a file that ends in .png" in err
@@ -122,7 +122,7 @@ def test_json_needs_typer_only(capsys: pytest.CaptureFixture[str], monkeypatch: 
     ],
 )
 def test_refuses_bad_options(capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str) -> None:
-    """What cannot be, or not be planned for buckets, is refused with an exit code of 2 and names the option."""
+    """Invalid options, and options that do not apply to buckets, are refused by name with exit code 2."""
     code, out, err = run(capsys, *options)
     assert (code, out) == (2, "")
     assert message in err
@@ -130,7 +130,7 @@ def test_refuses_bad_options(capsys: pytest.CaptureFixture[str], options: tuple[
 
 @pytest.mark.slow
 def test_plans_buckets(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --bucket the maximum of buckets is planned, and how large segments are, within some memory."""
+    """With --bucket the maximum of buckets is planned, and the size of segments, within a memory limit."""
     options = ("--bucket", "--rate", "27778", "--delay", "3600", "--scattered", "--memory", "30")
     code, out, _ = run(capsys, *options)
     assert code == 0

@@ -1,1 +1,1 @@
-"""What a durable folder is said to hold."""
+"""Tests of the inspection of durable folders."""

@@ -1,4 +1,4 @@
-"""Folders to look at, and what they look like from outside."""
+"""Folders to inspect, and their contents from outside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def write_buckets(folder: Path, messages: int = 5_200) -> None:
 
 
 async def write_nacks(folder: Path) -> None:
-    """Have a consumer nack ten messages, for 1 000 s and more, and acknowledge five."""
+    """Make a consumer nack ten messages, for 1 000 s and more, and acknowledge five."""
     port = FakePort()
     for number in range(15):
         port.topic.publish(b"order %d" % number)

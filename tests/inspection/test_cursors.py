@@ -1,4 +1,4 @@
-"""What an inspection finds of cursors is what the next opening of the cursor finds."""
+"""An inspection of a cursor finds the same as the next opening of the cursor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def only(folder: Path) -> CursorReport:
 
 
 async def test_other_logs_are_not_kept_in_memory(tmp_path: Path) -> None:
-    """A log of something else that is named as a cursor's log is read piece by piece."""
+    """A foreign log with the name of a cursor's log is read piece by piece."""
     async with await LocalLogStore.open(tmp_path) as store, await store.create("events-0000000001") as log:
         for _ in range(24):
             await log.append(b"x" * 2**20)
@@ -77,7 +77,7 @@ async def test_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pattern", ["every second", "random", "batches", "many ledgers", "properties"])
 async def test_size_is_what_was_written(pattern: str, tmp_path: Path) -> None:
-    """K47: the size that a cursor reports is within 1 % of its size on storage once all is written, evicted too."""
+    """K47: a cursor's reported size is within 1 % of its size on storage once all is written, evicted too."""
     ledgers = dict.fromkeys(range(1, 400), 5_000)
     config = QUIET.model_copy(update={"max_individual_ack_cache_bytes_per_cursor": 20_000})
     rnd = random.Random(pattern)
@@ -105,7 +105,7 @@ async def test_size_is_what_was_written(pattern: str, tmp_path: Path) -> None:
 
 
 def whole_size(report: CursorReport) -> int:
-    """Return what the ledgers take, with a whole marker for them: the last one may be a difference."""
+    """Return what the ledgers take, with a full marker for them: the last one may be a delta."""
     contents = MarkerContents(Position(*report.mark_delete), {}, report.properties)
     marker = Marker(1 << 40, contents, {each.ledger: each.records for each in report.ledgers})
     return sum(each.bytes for each in report.ledgers) + sum(map(len, encode_marker(marker, limit=5 << 20)))
@@ -162,7 +162,7 @@ async def test_no_usable_marker(tmp_path: Path) -> None:
 
 
 async def as_opened(folder: Path, copy: Path) -> tuple[tuple[int, int], list[tuple[Position, Position]]] | None:
-    """Return the position and the ranges that a cursor opened on a copy has, None where it cannot be opened."""
+    """Return the position and the ranges of a cursor opened on a copy, None if it cannot be opened."""
     shutil.copytree(folder, copy)
     try:
         async with await Cursor.open_local(copy, LEDGERS, QUIET) as cursor:
@@ -178,7 +178,7 @@ async def test_agrees_with_the_next_opening(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With any byte wrong, or cut off anywhere, position and counts are those with which the cursor is opened."""
-    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nobody writes here
+    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nothing writes here
     rnd = random.Random(seed)
     folder = tmp_path / "cursor"
     steps = [[(rnd.randint(1, 4), rnd.randint(0, 30)) for _ in range(rnd.randint(1, 25))] for _ in range(6)]

@@ -1,4 +1,4 @@
-"""What an inspection finds in folders that are whole, damaged, written to, or none of ours."""
+"""Inspections of folders that are whole, damaged, being written, or foreign."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ FRAME = FRAME_HEADER_SIZE + 4 + 50
 
 
 def only(report: FolderReport) -> StoreReport:
-    """Return the one store of a folder."""
+    """Return the only store of a folder."""
     (store,) = report.stores
     return store
 
 
 def kinds(report: FolderReport) -> list[str]:
-    """Return what is wrong."""
+    """Return the kinds of damage."""
     return [damage.kind for damage in report.damage]
 
 
-# -- what is there ---------------------------------------------------------------------------------------------------
+# -- contents --------------------------------------------------------------------------------------------------------
 
 
 async def test_buckets(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_nacks(tmp_path: Path) -> None:
 
 
 async def test_nacks_after_a_compaction(tmp_path: Path) -> None:
-    """After a compaction the picture and what follows it count; an unfinished picture and older logs do not."""
+    """After a compaction the snapshot and later changes count; an unfinished snapshot and older logs do not."""
     await write_nacks(tmp_path)
     async with await LocalLogStore.open(tmp_path) as store:
         old = await store.open_log("nacks-0000000001")
@@ -109,7 +109,7 @@ async def test_plain_logs(tmp_path: Path) -> None:
 
 
 async def test_folders_below(tmp_path: Path) -> None:
-    """Folders in a folder are looked at too, links are not followed; one log's own folder is good as well."""
+    """Folders in a folder are inspected too, links are not followed; one log's own folder is accepted as well."""
     await write_plain(tmp_path / "a" / "b")
     await write_plain(tmp_path / "c", name="other")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
@@ -120,7 +120,7 @@ async def test_folders_below(tmp_path: Path) -> None:
 
 
 async def test_leftovers_and_foreign_files(tmp_path: Path) -> None:
-    """What a crash left, and what is somebody else's, is named and is no damage."""
+    """Leftovers of a crash and foreign files are named and count as no damage."""
     await write_plain(tmp_path)
     (tmp_path / "gone.log.gone").mkdir()
     (tmp_path / "half.log.new").mkdir()
@@ -134,7 +134,7 @@ async def test_leftovers_and_foreign_files(tmp_path: Path) -> None:
 
 
 async def test_as_json(tmp_path: Path) -> None:
-    """All of it can be written as JSON, and read back as it was."""
+    """Everything can be written as JSON, and is equal when read."""
     await write_buckets(tmp_path / "delayed")
     await write_nacks(tmp_path / "nacks")
     stored = inspect_folder(tmp_path).as_dict()
@@ -144,11 +144,11 @@ async def test_as_json(tmp_path: Path) -> None:
     assert again["stores"][1]["nacks"]["unsettled"] == 10
 
 
-# -- nothing is touched ----------------------------------------------------------------------------------------------
+# -- nothing is changed ----------------------------------------------------------------------------------------------
 
 
 async def test_nothing_is_changed(tmp_path: Path) -> None:
-    """Not a byte, a time or a name changes, also where things are damaged; no file is opened to be written."""
+    """No byte, time or name changes, also in damaged folders; no file is opened for writing."""
     await write_buckets(tmp_path / "delayed")
     await write_nacks(tmp_path / "nacks")
     await write_plain(tmp_path / "plain")
@@ -178,7 +178,7 @@ async def test_nothing_is_changed(tmp_path: Path) -> None:
 
 @contextmanager
 def watched(folder: Path) -> Iterator[list[FolderReport]]:
-    """Look at a folder in a thread, again and again; nothing must fail, or be called damaged."""
+    """Inspect a folder in a thread repeatedly; nothing must fail, or be reported as damaged."""
     reports: list[FolderReport] = []
     errors: list[Exception] = []
     is_over = threading.Event()
@@ -203,7 +203,7 @@ def watched(folder: Path) -> Iterator[list[FolderReport]]:
 
 
 async def test_beside_a_cursor(tmp_path: Path) -> None:
-    """While a cursor writes and continues in new logs, its reports are sound, and its position only grows."""
+    """While a cursor writes and rolls over, its reports are valid, and its position only grows."""
     config = CursorConfig(flush_interval=3_600, rollover_bytes=2_000, max_entry_bytes=1_024)
     async with await Cursor.open_local(tmp_path, {1: 10_000, 2: 10_000}, config) as cursor:
         await cursor.acknowledge([(1, 0)])
@@ -221,7 +221,7 @@ async def test_beside_a_cursor(tmp_path: Path) -> None:
 
 
 async def test_beside_a_bucket_tracker(tmp_path: Path) -> None:
-    """While buckets are stored, merged and deleted, nothing is called missing."""
+    """While buckets are stored, merged and deleted, nothing is reported as missing."""
     config = BUCKETS.model_copy(update={"delayed_delivery_max_num_buckets": 2})
     async with await BucketDelayedDeliveryTracker.open_local(tmp_path, config, clock=ManualClock(0)) as tracker:
         with watched(tmp_path) as reports:
@@ -236,7 +236,7 @@ async def test_beside_a_bucket_tracker(tmp_path: Path) -> None:
 
 
 async def test_beside_a_writer(tmp_path: Path) -> None:
-    """While logs are written, roll over, are made and deleted, nothing is called damaged, and the writer goes on."""
+    """While logs are written, roll over, are created and deleted, nothing is reported as damaged."""
     await write_plain(tmp_path, 1)
     with watched(tmp_path) as reports:
         async with await LocalLogStore.open(tmp_path, max_segment_bytes=2_000) as store:
@@ -265,7 +265,7 @@ async def test_without_rights(tmp_path: Path) -> None:
 
 
 async def opened(folder: Path, name: str) -> int | None:
-    """Return how many records the library itself finds, None where it refuses."""
+    """Return how many records the library itself finds, None if it refuses."""
     try:
         async with await LocalLogStore.open(folder) as store, await store.open_log(name, read_only=True) as log:
             return len([record async for record in log.records()])
@@ -275,7 +275,7 @@ async def opened(folder: Path, name: str) -> int | None:
 
 async def test_every_torn_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A last file that ends anywhere is reported as the library reads it: its records, torn except at a write's end."""
-    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nobody writes here
+    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nothing writes here
     await write_plain(tmp_path, 3)
     (file,) = segments(tmp_path, "events")
     whole = file.read_bytes()
@@ -290,8 +290,8 @@ async def test_every_torn_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_every_flipped_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte that is wrong is found wherever it is, the good records before it are counted, and nothing raises."""
-    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nobody writes here
+    """A wrong byte is found wherever it is, the good records before it are counted, and nothing raises."""
+    monkeypatch.setattr("pulsar_nack.inspection._store._PAUSE_S", 0)  # nothing writes here
     await write_plain(tmp_path, 3)
     (file,) = segments(tmp_path, "events")
     whole = file.read_bytes()
@@ -332,7 +332,7 @@ async def test_damage_in_the_middle(tmp_path: Path) -> None:
 
 
 async def test_swapped_segments(tmp_path: Path) -> None:
-    """O26: a segment file of another log is damage, and nothing of it is counted."""
+    """O26: a segment file of another log is damage, and none of its records is counted."""
     async with await LocalLogStore.open(tmp_path) as store:
         for name in ("one", "two"):
             async with await store.create(name) as log:
@@ -348,7 +348,7 @@ async def test_swapped_segments(tmp_path: Path) -> None:
 
 
 async def test_logs_without_files(tmp_path: Path) -> None:
-    """O39: a log of whatever part that has lost its first file, or all of them, is a line of damage."""
+    """O39: a log of any kind that has lost its first file, or all of them, is a line of damage."""
     whole = tmp_path / "whole"
     await write_buckets(whole / "tracker", 2_100)
     await write_nacks(whole / "nacks")
@@ -374,7 +374,7 @@ async def test_logs_without_files(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
 async def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
-    """O39: a FIFO or a socket among the files is reported, and neither the inspection nor an opening waits for it."""
+    """O39: a FIFO or a socket among the files is reported, and neither the inspection nor an opening blocks on it."""
     await write_plain(tmp_path)
     (file,) = segments(tmp_path, "events")[1:2]
     for fifo in (file, tmp_path / "manifest.json", tmp_path / "other", tmp_path / "x.lock", tmp_path / "y.log"):
@@ -422,7 +422,7 @@ async def test_later_version(tmp_path: Path) -> None:
 
 
 async def test_missing_snapshot(tmp_path: Path) -> None:
-    """A snapshot that the cursor names but that does not exist is reported, and its bucket is missing."""
+    """A missing snapshot that the cursor names is reported, and its bucket is missing."""
     await write_buckets(tmp_path)
     gone = next(each for each in sorted(tmp_path.glob("snapshot-*.log")))
     shutil.rmtree(gone)
@@ -437,7 +437,7 @@ async def test_missing_snapshot(tmp_path: Path) -> None:
 
 
 async def test_snapshots_that_nothing_names(tmp_path: Path) -> None:
-    """Without the cursor's log, or its words, snapshots are shown as named by nothing; that is no damage."""
+    """Without the cursor's log, or protobuf, snapshots are reported as named by nothing; that is no damage."""
     await write_buckets(tmp_path)
     shutil.rmtree(tmp_path / "delayed.cursor-0000000001.log")
     report = inspect_folder(tmp_path)
@@ -478,7 +478,7 @@ async def test_cursor_that_leads_nowhere(tmp_path: Path) -> None:
 
 
 async def test_a_tracker_that_has_written_nothing(tmp_path: Path) -> None:
-    """The cursor of a tracker that has stored nothing yet is shown as what it is."""
+    """The cursor of a tracker that has stored nothing yet is reported as such."""
     await (await BucketDelayedDeliveryTracker.open_local(tmp_path)).aclose()
     store = only(inspect_folder(tmp_path))
     assert [log.kind for log in store.logs] == ["delayed cursor"]
@@ -486,7 +486,7 @@ async def test_a_tracker_that_has_written_nothing(tmp_path: Path) -> None:
 
 
 async def test_nacks_with_a_missing_log(tmp_path: Path) -> None:
-    """A log that is missing in the middle, one without a seal before others, and nonsense in one are reported."""
+    """A missing log in the middle, an unsealed one before others, and invalid bytes in one are reported."""
     await write_nacks(tmp_path)
     async with await LocalLogStore.open(tmp_path) as store:
         for name in ("nacks-0000000003", "nacks-0000000004"):
@@ -502,7 +502,7 @@ async def test_nacks_with_a_missing_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["", "s3://bucket/path", 5, None])
 def test_no_path(path: object) -> None:
-    """What is no path is refused by name."""
+    """An invalid path is refused by name."""
     with pytest.raises(InvalidArgumentError, match="path"):
         inspect_folder(path)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="the path of a local folder"):
@@ -510,7 +510,7 @@ def test_no_path(path: object) -> None:
 
 
 def test_unknown_folders(tmp_path: Path) -> None:
-    """A folder that is not there, a file, and a folder with nothing of ours in it are refused, and nothing is made."""
+    """A missing folder, a file, and a folder with nothing of ours are refused, and nothing is created."""
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "missing", tmp_path / "file", tmp_path / "empty"):

@@ -1,4 +1,4 @@
-"""What an inspection finds of local topics."""
+"""Inspections of local topics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def write(folder: Path) -> None:
 
 
 async def test_topic(tmp_path: Path) -> None:
-    """Ledgers with their entries, and subscriptions by their own names, with their backlogs."""
+    """Ledgers with their entries, and subscriptions by name, with their backlogs."""
     await write(tmp_path)
     report = inspect_folder(tmp_path)
     assert not report.is_damaged
@@ -48,7 +48,7 @@ async def test_topic(tmp_path: Path) -> None:
 
 
 async def test_missing_ledger(tmp_path: Path) -> None:
-    """A ledger that is missing in the middle is reported; at the beginning it was trimmed."""
+    """A missing ledger in the middle is reported; at the beginning it was trimmed."""
     await write(tmp_path)
     shutil.rmtree(tmp_path / "ledger-00000000000000000001.log")
     assert not inspect_folder(tmp_path).is_damaged
@@ -64,7 +64,7 @@ def _buckets(folder: Path) -> list[BucketReport]:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_delayed_messages(tmp_path: Path, is_shared: bool) -> None:
-    """Buckets are shown as named by the cursor of their subscription, or of the index that all share, shown once."""
+    """Buckets are reported with the cursor of their subscription, or of the shared index, once."""
     config = BucketConfig(
         delayed_delivery_tracker_factory_class_name="bucket",
         delayed_delivery_shared_index_enabled=is_shared,

@@ -1,1 +1,1 @@
-"""Tests of what observes: metrics, logs, traces."""
+"""Tests of metrics, logs, spans and traces."""

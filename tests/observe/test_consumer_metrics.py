@@ -1,4 +1,4 @@
-"""The metrics of consumers, read back from what a scraper and an OpenTelemetry reader get."""
+"""The metrics of consumers, as a scraper and an OpenTelemetry reader get them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read(reader: InMemoryMetricReader) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @virtual_time
 async def test_ten_messages(kind: str) -> None:
-    """U50: both exporters say what the statistics say, with three redeliveries in the histogram of lateness."""
+    """U50: both exporters agree with the statistics, with three redeliveries in the histogram of lateness."""
     port = named(Ports(kind).port())
     for payload in PAYLOADS:
         port.topic.publish(payload)
@@ -143,7 +143,7 @@ async def test_several_consumers() -> None:
 
 @virtual_time
 async def test_closed_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counters of a closed consumer stay in the sum; without an open one a series is removed, and begins again later."""
+    """Counters of a closed consumer stay in the sum; without an open one a series is removed, and may begin again."""
     metrics, now = ConsumerMetrics(keep_closed=300), [1000.0]
     monkeypatch.setattr("pulsar_nack.observe._consumer_metrics.time.monotonic", lambda: now[0])
 
@@ -167,7 +167,7 @@ async def test_closed_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[f"{JAVA}ack_total"] == 3
     assert f"{OURS}held" not in found
     now[0] += 299
-    await handle_one()  # within the time it goes on
+    await handle_one()  # before it is forgotten
     await asyncio.sleep(0)
     assert scraped(metrics)[f"{JAVA}ack_total"] == 4
     now[0] += 300
@@ -179,7 +179,7 @@ async def test_closed_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @virtual_time
 async def test_nothing_is_kept_without_scrapes() -> None:
-    """Consumers that are opened and closed, closed unopened or dropped unopened stay bounded though nobody scrapes."""
+    """Consumers that are opened and closed, closed unopened or dropped unopened stay bounded without scrapes."""
     metrics = ConsumerMetrics(keep_closed=0)
     for number in range(200):
         port = named(FakePort(), (f"persistent://public/default/t{number}", "s", ""))
@@ -204,7 +204,7 @@ async def test_nothing_is_kept_without_scrapes() -> None:
 
 @virtual_time
 async def test_a_dropped_consumer_closes_itself() -> None:
-    """Metrics do not keep a consumer open that its user dropped; its last figures are exported once more."""
+    """Metrics do not keep a dropped consumer open; its last figures are exported once more."""
     metrics, port = ConsumerMetrics(keep_closed=0), named(FakePort())
     port.topic.publish(b"one")
     consumer = await Consumer(port).open()
@@ -218,7 +218,7 @@ async def test_a_dropped_consumer_closes_itself() -> None:
 
 
 async def test_from_another_thread() -> None:
-    """A scrape in another thread reads the figures in the consumer's loop; if that is busy, those of the last time."""
+    """A scrape in another thread reads the figures in the consumer's loop; if that is busy, the last ones."""
     metrics, port = ConsumerMetrics(), named(FakePort())
     port.topic.publish(b"one")
     loop = asyncio.get_running_loop()
@@ -271,7 +271,7 @@ def test_a_loop_that_is_gone() -> None:
 
 @virtual_time
 async def test_open_telemetry_reads_once() -> None:
-    """All instruments of one collection get one reading of the statistics, and the next collection a new one."""
+    """All instruments of one collection share one reading of the statistics, and the next collection has a new one."""
     reader = InMemoryMetricReader()
     metrics, port = ConsumerMetrics(meter=MeterProvider([reader]).get_meter("test")), named(FakePort())
     calls, original = [0], metrics._read
@@ -291,7 +291,7 @@ async def test_open_telemetry_reads_once() -> None:
 
 
 def test_names() -> None:
-    """Every figure is a statistic; names are unique in both exporters, and those of Java are its own."""
+    """Every figure is a statistic; names are unique in both exporters, and the Java names are Java's own."""
     fields = ConsumerStatistics.__dataclass_fields__
     assert all(statistic.partition(".")[0] in fields for statistic in READ)
     names = [prometheus_name(name, figure.unit, figure.kind) for name, figure in FIGURES.items()]
@@ -394,7 +394,7 @@ async def test_a_closed_consumer_is_not_counted_again() -> None:
 
 @virtual_time
 async def test_short_and_full_topic_names() -> None:
-    """Consumers under the short and the full name of a topic are one series: there are no two with the same labels."""
+    """Consumers under the short and the full name of a topic are one series: no two have the same labels."""
     metrics = ConsumerMetrics()
     async with Consumer(FakePort()) as one, Consumer(named(FakePort())) as other:
         metrics.add(one, topic_name="orders", subscription="billing")
@@ -406,7 +406,7 @@ async def test_short_and_full_topic_names() -> None:
 
 
 async def test_arguments_are_checked() -> None:
-    """What is no consumer and no delay is refused by name."""
+    """Objects that are no consumer or no delay are refused by name."""
     with pytest.raises(InvalidArgumentError, match="consumer"):
         ConsumerMetrics().add(FakePort())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="topic_name"):

@@ -1,4 +1,4 @@
-"""The size of acknowledgement state as a metric, read back from what a scraper gets."""
+"""The size of acknowledgement state as a metric, as a scraper gets it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC = "persistent://public/default/orders"
 
 
 class Sized:
-    """What the metrics read of a cursor."""
+    """The parts of a cursor that the metrics read."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -66,7 +66,7 @@ def test_gauge() -> None:
 
 
 def test_closed_cursors_are_left_out() -> None:
-    """A cursor that was closed, or that nobody holds, is left out; its subscription may be added again."""
+    """A cursor that was closed or dropped is left out; its subscription may be added again."""
     registry = prometheus.CollectorRegistry()
     metrics = CursorMetrics(registry)
     closed, dropped = Sized(1), Sized(2)
@@ -99,7 +99,7 @@ async def test_real_cursor(tmp_path: Path) -> None:
 
 
 async def test_scraped_in_another_thread() -> None:
-    """A scrape in another thread reads the size in the event loop, which goes on; a stuck loop costs a second."""
+    """A scrape in another thread reads the size in the event loop, which continues; a stuck loop costs a second."""
 
     class InLoop(Sized):
         @property
@@ -124,7 +124,7 @@ async def test_scraped_in_another_thread() -> None:
 
 
 def test_scraped_after_its_loop_ended() -> None:
-    """Once the loop has ended a cursor that was left open is asked where the scrape is."""
+    """Once the loop has ended a cursor that was left open is read in the scraping thread."""
     registry = prometheus.CollectorRegistry()
     metrics = CursorMetrics(registry)
     cursor = Sized(5)
@@ -138,7 +138,7 @@ def test_scraped_after_its_loop_ended() -> None:
 
 
 def test_a_subscription_has_one_cursor() -> None:
-    """Another open cursor of the same subscription is refused, also by its topic's whole name; the same one is not."""
+    """Another open cursor of the same subscription is refused, also by its topic's full name; the same one is not."""
     metrics = CursorMetrics()
     cursor = Sized(1)
     add(metrics, cursor, "orders", "billing")
@@ -148,7 +148,7 @@ def test_a_subscription_has_one_cursor() -> None:
 
 
 def test_a_thousand_cursors_leave_nothing() -> None:
-    """Added and dropped one after the other, cursors leave no entries behind."""
+    """Added and dropped one after another, cursors leave no entries behind."""
     metrics = CursorMetrics()
     for number in range(1_000):
         add(metrics, Sized(1), "t", str(number))
@@ -156,7 +156,7 @@ def test_a_thousand_cursors_leave_nothing() -> None:
 
 
 def test_registering_and_bad_arguments() -> None:
-    """A registry finds that the name is taken; what is no text is refused by name."""
+    """A registry finds that the name is taken; other types than text are refused by name."""
     registry = prometheus.CollectorRegistry()
     metrics = CursorMetrics(registry)
     with pytest.raises(ValueError, match="Duplicated"):

@@ -1,4 +1,4 @@
-"""The metrics of delayed delivery: names, types and labels as PIP-195 has them, from trackers that come and go."""
+"""The metrics of delayed delivery: PIP-195's names, types and labels, from trackers that come and go."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Exposed:
-    """What a scrape says: types and values."""
+    """A scrape: types and values."""
 
     def __init__(self, text: str) -> None:
         lines = text.splitlines()
@@ -70,7 +70,7 @@ class Exposed:
 
 
 def exposed(registry: Any) -> Exposed:
-    """Write a registry as it is scraped, and read that."""
+    """Export a registry as text, and parse it."""
     return Exposed(prometheus.generate_latest(registry).decode())
 
 
@@ -108,7 +108,7 @@ def sized(entries: Iterable[Iterable[bytes]]) -> int:
 
 
 async def test_names_types_and_labels() -> None:
-    """The text has each name of the proposal as it is there, with its type and its labels, and no name beside them."""
+    """The text has each name of the proposal, with its type and its labels, and no other name."""
     scene = Scene()
     async with scene.factory:
         await filled(await scene.tracker(), 16)
@@ -138,7 +138,7 @@ async def test_names_types_and_labels() -> None:
 
 
 async def test_every_operation_is_there_from_the_beginning() -> None:
-    """All types, states and limits are exported, with 0 where nothing has happened, so that rates can be taken."""
+    """All types, states and limits are exported, with 0 if nothing has happened, so that rates can be taken."""
     scene = Scene(subscriptions=False)
     async with scene.factory:
         await scene.tracker()
@@ -157,7 +157,7 @@ async def test_every_operation_is_there_from_the_beginning() -> None:
 
 
 async def test_values() -> None:
-    """Buckets, what is in memory, bytes on storage, and operations are what the tracker and the storage say."""
+    """Buckets, memory, bytes on storage, and operations agree with the tracker and the storage."""
     scene = Scene()
     async with scene.factory:
         tracker = await scene.tracker()
@@ -194,7 +194,7 @@ async def test_values() -> None:
 
 
 async def test_sizes_are_known_after_a_restart() -> None:
-    """The bytes of what an earlier run stored are counted, once, and are gone when it is deleted."""
+    """The bytes that an earlier run stored are counted, once, and are gone when it is deleted."""
     scene, cursor = Scene(), MemoryDelayedCursor()
     async with scene.factory:
         await filled(await scene.tracker(cursor=cursor), 16)
@@ -212,7 +212,7 @@ async def test_sizes_are_known_after_a_restart() -> None:
 
 
 async def test_a_size_that_cannot_be_had() -> None:
-    """A storage without sizes does not hold recovery up; the bytes of that snapshot are not exported."""
+    """A storage without sizes does not delay recovery; the bytes of that snapshot are not exported."""
     scene, cursor = Scene(), MemoryDelayedCursor()
     async with scene.factory:
         await filled(await scene.tracker(cursor=cursor), 16)
@@ -331,7 +331,7 @@ async def test_limits_of_latency(took_ms: float, quantile: str) -> None:
 
 
 async def test_only_successes_have_a_latency() -> None:
-    """An operation that fails is counted and not timed; one that is cancelled was begun only."""
+    """An operation that fails is counted and not timed; a cancelled one only counts as begun."""
     operations = OperationCounters()
     with pytest.raises(InjectedError):
         async with operations.counted("load"):
@@ -347,7 +347,7 @@ async def test_only_successes_have_a_latency() -> None:
 
 
 async def test_closed_trackers_are_not_exported() -> None:
-    """A tracker that was closed, or dropped, is not in the next scrape, and nothing keeps it alive."""
+    """A closed or dropped tracker is not in the next scrape, and nothing keeps it alive."""
     scene = Scene()
     async with scene.factory:
         tracker = await scene.tracker()
@@ -373,7 +373,7 @@ async def test_closed_trackers_are_not_exported() -> None:
 
 
 async def test_a_thousand_trackers_leave_nothing() -> None:
-    """Added and closed one after the other, trackers leave no entries behind."""
+    """Added and closed one after another, trackers leave no entries behind."""
     metrics = DelayedMetrics()
     for number in range(1_000):
         async with InMemoryDelayedDeliveryTracker() as tracker:
@@ -382,7 +382,7 @@ async def test_a_thousand_trackers_leave_nothing() -> None:
 
 
 async def test_nothing_is_exported_twice() -> None:
-    """A tracker that was added and is also a factory's counts once; two of one name are added up."""
+    """A tracker that was added and is also a factory's counts once; two of one name are summed."""
     scene = Scene()
     async with scene.factory, InMemoryDelayedDeliveryTracker(clock=scene.clock) as other:
         tracker = await scene.tracker()
@@ -411,7 +411,7 @@ async def test_nothing_is_exported_twice() -> None:
     ],
 )
 def test_names_of_topics(name: str, full: str, namespace: str) -> None:
-    """Topics are labelled with their whole names, as the broker does, and with their namespaces."""
+    """Topics are labelled with their full names, like the broker's, and with their namespaces."""
     assert full_name(name) == full
     assert namespace_of(full) == namespace
 
@@ -512,7 +512,7 @@ async def test_a_table_that_changes_meanwhile_is_read_again(
 
 
 def test_registering() -> None:
-    """A registry finds that names are taken, gives them back, and the collector can be registered by hand."""
+    """A registry finds that names are taken, releases them, and the collector can be registered directly."""
     registry = prometheus.CollectorRegistry()
     metrics = DelayedMetrics(registry)
     with pytest.raises(ValueError, match="Duplicated"):
@@ -526,7 +526,7 @@ def test_registering() -> None:
 
 
 def test_labels_are_escaped() -> None:
-    """A name with quotes, a backslash or a line end is written so that it can be read."""
+    """A name with quotes, a backslash or a line end is escaped."""
     registry = prometheus.CollectorRegistry()
     metrics = DelayedMetrics(registry, cluster='a"b')
     tracker = InMemoryDelayedDeliveryTracker()
@@ -538,7 +538,7 @@ def test_labels_are_escaped() -> None:
 
 @pytest.mark.slow
 def test_prometheus_client_is_imported_late() -> None:
-    """The package is loaded when metrics are made, and its absence names the extra."""
+    """The package is imported when metrics are created, and the error names the extra if it is missing."""
     code = (
         "import sys, pulsar_nack.observe as observe\n"
         "assert 'prometheus_client' not in sys.modules\n"

@@ -1,4 +1,4 @@
-"""The logging hooks: names, levels and fields, and no work for what is not logged."""
+"""The logging hooks: names, levels and fields, and no work for disabled levels."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_stdlib_builds_nothing_when_off(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_own_loggers(caplog: pytest.LogCaptureFixture) -> None:
-    """A logger of the user's own is used, with what it has bound."""
+    """A user's logger is used, with its bound values."""
     with capture_logs() as logs:
         structlog_hook(structlog.get_logger().bind(worker=4))(Cleared(1, at_ms=0))
     assert logs == [{"event": "pulsar_nack.clear", "log_level": "info", "worker": 4, "count": 1}]
@@ -169,7 +169,7 @@ class Prefixed(logging.LoggerAdapter[Any]):
 
 
 def test_adapters(caplog: pytest.LogCaptureFixture) -> None:
-    """Through adapters of a logger, also one behind the other, the record has the event's attributes and theirs."""
+    """Through adapters of a logger, even several, the record has the event's attributes and theirs."""
     caplog.set_level(logging.DEBUG, logger="mine")
     inner: Any = logging.LoggerAdapter(logging.getLogger("mine"), {"worker": 4, "event": "theirs"})
     for logger, words in (

@@ -1,4 +1,4 @@
-"""The spans of messages, read back from an exporter in memory; on virtual time."""
+"""The spans of messages, as an exporter in memory gets them; on virtual time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTCOME = "messaging.pulsar.acknowledgment.type"
 
 
 class Exported:
-    """Spans that end in memory."""
+    """Ended spans in memory."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -33,15 +33,15 @@ class Exported:
 
     @property
     def spans(self) -> list[Any]:
-        """The spans that have ended."""
+        """Return the ended spans."""
         return list(self._exporter.get_finished_spans())
 
     def outcomes(self) -> list[Any]:
-        """How their messages were settled."""
+        """Return how their messages were settled."""
         return [(span.attributes or {}).get(OUTCOME) for span in self.spans]
 
     def properties(self, span: trace.Span) -> dict[str, str]:
-        """Properties that carry the context of a span."""
+        """Return properties with the context of a span."""
         carrier: dict[str, str] = {}
         propagate.inject(carrier, trace.set_span_in_context(span))
         return carrier
@@ -49,7 +49,7 @@ class Exported:
 
 @virtual_time
 async def test_an_attempt_after_the_other() -> None:
-    """Each attempt has a span under the producer's, linked to the one before, with attributes and the outcome."""
+    """Each attempt has a span under the producer's, linked to the previous one, with attributes and the outcome."""
     exported, port = Exported(), FakePort()
     spans = MessageSpans(exported.tracer, subscription="billing")
     with exported.tracer.start_as_current_span("send orders") as sending:
@@ -128,7 +128,7 @@ async def test_a_handler_that_fails() -> None:
         with pytest.raises(asyncio.CancelledError):
             await handle(await consumer.receive())
         assert len(exported.spans) == 1
-    failed, cancelled = exported.spans  # what was not settled ends with the consumer
+    failed, cancelled = exported.spans  # unsettled messages' spans end with the consumer
     assert (failed.status.status_code, failed.attributes["error.type"]) == (trace.StatusCode.ERROR, "ValueError")
     assert [event.name for event in failed.events] == ["exception"]
     assert cancelled.status.status_code is trace.StatusCode.UNSET
@@ -205,7 +205,7 @@ async def test_a_handler_that_outlives_its_consumer() -> None:
 
 @virtual_time
 async def test_without_events() -> None:
-    """Without the events of the consumer a span ends with its handler; what that settled itself is known."""
+    """Without the consumer's events a span ends with its handler; only the handler's own settling is known."""
     exported, port = Exported(), FakePort()
     spans = MessageSpans(exported.tracer)
     letters = FakePublisher()
@@ -233,7 +233,7 @@ async def test_without_events() -> None:
 
 @virtual_time
 async def test_memory_is_bounded() -> None:
-    """The oldest spans that wait to be settled are ended, and the oldest attempts forgotten, beyond ``max_open``."""
+    """Beyond ``max_open`` the oldest spans of unsettled messages end, and the oldest attempts are forgotten."""
     exported, port = Exported(), FakePort()
     spans = MessageSpans(exported.tracer, max_open=5)
     async with Consumer(port, hooks=[spans]) as consumer:
@@ -254,6 +254,6 @@ async def test_memory_is_bounded() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    """The bound is at least 1."""
+    """The limit must be at least 1."""
     with pytest.raises(InvalidArgumentError, match="max_open"):
         MessageSpans(max_open=0)

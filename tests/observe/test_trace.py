@@ -1,4 +1,4 @@
-"""The trace writer: its lines, its files, what a full buffer, a broken disk and kill -9 leave."""
+"""The trace writer: its lines, its files, and a full buffer, a broken disk and kill -9."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ async def traced(folder: Path, *, is_local: bool) -> AsyncIterator[tuple[Any, Co
 
 
 def lines(folder: Path, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
-    """Read the events of a folder, file after file in the order they were made."""
+    """Read the events of a folder, file after file in the order of creation."""
     files = sorted(folder.glob(pattern), key=lambda path: int(path.name.split(".")[0].split("-")[-1]))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def fail_writes(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
-    """Let the disk be full for some writes: half of the data is taken first."""
+    """Let the disk be full for some writes: half of the data is accepted first."""
     real: Callable[[int, Any, int], int] = os.pwrite
     left = [times]
 
@@ -110,7 +110,7 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
 
 
 class Stepped(LoopClock):
-    """The loop's clock, as it is after the loop did nothing for so long."""
+    """The loop's clock, as if the loop had not run for a while."""
 
     step_ms = 0
 
@@ -120,7 +120,7 @@ class Stepped(LoopClock):
 
 
 async def test_a_line(tmp_path: Path) -> None:
-    """An event is one JSON object with all keys in order; what is not known is null, text is escaped."""
+    """An event is one JSON object with all keys in order; unknown values are null, text is escaped."""
     async with TraceWriter(tmp_path, wall_clock=ManualClock(now_ms=1_000)) as writer:
         note = writer.source('a "topic"', "s", "c\n")
         note("nack", MessageId(3, 4, 2, 5), 1, delay_ms=200, due_in_ms=200)
@@ -137,7 +137,7 @@ async def test_a_line(tmp_path: Path) -> None:
 
 
 async def test_order_and_rotation_by_size(tmp_path: Path) -> None:
-    """All events are there in order, in closed files no larger than asked, and no file stays open."""
+    """All events are there in order, in closed files no larger than the limit, and no file stays open."""
     async with TraceWriter(TraceConfig(folder=tmp_path, max_file_bytes=200_000)) as writer:
         note = writer.source()
         for entry in range(5_000):
@@ -151,7 +151,7 @@ async def test_order_and_rotation_by_size(tmp_path: Path) -> None:
 
 
 async def test_rotation_by_time(tmp_path: Path) -> None:
-    """A file whose time is over is closed, also when nothing more comes, and the next event begins another."""
+    """A file whose time is over is closed, also if no event follows, and the next event begins another."""
     config = TraceConfig(folder=tmp_path, max_file_seconds=0.02, flush_seconds=0.01)
     async with TraceWriter(config) as writer:
         note = writer.source()
@@ -164,7 +164,7 @@ async def test_rotation_by_time(tmp_path: Path) -> None:
 
 
 async def test_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
-    """What finds the buffer full is dropped and counted, and so is what comes when the writer is closed."""
+    """Events that find the buffer full are dropped and counted, and so are those after the writer is closed."""
     config = TraceConfig(folder=tmp_path, max_buffered_events=10, flush_seconds=3_600)
     writer = TraceWriter(config)
     writer.source()("ack", MessageId(1, 0))
@@ -184,7 +184,7 @@ async def test_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
 
 
 async def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Events that a full disk does not take are counted, logged once, and leave no part of a line; then it goes on."""
+    """Events that a full disk refuses are counted, logged once, and leave no part of a line; then it continues."""
     fail_writes(monkeypatch, times=3)
     with caplog.at_level(logging.ERROR, "pulsar_nack.trace"):
         async with TraceWriter(TraceConfig(folder=tmp_path, flush_seconds=3_600)) as writer:
@@ -199,7 +199,7 @@ async def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
 
 
 async def test_a_consumer_goes_on_where_nothing_can_be_written(tmp_path: Path) -> None:
-    """A folder that cannot be made costs the trace, not the consumer."""
+    """A folder that cannot be created costs the trace, not the consumer."""
     (tmp_path / "file").write_text("")
     port = FakePort()
     port.topic.publish(b"one")
@@ -292,7 +292,7 @@ async def test_redelivery_through_the_broker(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_asking_again(tmp_path: Path) -> None:
-    """A request that brought nothing is traced again each time that it is repeated, also if that fails."""
+    """A request without effect is traced again each time that it is repeated, also if that fails."""
     port = FakePort()
     port.topic.publish(b"one")
     async with (
@@ -385,7 +385,7 @@ async def test_a_tracker_whose_callback_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", [{"folder": ""}, {"folder": 3}, {"folder": "x", "max_file_bytes": 5}])
 def test_bad_settings(setting: dict[str, Any]) -> None:
-    """A setting that is wrong is refused."""
+    """An invalid setting is refused."""
     with pytest.raises(ValueError, match=r"folder|max_file_bytes|maxFileBytes"):
         TraceConfig(**setting)
     with pytest.raises(InvalidArgumentError, match="config"):
@@ -394,7 +394,7 @@ def test_bad_settings(setting: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("url", ["s3://bucket/traces", "file:///var/traces"])
 def test_urls_are_refused(url: str) -> None:
-    """A URL is no folder: the error says what to do, and no folder is made of its name."""
+    """A URL is no folder: the error says what to do, and no folder of that name is created."""
     with pytest.raises(ValueError, match=r"folder.*a local folder; copy closed files from there to object storage"):
         TraceConfig(folder=url)
     with pytest.raises(ValueError, match="local folder"):
@@ -415,7 +415,7 @@ def test_the_stored_sample() -> None:
 
 
 async def test_a_nack_is_never_due_before_it(tmp_path: Path) -> None:
-    """S7: A message that is nacked again when it is overdue, as the loop was busy, is due at once and not before."""
+    """S7: a message nacked again when it is overdue, because the loop was busy, is due at once and not before."""
     clock = Stepped()
     port = FakePort()
     port.topic.publish(b"x")
@@ -429,6 +429,6 @@ async def test_a_nack_is_never_due_before_it(tmp_path: Path) -> None:
             clock.step_ms += 100_000
     nacks = [each for each in lines(tmp_path) if each["event"] == "nack"]
     first, second = [each["deadline_ms"] - each["time_ms"] for each in nacks]
-    assert 59_000 < first <= 60_000  # the clock goes on
+    assert 59_000 < first <= 60_000  # the clock runs on
     assert second == 0
     assert nacks[0]["deadline_ms"] < nacks[1]["deadline_ms"]

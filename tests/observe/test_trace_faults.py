@@ -1,4 +1,4 @@
-"""Storage under a trace that is full, hangs, or fails at a sync or rename: nothing waits, what is lost is counted."""
+"""Storage under a trace that is full, hangs, or fails at a sync or rename: nothing waits, losses are counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .test_trace import lines
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so, with the loop running."""
+    """Wait until a condition holds, with the loop running."""
     async with asyncio.timeout(patience(30)):
         while not is_so():
             await asyncio.sleep(0.002)
@@ -36,7 +36,7 @@ def is_counted(statistics: TraceStatistics, events: int) -> bool:
 
 
 async def test_full_disk(tmp_path: Path) -> None:
-    """On a full disk the trace loses events and counts them, leaves whole lines, and goes on when there is room."""
+    """On a full disk the trace loses events and counts them, leaves whole lines, and continues when there is room."""
     with small_disk(tmp_path / "disk", 64) as disk:
         (disk.folder / "other").write_bytes(bytes(40_000))
         async with TraceWriter(TraceConfig(folder=disk.folder, flush_seconds=0.005)) as writer:
@@ -69,7 +69,7 @@ async def test_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
 async def test_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """While the storage does not answer the loop goes on: the buffer fills, the rest is dropped; then it is written."""
+    """While storage does not answer the loop runs: the buffer fills, the rest is dropped; then it is written."""
     real, may_go, hangs = getattr(os, call), threading.Event(), threading.Event()
 
     def wait(*arguments: Any) -> Any:

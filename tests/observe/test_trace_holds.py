@@ -54,7 +54,7 @@ async def test_no_room(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_paused(tmp_path: Path) -> None:
-    """What arrives while the gate is closed is held, as many as the statistics say; it does not arrive once more."""
+    """Messages that arrive while the gate is closed are held, as the statistics say; they do not arrive again."""
     machine = Machine()
     publish_batches(machine, 60)
     async with (
@@ -80,7 +80,7 @@ async def test_paused(tmp_path: Path) -> None:
 
 @virtual_time
 async def test_not_due(tmp_path: Path) -> None:
-    """What the broker sends after a restart and before its time is held, and arrives at its old deadline."""
+    """A message that the broker sends after a restart and early is held, and arrives at its old deadline."""
     machine = Machine()
     machine.topic.publish(b"later")
     async with machine.consuming() as consumer:

@@ -1,4 +1,4 @@
-"""What comes out of bucket trackers, over time."""
+"""The messages that bucket trackers return, over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = tuple[int, int, int]
 
 
 async def take_all(tracker: LogBucketTracker) -> list[Position]:
-    """Take out what is due, also what has to be loaded first."""
+    """Take out all due messages, also those that must be loaded first."""
     taken: list[Position] = []
     while tracker.has_message_available():
         taken += tracker.get_scheduled_messages(7)

@@ -26,7 +26,7 @@ NONSENSE: Final[tuple[dict[str, Any], ...]] = (
 
 
 class RandomTrace:
-    """The life of some consumers, whose topics and names no other trace has."""
+    """Some consumers at random, whose topics and names no other trace has."""
 
     def __init__(self, name: str, random: Random) -> None:
         self._random = random
@@ -39,7 +39,7 @@ class RandomTrace:
         self._entry = 0
 
     def events(self, count: int) -> list[dict[str, Any]]:
-        """Return some events, in no order."""
+        """Return some events, unordered."""
         found = [self._event() for _ in range(count)]
         twice = self._random.sample(found, count // 50)
         return found + twice
@@ -99,7 +99,7 @@ class RandomTrace:
 
     def _ack(self, event: dict[str, Any], message: dict[str, Any]) -> None:
         event["reason"] = self._random.choice(("ack", "ack", "dead-letter", None))
-        message["attempt"], message["deadline"] = 0, None  # what comes now is a replay
+        message["attempt"], message["deadline"] = 0, None  # later deliveries are a replay
 
     def _cancel(self, event: dict[str, Any], message: dict[str, Any]) -> None:
         event["reason"] = self._random.choice(CANCELS)
@@ -114,7 +114,7 @@ class RandomTrace:
 
 
 def write_traces(folder: Path, seed: int, traces: int, events: int) -> None:
-    """Write traces into a folder: files of several writers, some packed, some twice, with lines that are broken."""
+    """Write traces into a folder: files of several writers, some packed, some twice, with broken lines."""
     for number in range(traces):
         random = Random(f"{seed} {number}")
         found = RandomTrace(str(number), random).events(events)

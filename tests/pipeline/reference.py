@@ -1,4 +1,4 @@
-"""What the jobs have to find, in plain Python: written from the pages of the pipeline, and not from the jobs.
+"""The expected results of the jobs, in plain Python: written from the pipeline's pages, and not from the jobs.
 
 A table is a list of dicts. Events are dicts with the keys of a line.
 """
@@ -32,7 +32,7 @@ def by(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
 
 
 def in_order(event: Event) -> tuple[int, int, int, int]:
-    """Return what orders the events of a message."""
+    """Return the sort key of a message's events."""
     attempt = -1 if event["attempt"] is None else event["attempt"]
     return event["time_ms"], event["mono_ns"], attempt, KINDS.index(event["event"])
 
@@ -44,7 +44,7 @@ def messages(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def is_redelivery(event: Event, kind: str) -> bool:
-    """Return whether an event is a redelivery, as the page says it."""
+    """Return whether an event is a redelivery, as the page defines it."""
     if kind == "redeliver":
         return bool(event["event"] == "redeliver" and event["reason"] != "asked again")
     return event["event"] == "arrive" and (event["deadline_ms"] is not None or (event["attempt"] or 0) >= 1)
@@ -116,7 +116,7 @@ def percentile(values: list[int], share: float) -> float | None:
 
 
 def starvation(events: list[Event], shortest: int, kind: str) -> list[Row]:
-    """Return the spans in which something was due and nothing was redelivered."""
+    """Return the spans in which a message was due and none was redelivered."""
     last = {name: max(event["time_ms"] for event in each) for name, each in by(events, lambda e: e["consumer"]).items()}
     ends = {"arrive", "nack", "cancel", "ack", kind}
     waits: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)  # from, to, place of the end in KINDS
@@ -297,7 +297,7 @@ def plan(events: list[Event], *, max_bits: int) -> list[Row]:
 
 
 def planned(here: list[Event], moment: int, max_bits: int) -> list[Row]:
-    """Return the rows of a stream, from what waits at a moment."""
+    """Return the rows of a stream, computed from what waits at a moment."""
     measured = []
     for bits in range(max_bits + 1):
         schedule, early = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=bits)), 0

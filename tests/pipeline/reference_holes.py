@@ -1,4 +1,4 @@
-"""What ``holes`` has to find, with plain sets of entries: written from its page, and not from the job."""
+"""The expected results of ``holes``, with plain sets of entries: written from its page, and not from the job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def random_states(random: Random, subscriptions: int) -> list[tuple[Any, ...]]:
 
 
 def random_facts(random: Random) -> list[Fact]:
-    """Return the facts of a state."""
+    """Return random figures of a state."""
     lengths = {ledger: random.choice((0, 1, 10, 30)) for ledger in random.sample(range(1, 9), random.randrange(1, 6))}
     facts: list[Fact] = []
     if random.random() < 0.9:
@@ -57,7 +57,7 @@ def random_facts(random: Random) -> list[Fact]:
 
 
 def makes_sense(kind: str, ledger: int | None, first: int | None, last: int | None) -> bool:
-    """Return whether a row can mean something."""
+    """Return whether a row is valid."""
     if ledger is None or (ledger < 0 and kind != "cursor"):
         return False
     if kind == "state":
@@ -68,7 +68,7 @@ def makes_sense(kind: str, ledger: int | None, first: int | None, last: int | No
 
 
 def runs(entries: set[int]) -> int:
-    """Return how many runs entries are in."""
+    """Return how many runs the entries form."""
     return sum(each - 1 not in entries for each in entries)
 
 

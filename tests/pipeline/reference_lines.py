@@ -1,4 +1,4 @@
-"""Which files and lines of a trace are read, in plain Python: written from the page of the pipeline."""
+"""Which files and lines of a trace are read, in plain Python: written from the pipeline's page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_EVENT: Final = "not a JSON object of this schema"
 
 
 def read(folder: Path) -> tuple[list[Event], Counter[tuple[str, str]]]:
-    """Return the events of a folder, and how often a file's line was refused for what reason."""
+    """Return the events of a folder, and how often a file's lines were refused for which reason."""
     events: list[Event] = []
     refused: Counter[tuple[str, str]] = Counter()
     for path in files(folder):
@@ -42,7 +42,7 @@ def read(folder: Path) -> tuple[list[Event], Counter[tuple[str, str]]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files of a folder that count."""
+    """Return the files of a folder that are read."""
     chosen: dict[Any, list[Path]] = defaultdict(list)
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""Builds traces from rows that give only what matters, and turns tables back into rows."""
+"""Builds traces from rows with only the relevant columns, and turns tables back into rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN: Final[dict[str, Any]] = {
 
 
 def events(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    """Return a trace; a row that lacks a column has the value of a plain message there."""
+    """Return a trace; a missing column has the value of a plain message."""
     from pulsar_nack.pipeline.schemas import TRACE
 
     wrong = {name for row in rows for name in row} - PLAIN.keys()

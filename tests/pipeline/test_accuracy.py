@@ -51,7 +51,7 @@ EVENTS: list[dict[str, Any]] = [
     *arrived(4, 100, 500, 600, topic="u", batch_index=2),
     {"event": "arrive", "time_ms": 70, "entry": 5, "deadline_ms": 60, "actual_ms": 70, "attempt": 3},
     {"event": "arrive", "time_ms": 70, "entry": 6, "deadline_ms": -7, "actual_ms": 70, "attempt": 3},
-    # at the bounds, and beyond them
+    # at the limits, and beyond them
     *arrived(1, 0, 5_000, 6_500, topic="bounds"),
     *arrived(2, 0, 5_000, 6_501, topic="bounds"),
     *arrived(3, 0, 5_000, 4_500, topic="bounds"),
@@ -59,16 +59,16 @@ EVENTS: list[dict[str, Any]] = [
     # a timer that each nack restarts, and one that is not awaited for that long
     *(each for k in range(10) for each in arrived(k, 1_000 + 200 * k, 1_000, 15_200 + k, topic="timer")),
     *(each for k in range(10) for each in arrived(k, 1_000 + 90 * k, 1_000, 3_900 + k, topic="short")),
-    # redeliveries that go on; a time with nothing due; and what was due was acknowledged before
+    # redeliveries that continue; a time with nothing due; and due messages that were acknowledged before
     *(each for k in range(20) for each in arrived(k, 400 * k, 1_000, 1_000 + 400 * k + 50, topic="steady")),
     *arrived(90, 60_000, 30_000, 90_010, topic="steady"),
     nacked(91, 20_000, 1_000, "steady"),
     {"event": "cancel", "time_ms": 20_500, "entry": 91, "reason": "ack", "topic": "steady"},
-    # what never came, and what is not due yet
+    # messages that never came, and messages that are not due yet
     nacked(1, 1_000, 1_000, "end", "e"),
     nacked(2, 9_000, 60_000, "end", "e"),
     nacked(3, 9_000, 1, "just due", "e"),
-    # S1: the consumer goes on for an hour, in this subscription or in another
+    # S1: the consumer continues for an hour, in this subscription or in another
     *goes_on("first deliveries", "f", [{"event": "arrive"}, {"event": "ack", "reason": "ack"}]),
     nacked(0, 0, 1_000, "quiet", "q"),
     *goes_on("another", "q", [{"event": "hold", "reason": "paused"}]),
@@ -87,7 +87,7 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "cancel", "time_ms": 60_000, "entry": 2, "topic": "one of two"},
     nacked(3, 69_000, 1_000, "one of two"),
     {"event": "ack", "time_ms": 80_000, "entry": 3, "topic": "one of two", "reason": "dead-letter"},
-    # S3: asked for again, and back without a deadline; then all is well
+    # S3: requested again, and back without a deadline; then all is well
     nacked(1, 0, 1_000, "again"),
     {"event": "redeliver", "time_ms": 1_000, "entry": 1, "topic": "again", "deadline_ms": 1_000, "actual_ms": 1_000},
     {
@@ -105,10 +105,10 @@ EVENTS: list[dict[str, Any]] = [
         for k in range(10)
         for each in arrived(10 + k, 39_000 + 5_000 * k, 1_000, 40_005 + 5_000 * k, topic="again")
     ),
-    # S4: later attempts that no nack here asked for
+    # S4: later attempts without a nack here
     *({"event": "arrive", "time_ms": 9, "entry": k, "topic": "later", "attempt": k, "actual_ms": 9} for k in range(3)),
     {"event": "arrive", "time_ms": 9, "entry": 9, "topic": "later", "attempt": None, "actual_ms": 9},
-    # S5: what came twice; and lines that are there twice
+    # S5: messages that came twice; and lines that are there twice
     *arrived(1, 0, 1_000, 1_000, topic="twice"),
     *arrived(1, 0, 1_000, 1_500, topic="twice")[1:],
     *arrived(2, 0, 5_000, 5_000, topic="twice"),
@@ -118,13 +118,13 @@ EVENTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> Tables:
-    """Return the tables for those events, with other bounds than the usual ones."""
+    """Return the tables for those events, with other limits than the default ones."""
     df = events(spark, *EVENTS)
     return collected(pipeline.accuracy(df, percentiles=[0.5, 1], early=0.5, late=1.5, starvation=2.0))
 
 
 def test_ids_of_which_half_is_missing(spark: SparkSession) -> None:
-    """A message without a ledger is not one without an entry: its nack is not answered by the other's arrival."""
+    """A message without a ledger differs from one without an entry: its nack is not answered by the other's arrival."""
     found = pipeline.accuracy(
         events(
             spark,
@@ -137,7 +137,7 @@ def test_ids_of_which_half_is_missing(spark: SparkSession) -> None:
 
 @for_each("size", [1, 7, 100_000])
 def test_order_and_batches_do_not_matter(size: int) -> None:
-    """Spark only brings the events of a hash together: workers separate its messages and sort their events."""
+    """Spark only groups the events of a hash: workers separate its messages and sort their events."""
     import numpy as np
     import pyarrow as pa
 
@@ -183,7 +183,7 @@ def test_lateness_by_group(found: Tables) -> None:
 
 
 def test_arrivals_beyond_the_bounds(found: Tables) -> None:
-    """Arrivals that are too early or too late are listed, those at the bound are not."""
+    """Arrivals that are too early or too late are listed, those at the limit are not."""
     beyond = of_topics(found["beyond"], "bounds", columns="ledger entry consumer lateness_ms")
     assert beyond == [(3, 2, "c", 1_501), (3, 4, "c", -501)]
 
@@ -196,7 +196,7 @@ def test_starvation_while_nacks_keep_coming(found: Tables) -> None:
 
 
 def test_no_starvation_while_messages_come(found: Tables) -> None:
-    """Nothing is reported while redeliveries go on, nothing is due, or what was due was acknowledged before."""
+    """Nothing is reported while redeliveries continue, nothing is due, or due messages were acknowledged before."""
     assert of_topics(found["starvation"], "steady") == []
 
 
@@ -206,7 +206,7 @@ def test_starvation_up_to_the_end(found: Tables) -> None:
 
 
 def test_starvation_lasts_as_long_as_its_consumer_goes_on(found: Tables) -> None:
-    """S1: The trace ends with the last event of the nack's consumer, of any kind, here or in another subscription."""
+    """S1: the trace ends with the last event of the nack's consumer, of any kind, here or in another subscription."""
     assert of_topics(found["starvation"], "first deliveries", "quiet", "another", "left by a kill") == [
         ("first deliveries", "s", 1_000, 3_540_009, 3_539_009, 1, False, None),
         ("left by a kill", "s", 1_000, 50_000, 49_000, 1, False, None),
@@ -215,7 +215,7 @@ def test_starvation_lasts_as_long_as_its_consumer_goes_on(found: Tables) -> None
 
 
 def test_what_ended_a_span(found: Tables) -> None:
-    """S2: A span ends, and says so, when nothing is due any more: by a cancel, an acknowledgement or the next nack."""
+    """S2: a span ends, and says so, when nothing is due any more: by a cancel, an acknowledgement or the next nack."""
     assert of_topics(found["starvation"], "cancel", "ack", "nack", "arrive", "one of two") == [
         *((end, "s", 1_000, 100_000, 99_000, 1, True, end) for end in ("ack", "arrive", "cancel", "nack")),
         ("one of two", "s", 1_000, 60_000, 59_000, 1, True, "cancel"),
@@ -224,7 +224,7 @@ def test_what_ended_a_span(found: Tables) -> None:
 
 
 def test_what_came_when_asked_again(found: Tables) -> None:
-    """S3: What is back without a deadline is not due any more, and its lateness is invalid."""
+    """S3: a message that is back without a deadline is no longer due, and its lateness is invalid."""
     assert of_topics(found["starvation"], "again") == [("again", "s", 1_000, 31_020, 30_020, 1, True, "arrive")]
     assert of_topics(found["lateness"], "again", columns="delay_class attempt arrivals invalid late max_ms") == [
         ("0-1 s", 1, 11, 1, 0, 5)
@@ -232,7 +232,7 @@ def test_what_came_when_asked_again(found: Tables) -> None:
 
 
 def test_later_attempts_without_a_deadline(found: Tables) -> None:
-    """S4: They are redeliveries, of which the lateness is not known; first deliveries are none."""
+    """S4: they are redeliveries with unknown lateness; first deliveries are not."""
     assert of_topics(found["lateness"], "later", columns="delay_class attempt arrivals invalid early late min_ms") == [
         ("unknown", 1, 1, 1, 0, 0, None),
         ("unknown", 2, 1, 1, 0, 0, None),
@@ -240,7 +240,7 @@ def test_later_attempts_without_a_deadline(found: Tables) -> None:
 
 
 def test_what_comes_twice(found: Tables) -> None:
-    """S5: All arrivals after a nack are of its class, also where lines are there twice."""
+    """S5: all arrivals after a nack belong to its class, also if lines are there twice."""
     assert of_topics(found["lateness"], "twice", columns="delay_class attempt arrivals invalid max_ms") == [
         ("0-1 s", 1, 2, 0, 500),
         ("1-10 s", 1, 2, 0, 0),
@@ -249,9 +249,9 @@ def test_what_comes_twice(found: Tables) -> None:
 
 
 def test_requests_stand_for_arrivals(spark: SparkSession) -> None:
-    """In traces without arrivals the lateness is that of the requests, not of those that are made again.
+    """In traces without arrivals the lateness is that of the requests, not of repeated requests.
 
-    These only show that their consumer goes on.
+    These only show that their consumer continues.
     """
     df = events(
         spark,
@@ -283,7 +283,7 @@ def test_wrong_arguments_are_named(spark: SparkSession, wrong: dict[str, Any]) -
 
 
 def test_missing_columns_are_named(spark: SparkSession) -> None:
-    """A DataFrame that is no trace is refused with the columns."""
+    """A DataFrame that is not a trace is refused with the columns."""
     with pytest.raises(
         InvalidArgumentError, match=r"missing or of another type: event, time_ms.*got the columns id bigint"
     ):

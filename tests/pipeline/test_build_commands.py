@@ -27,7 +27,7 @@ def metadata(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 def test_build_index(metadata: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command makes the folder and prints what is in it; a folder that exists and invalid rows are refused."""
+    """The command creates the folder and prints its contents; an existing folder and invalid rows are refused."""
     out = str(tmp_path / "index")
     code, _, err = run(capsys, "build-index", metadata, "--out", out)
     assert code == 2
@@ -55,7 +55,7 @@ WRONG = {
 
 
 def test_wrong_options(spark: SparkSession, metadata: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong option, and metadata that is missing, is one line that names it; nothing is made."""
+    """A wrong option, and missing metadata, is one line that names it; nothing is created."""
     out = str(tmp_path / "index")
     for options, message in WRONG.items():
         assert run(capsys, "build-index", metadata, "--out", out, *options) == (2, "", f"pulsar-nack: {message}\n")

@@ -1,4 +1,4 @@
-"""The Spark job that builds an index, compared with the same in one process."""
+"""The Spark job that builds an index, compared with the same build in one process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def frame(spark: SparkSession, rows: list[Any], partitions: int = 3) -> DataFram
 async def test_delivers_what_a_tracker_fed_by_hand_does(
     spark: SparkSession, rows: list[Row], unit_rows: int, is_far: bool
 ) -> None:
-    """The job writes the bytes of the other way, and the same messages come at the same times as if added by hand."""
+    """The job writes the same bytes as the local build, and messages come at the same times as if added singly."""
     if is_far:  # too far for one number of ledger and entry
         rows = [(ledger * 2**40, entry, at) for ledger, entry, at in rows]
     with tempfile.TemporaryDirectory() as name:
@@ -66,9 +66,9 @@ _APART = 1_000
 @settings(deadline=None, max_examples=2, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.one_of(ROWS, WIDE_ROWS).filter(len), min_size=10, max_size=25), st.integers(1, 60))
 async def test_many_sets_in_one_job(spark: SparkSession, sets: list[list[Row]], unit_rows: int) -> None:
-    """Of many sets in separate ledgers, built by one job, each comes as from a tracker that was fed it alone.
+    """Many sets in separate ledgers, built by one job, are delivered as by trackers that got only one set.
 
-    So neither the neighbours of a message nor how rows are dealt out matter; the bytes are those of the other way.
+    So neither the neighbours of a message nor the distribution of rows matter; the bytes are those of the local build.
     """
     rows = [(ledger + _APART * tag, entry, at) for tag, some in enumerate(sets) for ledger, entry, at in some]
     with tempfile.TemporaryDirectory() as name:
@@ -87,7 +87,7 @@ async def test_many_sets_in_one_job(spark: SparkSession, sets: list[list[Row]], 
 
 
 def test_rerun_gives_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
-    """Other partitions, another order, other columns beside them: the same files, and no more of them."""
+    """Other partitions, another order, and additional columns give the same files, and no others."""
     from pyspark.sql import functions as f
 
     rows = spark.range(50_000).select(
@@ -118,7 +118,7 @@ BAD: list[tuple[tuple[Any, ...], str]] = [
 
 
 def test_bad_row_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """A row that cannot be is named with the column and its value, and nothing is left."""
+    """An invalid row is named with the column and its value, and nothing is left."""
     for row, said in BAD:
         with pytest.raises(InvalidArgumentError, match=said):
             pipeline.build_index(spark, frame(spark, [(4, 5, 1), row], 1), tmp_path / "index")
@@ -126,7 +126,7 @@ def test_bad_row_is_named(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_wrong_columns_are_named(spark: SparkSession, tmp_path: Path) -> None:
-    """The required and the found columns are named before any work; a time that is no whole number is not converted."""
+    """The required and the found columns are named before any work; a time that is not an integer is not converted."""
     from pyspark.sql import functions as f
 
     with pytest.raises(
@@ -140,7 +140,7 @@ def test_wrong_columns_are_named(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_rows_that_change_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows that are not the same when they are read a second time are found out before the commit."""
+    """Rows that differ when they are read a second time are detected before the commit."""
     visits = tmp_path / "visits"
     visits.mkdir()
 
@@ -168,7 +168,7 @@ def test_position_that_comes_twice_far_apart(spark: SparkSession, tmp_path: Path
 
 
 async def test_highest_numbers(spark: SparkSession, tmp_path: Path) -> None:
-    """The highest ledger, entry and time that may be are taken, beside the lowest."""
+    """The highest possible ledger, entry and time are accepted, beside the lowest."""
     rows = [(0, 0, 0), (0, 2**32 - 1, 2**56), (2**63 - 1, 0, 1), (2**63 - 1, 2**32 - 1, 2**56)]
     built = pipeline.build_index(spark, frame(spark, rows), tmp_path / "index", SMALL)
     assert (built.rows, built.first_at, built.last_at) == (4, 0, 2**56)
@@ -191,7 +191,7 @@ def test_file_in_the_place_of_the_folder(spark: SparkSession, tmp_path: Path, ov
 
 
 def test_full_disk(spark: SparkSession, tmp_path: Path) -> None:
-    """On a full disk the job says so, leaves nothing, and keeps the old index; with room a rerun gives the same."""
+    """On a full disk the job says so, leaves nothing, and keeps the old index; with room a rerun works."""
     rows = [(ledger, entry, 1_000 + entry) for ledger in range(30) for entry in range(200)]
     build(rows, tmp_path / "local")
     with small_disk(tmp_path / "disk", 256) as disk:
@@ -246,7 +246,7 @@ def test_storage_that_refuses_a_worker(spark: SparkSession, tmp_path: Path, monk
 
 
 def test_killed_worker_leaves_nothing_and_a_rerun_gives_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    """A run whose worker is killed on the way fails and leaves nothing; the next one gives the bytes of any other."""
+    """A run whose worker is killed fails and leaves nothing; the next one writes the usual bytes."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 

@@ -1,4 +1,4 @@
-"""An index that was built at once, and the tracker that is opened on it; without Spark."""
+"""An index that was built at once, and the tracker opened on it; without Spark."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build(rows: list[Row], path: Path, config: BucketConfig = SMALL, **options: 
 @examples(60)
 @given(ROWS, st.booleans())
 async def test_delivers_what_a_tracker_fed_by_hand_does(rows: list[Row], is_strict: bool) -> None:
-    """The same messages come at the same times, in the same order, as from a tracker that was given each by hand."""
+    """The same messages come at the same times, in the same order, as from a tracker that got them one by one."""
     config = SMALL.model_copy(
         update={
             "is_delayed_delivery_deliver_at_time_strict": is_strict,
@@ -64,7 +64,7 @@ async def test_delivers_what_a_tracker_fed_by_hand_does(rows: list[Row], is_stri
 @examples(30)
 @given(ROWS, st.integers(1, 30), st.randoms())
 def test_bytes_do_not_depend_on_the_order_or_the_division_of_rows(rows: list[Row], unit_rows: int, random: Any) -> None:
-    """Rows in another order, worked on in other parts, give the same files byte by byte."""
+    """Rows in another order, divided differently, give the same files byte by byte."""
     mixed = random.sample(rows, len(rows))
     with tempfile.TemporaryDirectory() as folder:
         once, again = Path(folder) / "a", Path(folder) / "b"
@@ -74,7 +74,7 @@ def test_bytes_do_not_depend_on_the_order_or_the_division_of_rows(rows: list[Row
 
 
 def test_inspection_reports_what_was_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An inspection knows the manifest for what it is; another file of that name is not ours."""
+    """An inspection recognizes the manifest; another file of that name is foreign."""
     index = tmp_path / "index"
     made = build([(1, 1, 5), (1, 2, 9), (2, 1, 7)], index)
     (store,) = inspect_folder(index).stores
@@ -93,7 +93,7 @@ def test_inspection_reports_what_was_built(tmp_path: Path, capsys: pytest.Captur
 
 
 async def test_goes_on_as_any_other(tmp_path: Path) -> None:
-    """An index that was built takes new messages, lets go of what is acknowledged, and survives restarts."""
+    """A built index takes new messages, drops acknowledged ones, and survives restarts."""
     rows = [(ledger, entry, 1_000 + entry) for ledger in (1, 2, 3) for entry in range(10)]
     build(rows, tmp_path / "index")
     clock = ManualClock(0)
@@ -117,7 +117,7 @@ async def test_goes_on_as_any_other(tmp_path: Path) -> None:
 
 
 async def test_buckets_of_one_ledger_have_names_of_their_own(tmp_path: Path) -> None:
-    """A ledger that fills several buckets, over several parts of the work, is found whole."""
+    """A ledger that fills several buckets, over several units, is found whole."""
     rows = [(7, entry << 12, 1_000 + entry) for entry in range(100)]
     built = build(rows, tmp_path / "index", unit_rows=20)
     assert built.buckets == 11  # 10, 10, 10, 10 and 8 in three blocks; again; 4
@@ -126,14 +126,14 @@ async def test_buckets_of_one_ledger_have_names_of_their_own(tmp_path: Path) -> 
 
 
 async def test_index_without_messages(tmp_path: Path) -> None:
-    """No rows make an index too, with nothing in it."""
+    """No rows make an empty index."""
     built = build([], tmp_path / "index")
     assert (built.rows, built.buckets, built.first_at) == (0, 0, None)
     assert await deliveries(tmp_path / "index", SMALL, [10]) == [(10, [])]
 
 
 def test_folder_that_exists_is_refused(tmp_path: Path) -> None:
-    """What is there stays there, unless it is an index and is to be replaced."""
+    """An existing folder stays, unless it is an index and is to be replaced."""
     index = tmp_path / "index"
     build([(1, 1, 1)], index)
     before = contents(index)
@@ -152,7 +152,7 @@ def test_folder_that_exists_is_refused(tmp_path: Path) -> None:
     "names", [["delayed.cursor-0000000001.log"], ["nacks-1.log", "snapshot-1.log"], ["a.txt", "manifest.json"]]
 )
 def test_folder_of_something_else_is_not_replaced(tmp_path: Path, names: list[str]) -> None:
-    """Another store of logs is no index, and not replaced by one; an empty folder is."""
+    """A folder with another store of logs is not replaced by an index; an empty folder is."""
     index = tmp_path / "index"
     index.mkdir()
     for name in names:
@@ -166,7 +166,7 @@ def test_folder_of_something_else_is_not_replaced(tmp_path: Path, names: list[st
 
 
 async def test_open_index_is_not_replaced(tmp_path: Path) -> None:
-    """An index that a tracker has open is not taken away from it."""
+    """An index that a tracker has open is not replaced."""
     build([(1, 1, 1)], tmp_path / "index")
     async with await BucketDelayedDeliveryTracker.open_local(tmp_path / "index", SMALL):
         with pytest.raises(LogLockedError):
@@ -178,7 +178,7 @@ async def test_open_index_is_not_replaced(tmp_path: Path) -> None:
 async def test_storage_that_fails_anywhere_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
 ) -> None:
-    """Each write, sync and rename fails in turn: an error, no index, or the old one, and nothing beside it."""
+    """Each write, sync and rename fails in turn: an error, no index, or the old one, and no leftovers."""
     rows = [(ledger, entry, 100) for ledger in (1, 2) for entry in range(6)]
     index = tmp_path / "index"
     if overwrite:
@@ -230,7 +230,7 @@ class FailingFiles(OsFiles):
 
 
 def test_leftovers_of_a_killed_build_are_removed(tmp_path: Path) -> None:
-    """What a killed run has left goes with the next one, and an old index that it had moved away is put back."""
+    """The next run removes a killed run's leftovers, and restores an old index that it had moved away."""
     index = tmp_path / "index"
     build([(1, 1, 1)], index)
     before = contents(index)
@@ -245,7 +245,7 @@ def test_leftovers_of_a_killed_build_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["index", "ind[e]x", "ind*"])
 def test_leftovers_for_other_folders_stay(tmp_path: Path, name: str) -> None:
-    """A name that begins with this one, or matches it as a pattern, is of another index."""
+    """A name that begins with this one, or matches it as a pattern, belongs to another index."""
     left = tmp_path / ".index.v2.0123456789abcdef.building"
     (left / "old").mkdir(parents=True)
     build([(1, 1, 1)], tmp_path / name)
@@ -253,7 +253,7 @@ def test_leftovers_for_other_folders_stay(tmp_path: Path, name: str) -> None:
 
 
 def test_run_that_lives_is_left_alone(tmp_path: Path) -> None:
-    """Another build of the same folder does not lose what it has written; the second to end is refused."""
+    """A concurrent build of the same folder loses nothing; the second to end is refused."""
     with _build_folder.building(tmp_path / "index") as staging:
         build([(1, 1, 1)], tmp_path / "index")
         assert (staging / "index").is_dir()
@@ -262,7 +262,7 @@ def test_run_that_lives_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_two_attempts_at_a_log(tmp_path: Path) -> None:
-    """A second copy of the same log is given up; one that differs is an error, since rows must not change."""
+    """A second copy of the same log is dropped; one that differs is an error, because rows must not change."""
     with _build_folder.building(tmp_path / "index") as staging:
         _build_folder.write_log(staging, "a.log", b"same")
         _build_folder.write_log(staging, "a.log", b"same")

@@ -1,4 +1,4 @@
-"""Buckets cut and encoded with numpy, compared with what the tracker's own code makes of the same rows."""
+"""Buckets cut and encoded with numpy, compared with the tracker's own code on the same rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROWS = st.dictionaries(
 
 @given(ROWS, st.sampled_from([0.001, 0.1, 1.0, 300.0]), st.sampled_from([-1, 1, 3, 50]))
 def test_bucket_has_the_bytes_that_the_tracker_writes(rows: Rows, step: float, most: int) -> None:
-    """Segments are the tracker's byte by byte, and metadata say the same, for any numbers that may come."""
+    """Segments equal the tracker's byte by byte, and metadata agree, for any numbers."""
     config = BucketConfig(
         delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=step,
         delayed_delivery_max_indexes_per_bucket_snapshot_segment=most,
@@ -58,7 +58,7 @@ def test_bucket_has_the_bytes_that_the_tracker_writes(rows: Rows, step: float, m
 
 @given(ROWS, st.integers(1, 8), st.one_of(st.none(), st.integers(1, 20)), st.integers(1, 30))
 def test_cuts_are_where_the_tracker_seals(rows: Rows, least: int, most: int | None, batch: int) -> None:
-    """Rows that come in batches of any size are cut where a tracker seals that is fed with them one by one."""
+    """Rows in batches of any size are cut where a tracker seals that gets them one by one."""
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=least, max_indexes_per_bucket=most)
     index = BucketIndex(config)
     for ledger, entry, at in zip(*(column.tolist() for column in rows), strict=True):
@@ -79,7 +79,7 @@ def test_position_that_comes_twice_is_refused(batch: int) -> None:
 
 
 def test_units_begin_where_buckets_do() -> None:
-    """Counts of blocks alone determine where buckets end, their ids and how many of a ledger's buckets come before."""
+    """Counts of blocks alone determine where buckets end, their ids, and how many of a ledger's buckets come before."""
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=10, max_indexes_per_bucket=20)
     blocks = [(1, 0, 9), (2, 0, 3), (3, 0, 45), (3, 1, 16), (3, 2, 12), (9, 5, 4)]
     assert make_units(blocks, config, 10) == [
@@ -90,13 +90,13 @@ def test_units_begin_where_buckets_do() -> None:
 
 
 def test_long_ledger_is_divided_at_blocks() -> None:
-    """A ledger that no bucket's end divides is divided where a bucket has enough."""
+    """A ledger that no bucket's end divides is divided where a bucket has enough rows."""
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=10, max_indexes_per_bucket=20)
     blocks = [(7, number, 15) for number in range(4)]
     assert make_units(blocks, config, 30) == [Unit(7, 0, 1, 0, 30, 7), Unit(7, 2 << 16, 3, 2, 30, 7)]
 
 
 def test_no_rows_are_no_units() -> None:
-    """Nothing is divided into nothing."""
+    """Without rows there are no units."""
     assert make_units([], BucketConfig()) == []
     assert split_evenly([], 4) == []

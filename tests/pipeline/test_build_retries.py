@@ -1,4 +1,4 @@
-"""Workers that die while an index is being built, in a cluster that tries their tasks again."""
+"""Workers that die while an index is being built, in a cluster that retries their tasks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def spark_home(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_deaths_on_the_way_change_nothing(tmp_path: Path) -> None:
-    """Killed amid what they write, with what was shuffled, three workers, then an executor: the bytes are the same."""
+    """Killed while writing, with shuffled data, three workers, then an executor: the bytes are the same."""
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root), "SPARK_HOME": str(spark_home(tmp_path / "spark"))}
     done = subprocess.run(

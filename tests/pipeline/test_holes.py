@@ -1,4 +1,4 @@
-"""``holes`` from rows to rows, and its readers on cursor folders and files of internal statistics."""
+"""``holes`` from rows to rows, and its readers of cursor folders and internal statistics."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def found(spark: SparkSession) -> list[Any]:
 
 
 def test_figures(found: list[Any]) -> None:
-    """Each subscription and time is one row, with what was counted in it."""
+    """Each subscription and time is one row, with its counts."""
     names = "subscription at_ms ranges holes acked unacked_below backlog oldest_ledger oldest_entry pinned_ledgers"
     assert of_topics(found, "orders", columns=f"{names} bytes is_stored") == [
         ("idle", 11_000, 0, 0, 0, 0, 0, None, None, 0, 20, True),
@@ -88,7 +88,7 @@ def test_growth_and_risk(found: list[Any]) -> None:
 
 
 def test_risk_is_that_of_the_gate(found: list[Any]) -> None:
-    """The marks are those of the gate: it lets new messages go on at 3/4, and pauses at 7/8 of the limit."""
+    """The marks are those of the gate: it resumes new messages at 3/4, and pauses at 7/8 of the limit."""
     assert dict(of_topics(found, "sizes", columns="bytes risk")) == SIZES
 
 
@@ -110,7 +110,7 @@ def test_no_forecast_beyond_all_calendars(found: list[Any]) -> None:
 
 
 def test_bad_input(spark: SparkSession, found: list[Any]) -> None:
-    """Missing columns and a limit that cannot be are refused before any work; rows without sense are counted."""
+    """Missing columns and an invalid limit are refused before any work; invalid rows are counted."""
     with pytest.raises(InvalidArgumentError, match="ledger"):
         pipeline.holes(frame(spark).drop("ledger"))
     with pytest.raises(InvalidArgumentError, match="max_per_cursor_metadata_size_in_bytes"):
@@ -122,7 +122,7 @@ def test_bad_input(spark: SparkSession, found: list[Any]) -> None:
 
 
 async def test_cursor_folder(spark: SparkSession, tmp_path: Path) -> None:
-    """What a cursor has acknowledged becomes rows, with the bytes that lie on storage."""
+    """A cursor's acknowledgements become rows, with their bytes on storage."""
     folder = tmp_path / "orders"
     async with await Cursor.open_local(folder, LEDGERS, QUIET) as cursor:
         await cursor.acknowledge([(1, entry) for entry in (0, 1, 2, 5, 6, 9)])
@@ -148,7 +148,7 @@ async def test_cursor_folder(spark: SparkSession, tmp_path: Path) -> None:
 
 
 async def test_bytes_are_those_of_storage(spark: SparkSession, tmp_path: Path) -> None:
-    """What is computed from ranges is what a cursor writes, within a marker's numbers."""
+    """The size computed from ranges is what a cursor writes, within a marker's numbers."""
     from pyspark.sql import functions as f
 
     ledgers = dict.fromkeys(range(1, 40), 1_000)
@@ -192,7 +192,7 @@ async def test_local_topic_and_its_growth(spark: SparkSession, tmp_path: Path) -
 
 
 async def test_only_subscriptions_of_a_topic(tmp_path: Path) -> None:
-    """In a topic's folder, the cursor that names a shared delayed index is not taken for a subscription's."""
+    """In a topic's folder, the cursor that names a shared delayed index is not reported as a subscription."""
     async with await LocalTopic.open(tmp_path) as topic:
         await topic.create_subscription("work/1")
     async with (
@@ -226,7 +226,7 @@ async def test_damaged_folder(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_no_folder(spark: SparkSession, tmp_path: Path) -> None:
-    """A folder that is missing, or has nothing of ours in it, is named."""
+    """A folder that is missing, or contains nothing of ours, is named."""
     for read in (pipeline.read_cursors, pipeline.read_internal_stats):
         for path in (tmp_path, tmp_path / "none"):
             with pytest.raises(InvalidArgumentError, match=str(path)):
@@ -265,7 +265,7 @@ def test_internal_stats(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_command(spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The command prints what is there, and its exit code says whether a subscription is at risk."""
+    """The command prints the figures, and its exit code says whether a subscription is at risk."""
     (tmp_path / "orders@1000.json").write_text(json.dumps(STATS))
     assert run(capsys, "holes", "--stats", str(tmp_path))[0] == 0
     assert run(capsys, "holes", "--stats", "--limit", "100", str(tmp_path))[0] == 2

@@ -64,13 +64,13 @@ def with_deleted(text: object) -> dict[str, Any]:
 
 
 def test_topic_and_time_of_the_name() -> None:
-    """Bare statistics are of the topic and the time that the name of the file says."""
+    """Plain statistics have the topic and time of the file's name."""
     path = "/some/persistent%3A%2F%2Fpublic%2Fdefault%2Forders@1763990000000.json"
     assert list(read_stats(path, json.dumps(STATS, indent=2), 5)) == rows_of(TOPIC, 1_763_990_000_000)
 
 
 def test_names_with_other_ends_of_lines() -> None:
-    """Only a line feed ends a line; names may contain other characters that Unicode counts as ends of lines."""
+    """Only a line feed ends a line; names may contain other characters that Unicode counts as line ends."""
     named = {**STATS, "cursors": {"a\u2028b\x85": STATS["cursors"]["work"]}}
     lines = [json.dumps({"topic": TOPIC, "time_ms": at_ms, "stats": named}, ensure_ascii=False) for at_ms in (1, 2)]
     found = list(read_stats("a.jsonl", "\r\n".join(lines), 0))
@@ -116,13 +116,13 @@ def test_partitioned() -> None:
     ],
 )
 def test_ranges(text: str, expected: list[tuple[int, int, int]]) -> None:
-    """Ranges in all forms that brokers print; one over several ledgers is cut by what these hold."""
+    """Ranges in all forms that brokers print; one over several ledgers is cut by their sizes."""
     found = read_stats("x.json", json.dumps(with_deleted(text)), 0)
     assert [each[4:7] for each in found if each.kind == "acked"] == expected
 
 
 DIGITS = "1" * 5_000
-"""More than Python makes an int of."""
+"""More digits than Python converts to an int."""
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ DIGITS = "1" * 5_000
     ],
 )
 def test_what_is_wrong_is_named(stats: object, reason: str) -> None:
-    """A file that is something else, or contradicts itself, is refused as a whole, with what and where."""
+    """A foreign file, or one that contradicts itself, is refused as a whole, with what and where."""
     assert list(read_stats("/a/x.json", json.dumps(stats), 0)) == [HoleRow(path="/a/x.json", reason=reason)]
 
 

@@ -1,4 +1,4 @@
-"""The plan of bucket widths from what really came."""
+"""The plan of bucket widths from recorded nacks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_measures_what_the_schedule_takes() -> None:
 @pytest.mark.parametrize("every", [25, 1])
 @pytest.mark.parametrize("kind", list(Kind))
 def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind, every: int) -> None:
-    """A steady stream in order with one delay gets about the bytes that are predicted, and one recommendation."""
+    """A steady stream in order with one delay gets about the predicted bytes, and one recommendation."""
     measured = []
     for bits in range(15):
         arrivals = ((time, 60_000, time // 5_000, time % 5_000 // every, -1, -1) for time in range(0, 60_000, every))
@@ -67,7 +67,7 @@ def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind, every: in
 
 
 def test_moment_with_most_is_found(spark: SparkSession) -> None:
-    """Of each topic and subscription the moment counts at which most wait; what waits then is counted exactly."""
+    """For each topic and subscription the moment counts at which most wait; the waiting ids are counted exactly."""
     rows = [("a", "s", 1_000 * each, 16_000, 7, each) for each in range(100)]  # 16 wait at any time
     rows += [("a", "s", 50_500, 16_000, 8, entry) for entry in range(40)]  # and 40 more for 16 s
     rows += [("a", "t", 0, 100, 7, 0), ("b", "s", 0, 5_000, 7, 0), ("b", "s", 0, 0, 7, 1)]
@@ -82,7 +82,7 @@ def test_moment_with_most_is_found(spark: SparkSession) -> None:
 
 
 def test_delayed_messages_are_planned_by_topic_and_partition(spark: SparkSession) -> None:
-    """Metadata give a plan of ticks; what is not delayed, or has a negative number, is left out."""
+    """Metadata give a plan of ticks; undelayed messages and negative numbers are left out."""
     from pulsar_nack.pipeline.schemas import METADATA
 
     rows = [("t", number % 2, 3, number, -1, number, number + 10_000, 0) for number in range(200)]
@@ -104,7 +104,7 @@ def test_nothing_is_planned_for_nothing(spark: SparkSession) -> None:
 
 
 def test_arguments_are_checked(spark: SparkSession) -> None:
-    """A wrong width or kind is refused by its name, and missing columns by theirs, before any work."""
+    """An invalid width or kind is refused by its name, and missing columns by theirs, before any work."""
     from pulsar_nack.pipeline.schemas import METADATA
 
     df = nacks(spark, [])

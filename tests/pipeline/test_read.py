@@ -1,4 +1,4 @@
-"""Reading traces: sound lines come out with the schema, all others in quarantine with the reason."""
+"""Reading traces: valid lines come out with the schema, all others in quarantine with the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(path: Path, *lines: dict[str, Any] | str) -> Path:
 
 
 def test_sound_lines_come_out(spark: SparkSession, tmp_path: Path) -> None:
-    """Lines of version 1 come out column for column, with keys that are not known left aside."""
+    """Lines of version 1 come out column for column, without unknown keys."""
     from pulsar_nack.pipeline.schemas import TRACE
 
     write(tmp_path / "a" / "trace-1-aa-0.jsonl", NACK, NACK | {"event": "ack", "later": [1]})
@@ -62,7 +62,7 @@ REFUSED: list[tuple[dict[str, Any] | str, str]] = [
 
 
 def test_others_go_to_quarantine(spark: SparkSession, tmp_path: Path) -> None:
-    """What is broken or of another version is kept as it is, with its file and the reason, and counted."""
+    """Broken lines and those of another version are kept as they are, with file and reason, and counted."""
     path = write(tmp_path / "trace-1-aa-0.jsonl", NACK, *(line for line, _ in REFUSED))
     read = pipeline.read_traces(spark, path)
     rows = [(f"file:{path}", line if isinstance(line, str) else json.dumps(line), why) for line, why in REFUSED]
@@ -75,7 +75,7 @@ BROKEN = "not a JSON object of this schema"
 TEXT = json.dumps(NACK | {"reason": "QQ"}).encode()
 HUGE = 2**63 - 1
 KINDS: list[tuple[bytes | dict[str, Any], str | None]] = [
-    # sound
+    # valid
     (TEXT, None),
     (b" \t" + TEXT + b" \r", None),
     (NACK | {"later": [1, {"a": None}]}, None),
@@ -126,13 +126,13 @@ SENSELESS: list[tuple[dict[str, Any], str]] = [
 
 
 def both(spark: SparkSession, folder: Path) -> list[pipeline.Read]:
-    """Return what both readers give of a folder."""
+    """Return the results of both readers for a folder."""
     source = spark.read.format("pulsar_nack_trace").load(str(folder))
     return [pipeline.read_traces(spark, folder), pipeline.split_source(source)]
 
 
 def test_each_kind_of_line(spark: SparkSession, tmp_path: Path) -> None:
-    """S8, S10: A line is one object in UTF-8 with the right types, or each reader refuses it with the reason."""
+    """S8, S10: a line is one object in UTF-8 with the right types, or each reader refuses it with the reason."""
     for number, (line, _) in enumerate(KINDS):
         data = line if isinstance(line, bytes) else json.dumps(line).encode()
         (tmp_path / f"trace-1-{number:02x}-0.jsonl").write_bytes(data + b"\n")
@@ -147,7 +147,7 @@ def test_each_kind_of_line(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_lines_without_sense(spark: SparkSession, tmp_path: Path) -> None:
-    """S7: Values that cannot be are refused by each reader, also from Parquet; with the largest no job overflows."""
+    """S7: impossible values are refused by each reader, also from Parquet; with the largest no job overflows."""
     from pulsar_nack.pipeline.schemas import TRACE
 
     most = 253_402_300_799_999
@@ -171,7 +171,7 @@ def test_lines_without_sense(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_what_nobody_checked_ends_no_job(spark: SparkSession) -> None:
-    """S7: Jobs on events that no reader has checked do not overflow: what would is left out, or cut."""
+    """S7: jobs on unchecked events do not overflow: such values are left out, or cut."""
     from pulsar_nack.pipeline.schemas import TRACE
 
     changes: list[dict[str, Any]] = [
@@ -189,7 +189,7 @@ def test_what_nobody_checked_ends_no_job(spark: SparkSession) -> None:
 
 
 def test_which_files_are_read(spark: SparkSession, tmp_path: Path) -> None:
-    """S11: Both readers read closed lines, packed lines and Parquet, not what begins with a dot or an underscore."""
+    """S11: both readers read closed lines, packed lines and Parquet, not names that begin with a dot or underscore."""
     from pulsar_nack.pipeline.schemas import TRACE
 
     names = ("a.jsonl", "b/c.d/trace-1-ab-0.jsonl", "n.txt", "o.jsonl.open", "_u.jsonl", ".h.jsonl", ".hidden/x.jsonl",
@@ -208,7 +208,7 @@ def test_which_files_are_read(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_copy_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
-    """S5: A file that is there twice is known by its writer and number; the whole and closed one is read."""
+    """S5: a file that is there twice is recognized by writer and number; the complete and closed one is read."""
     name = "trace-1000-ab-3.jsonl"
     text = "".join(json.dumps(NACK | {"entry": entry}) + "\n" for entry in range(5))
     for folder, copy in (("a", text[:-300]), ("b", text), ("c", text)):
@@ -224,7 +224,7 @@ def test_a_copy_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_names_are_no_patterns(spark: SparkSession, tmp_path: Path) -> None:
-    """S13: Brackets, braces, stars and signs of URLs in a path are what they are, by each reader."""
+    """S13: brackets, braces, stars and signs of URLs in a path have no special meaning, in each reader."""
     folder = tmp_path / "[a] {b,c}*" / "d%20é ?"
     path = write(folder / "x[1]{y}*%41.jsonl", NACK)
     write(tmp_path / "a b" / "no.jsonl", NACK | {"entry": 9})
@@ -234,7 +234,7 @@ def test_names_are_no_patterns(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_what_only_spark_reaches(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S8, S11, S13: Files on other storage are found and parsed by the same rules."""
+    """S8, S11, S13: files on other storage are found and parsed by the same rules."""
     from pulsar_nack.pipeline import _read
     from pulsar_nack.pipeline.schemas import TRACE
 
@@ -266,7 +266,7 @@ def test_what_only_spark_reaches(spark: SparkSession, tmp_path: Path, monkeypatc
 
 @pytest.mark.slow  # it imports PySpark
 def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line beyond the limit is refused, whatever its length, and those after it are read, in each split of a file."""
+    """A line beyond the limit is refused, whatever its length, and later lines are read, in each split of a file."""
     from pulsar_nack.pipeline import _lines
     from pulsar_nack.pipeline.schemas import TOO_LONG
 
@@ -282,7 +282,7 @@ def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_parquet_is_read_beside_lines(spark: SparkSession, tmp_path: Path) -> None:
-    """Parquet goes through the same checks, and a folder may hold both."""
+    """Parquet passes the same checks, and a folder may hold both."""
     from pulsar_nack.pipeline.schemas import TRACE
 
     write(tmp_path / "trace-1-aa-0.jsonl", NACK)
@@ -330,7 +330,7 @@ def test_parquet_of_something_else_is_refused(spark: SparkSession, tmp_path: Pat
 
 
 def test_nothing_to_read_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    """No path, one that is not there, and a folder without a trace are refused."""
+    """No path, a missing one, and a folder without a trace are refused."""
     paths: list[list[str] | str] = [[], [str(tmp_path / "missing")], str(tmp_path)]
     for where in paths:
         with pytest.raises(InvalidArgumentError, match="paths"):
@@ -338,7 +338,7 @@ def test_nothing_to_read_is_an_error(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_missing_columns_are_named(spark: SparkSession) -> None:
-    """Missing columns and those of another type are named, with what is wanted and found; others are let be."""
+    """Missing columns and those of another type are named, with the wanted and found types; others are ignored."""
     from pulsar_nack.pipeline.schemas import METADATA
 
     df = spark.createDataFrame([(1, 2, 3)], "ledger_id long, entry_id int, more long")

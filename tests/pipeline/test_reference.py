@@ -1,4 +1,4 @@
-"""The jobs beside plain Python that was written from their pages, on random traces: every table is the same.
+"""The jobs compared with plain Python that was written from their pages, on random traces: all tables are equal.
 
 ``SEED`` chooses other traces, and ``TRACES`` how many: ``TRACES=200 EVENTS=5000 make test ARGS="-k every_table"``.
 """
@@ -32,7 +32,7 @@ EVENTS = int(os.environ.get("EVENTS", "150"))
 
 
 def same(name: str, table: DataFrame, expected: list[dict[str, Any]]) -> int:
-    """Compare a table with rows in any order, fractions to 9 digits; return how many they are."""
+    """Compare a table with rows in any order, fractions to 9 digits; return the number of rows."""
     found = Counter(map(_row, (row.asDict() for row in table.collect())))
     wanted = Counter(map(_row, expected))
     assert found == wanted, f"{name}: {(found - wanted).most_common(3)} for {(wanted - found).most_common(3)}"
@@ -57,7 +57,7 @@ def compare(found: Any, expected: Mapping[str, Iterable[dict[str, Any]]]) -> dic
 @pytest.mark.smoke
 @pytest.mark.timeout(3_600 if TRACES > 20 else 120)
 def test_every_table_is_that_of_the_reference(spark: SparkSession, tmp_path: Path) -> None:
-    """What is read, and each table of ``accuracy``, ``retries`` and ``plan``; no trace knows of another."""
+    """Read events, and each table of ``accuracy``, ``retries`` and ``plan``, are equal; traces do not mix."""
     write_traces(tmp_path, SEED, TRACES, EVENTS)
     read = pipeline.read_traces(spark, tmp_path)
     events, refused = reference_lines.read(tmp_path)
@@ -94,7 +94,7 @@ def test_holes_are_those_of_the_reference(spark: SparkSession) -> None:
 
 
 def test_figures_are_those_of_the_reference() -> None:
-    """The figures of one state are those that plain sets of entries give."""
+    """The figures of one state equal those of plain sets of entries."""
     random = Random(SEED)
     for _ in range(300):
         facts = reference_holes.random_facts(random)

@@ -30,7 +30,7 @@ EVIL = '<script>document.title = "bad"</script>'
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return a minute of nacks, each of which comes back 20 ms late, but for some."""
+    """Return a minute of nacks, each redelivered 20 ms late, except some."""
     found = []
     for entry in range(120):
         known = PLAIN | {"entry": entry, "topic": f"orders {EVIL}" if entry % 5 == 0 else "orders"}
@@ -68,7 +68,7 @@ class Tags(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep one."""
+        """Keep one tag."""
         self.found.append((tag, dict(attrs)))
 
 
@@ -84,7 +84,7 @@ def test_page_stands_alone(page: str) -> None:
 
 @needs_chromium
 def test_page_in_a_browser(page: str, tmp_path: Path) -> None:
-    """A real browser shows the page: its title is ours, every section has height, and the picture is not empty."""
+    """A real browser shows the page: the title is right, every section has height, and the picture is not empty."""
     file, shot = tmp_path / "report.html", tmp_path / "report.png"
     pipeline.write_report(page, file)
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
@@ -104,7 +104,7 @@ def test_page_in_a_browser(page: str, tmp_path: Path) -> None:
 
 
 def test_no_events(spark: SparkSession) -> None:
-    """A report on nothing says so."""
+    """A report without events says so."""
     text = pipeline.report(events(spark))
     assert "No events." in text
     assert "nothing to show" in text
@@ -126,7 +126,7 @@ def test_file_that_exists(tmp_path: Path) -> None:
 async def test_command_with_everything(spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """With cursors, internal stats and a plan the page has all sections; refused lines are counted on stderr.
 
-    A page that exists is refused, and so are folders that are not there.
+    An existing page is refused, and so are missing folders.
     """
     lines = [json.dumps(row) for row in rows()[:30]]
     (tmp_path / "trace-1-ab-1.jsonl").write_text("\n".join([*lines, "{"]))
@@ -160,7 +160,7 @@ async def test_command_with_everything(spark: SparkSession, capsys: pytest.Captu
 
 
 def test_numbers() -> None:
-    """Numbers are written for people, and ticks are round."""
+    """Numbers are rounded for readers, and ticks are round."""
     assert [number(each) for each in (0, 3, 1_234_567, 0.12345, 1_234.5)] == ["0", "3", "1,234,567", "0.123", "1,234"]
     assert [span(each) for each in (-20, 999, 1_500, 90_000, 180_000, 8e6, 2e8)] == [
         "-20 ms", "999 ms", "1.5 s", "90 s", "3 min", "2.22 h", "2.31 d",

@@ -41,7 +41,7 @@ CHAINS: list[dict[str, Any]] = [
     {"event": "hold", "time_ms": 9_001, "entry": 2, "reason": "acked"},
 ]
 ASKED_AGAIN: list[dict[str, Any]] = [
-    # the request fails at once and is made again by the tracker
+    # the request fails at once and the tracker repeats it
     {"event": "arrive", "time_ms": 0, "entry": 1},
     {"event": "nack", "time_ms": 10, "entry": 1, "delay_ms": 990, "deadline_ms": 1_000},
     {"event": "redeliver", "time_ms": 1_000, "entry": 1, "deadline_ms": 1_000, "actual_ms": 1_000},
@@ -49,7 +49,7 @@ ASKED_AGAIN: list[dict[str, Any]] = [
     {"event": "redeliver", "time_ms": 1_100, "entry": 1, "deadline_ms": 1_000, "reason": "asked again"},
     {"event": "arrive", "time_ms": 1_101, "entry": 1, "attempt": 1, "deadline_ms": 1_000, "actual_ms": 1_101},
     {"event": "ack", "time_ms": 1_200, "entry": 1, "attempt": 1, "reason": "ack"},
-    # a request is lost, and made again twice; then another nack
+    # a request is lost, and repeated twice; then another nack
     {"event": "nack", "time_ms": 10, "entry": 2, "delay_ms": 990, "deadline_ms": 1_000},
     {"event": "redeliver", "time_ms": 1_000, "entry": 2, "deadline_ms": 1_000, "actual_ms": 1_000},
     {"event": "redeliver", "time_ms": 31_000, "entry": 2, "actual_ms": 31_000, "reason": "asked again"},
@@ -119,7 +119,7 @@ TOPICS = {
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> Tables:
-    """Return the tables for all those events, with other settings than the usual ones."""
+    """Return the tables for all those events, with other settings than the default ones."""
     df = events(spark, *(row | {"topic": topic} for topic, rows in TOPICS.items() for row in rows))
     return collected(pipeline.retries(df, poison_at=6, window=1, baseline=4, factor=5, min_nacks=20))
 
@@ -145,7 +145,7 @@ def test_chains_and_what_came_of_them(found: Tables) -> None:
 
 
 def test_redeliveries_that_were_asked_for_again(found: Tables) -> None:
-    """A request that failed or brought nothing and is made again is no second redelivery, nor is a nack that waits."""
+    """A request that failed or brought nothing and is repeated is no second redelivery, nor is a nack that waits."""
     columns = "entry outcome nacks redeliveries asked_again arrivals held last_ms"
     assert of_topics(found["chains"], "again", columns=columns) == [
         (1, "acked", 1, 1, 1, 2, 0, 1_200),
@@ -155,7 +155,7 @@ def test_redeliveries_that_were_asked_for_again(found: Tables) -> None:
 
 
 def test_dead_letters_by_reason(found: Tables) -> None:
-    """Dead letters are counted by the reason of their last nack, and by none where it has none."""
+    """Dead letters are counted by the reason of their last nack, and separately if it has none."""
     assert of_topics(found["dead_letters"], "dead", "t") == [
         ("dead", "s", "ValueError", 2),
         ("dead", "s", None, 1),
@@ -164,12 +164,12 @@ def test_dead_letters_by_reason(found: Tables) -> None:
 
 
 def test_replays_are_no_waste(found: Tables) -> None:
-    """S6: Ten messages are acknowledged, replayed by a seek and acknowledged again: no arrival is wasted."""
+    """S6: ten messages are acknowledged, replayed by a seek and acknowledged again: no arrival is wasted."""
     assert of_topics(found["waste"], "replayed") == [("replayed", "s", 20, 10, 0, 0, 10, 0.0)]
 
 
 def test_how_a_message_ended(found: Tables) -> None:
-    """S9: The last event is of any kind, an acknowledgement is the outcome, and a last nack may say no reason."""
+    """S9: the last event is of any kind, an acknowledgement is the outcome, and a last nack may have no reason."""
     assert of_topics(found["chains"], "ends", columns="entry outcome nacks first_ms last_ms") == [
         (1, "open", 1, 10, 70),
         (2, "open", 1, 5, 90),
@@ -186,7 +186,7 @@ def test_how_a_message_ended(found: Tables) -> None:
 
 
 def test_no_outcome_is_listed_before_it_is_written(found: Tables) -> None:
-    """S15: Retry topics are no outcome yet: an acknowledgement with any other reason is one."""
+    """S15: a retry topic is no outcome yet: an acknowledgement with any other reason is one."""
     outcomes = {row.outcome for name in ("chains", "attempts") for row in found[name]}
     assert outcomes == {"acked", "dead letter", "open"}
     page = (Path(__file__).parents[2] / "docs" / "pipeline" / "retries.md").read_text("utf-8")
@@ -194,7 +194,7 @@ def test_no_outcome_is_listed_before_it_is_written(found: Tables) -> None:
 
 
 def test_storms_against_a_moving_baseline(found: Tables) -> None:
-    """Windows far above the mean of those before form a storm; the same rate is not one if it is usual."""
+    """Windows far above the mean of the previous ones form a storm; the same rate is not one if it is usual."""
     assert of_topics(found["storms"], "usual", "storm") == [
         ("storm", "s", 20_000, 21_000, 30, 30, 0.0, False),
         ("storm", "s", 3_000, 5_000, 130, 90, 4.0, False),
@@ -202,7 +202,7 @@ def test_storms_against_a_moving_baseline(found: Tables) -> None:
 
 
 def test_a_trace_that_begins_in_a_storm(found: Tables) -> None:
-    """S14: The storm is marked as one that began before the trace, without a baseline; adjacent windows join it."""
+    """S14: the storm is marked as one that began before the trace, without a baseline; adjacent windows join it."""
     assert of_topics(found["storms"], "first", "fading") == [
         ("fading", "s", 30_000, 31_000, 90, 90, 0.0, False),
         ("fading", "s", 7_000, 9_000, 150, 90, None, True),

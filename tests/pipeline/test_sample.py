@@ -52,7 +52,7 @@ def test_events(traces: DataFrame) -> None:
 
 
 def test_accuracy(traces: DataFrame) -> None:
-    """How early and late the 55 messages came that came back, by class of delay and attempt."""
+    """How early and late the 55 redelivered messages came, by class of delay and attempt."""
     found = pipeline.accuracy(traces, early=0.1, late=0.1)
     columns = ("topic", "delay_class", "attempt", "arrivals", "invalid", "early", "late")
     figures = ("min_ms", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms")
@@ -73,7 +73,7 @@ def test_accuracy(traces: DataFrame) -> None:
 
 
 def test_retries(traces: DataFrame) -> None:
-    """What came of the 49 messages that were nacked, two of which were left when the consumers closed."""
+    """The outcomes of the 49 nacked messages, two of which were left when the consumers closed."""
     found = pipeline.retries(traces)
     columns = ("topic", "outcome", "nacks", "messages", "span_ms")
     assert rows_of(found.attempts, *columns) == [
@@ -95,7 +95,7 @@ def test_retries(traces: DataFrame) -> None:
 
 
 def test_plan(traces: DataFrame) -> None:
-    """When most waited, how many, and in how many buckets they lie: those of wide ones stay an eighth of the delay."""
+    """When most waited, how many, and in how many buckets: those of wide ones stay an eighth of the delay."""
     found = pipeline.plan(traces, max_bits=8)
     columns = ("topic", "bits", "at_ms", "pending", "delay_ms", "buckets", "early_ms")
     wanted = found.where("bits in (0, 4, 5, 6, 8)")

@@ -10,7 +10,7 @@ from pulsar_nack.pipeline._source import _collector
 
 
 def test_one_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session chooses a collector unless the environment does: two would keep the JVM from starting."""
+    """The session chooses a collector unless the environment does: two would prevent the JVM from starting."""
     for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"):
         monkeypatch.delenv(name, raising=False)
     assert _collector() == {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}

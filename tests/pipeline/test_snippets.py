@@ -1,4 +1,4 @@
-"""The snippets of the pipeline's pages run, on small data where they look for it."""
+"""The snippets of the pipeline's pages run, on small data in the places that they name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with all that the pages read, which nobody changes."""
+    """Return a folder with all data that the pages read; no test changes it."""
     from pulsar_nack.pipeline.schemas import METADATA
 
     folder = tmp_path_factory.mktemp("pages")
@@ -78,7 +78,7 @@ def data(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def queries(spark: SparkSession) -> Iterator[SparkSession]:
-    """Return the session; streams that a page starts are stopped in the end, and what it sets is undone."""
+    """Return the session; streams that a page starts are stopped at the end, and its settings undone."""
     before = spark.conf.getAll
     yield spark
     for query in spark.streams.active:
@@ -90,7 +90,7 @@ def queries(spark: SparkSession) -> Iterator[SparkSession]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets_of(page, MARK)], ids=lambda page: page.name)
 def test_snippets_run(queries: SparkSession, data: Path, page: Path) -> None:
-    """Each snippet runs on the session there is, finds what it reads, and does what its page says."""
+    """Each snippet runs on the existing session, finds its data, and does what its page says."""
     alerts: list[tuple[str, int]] = []
 
     def page_somebody(batch: Any, _: int) -> None:

@@ -30,7 +30,7 @@ def write(folder: Path, writer: str, number: int, entries: range, *more: str, su
 
 
 def test_a_folder_is_a_table(spark: SparkSession, tmp_path: Path) -> None:
-    """The source gives the same events and the same quarantine as the reader, however files are cut into splits."""
+    """The source gives the same events and the same quarantine as the reader, however files are split."""
     write(tmp_path, "aa", 0, range(50), *BROKEN)
     write(tmp_path / "more", "bb", 3, range(50, 60))
     write(tmp_path, "aa", 1, range(100, 200), suffix=".open")
@@ -45,7 +45,7 @@ def test_a_folder_is_a_table(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_stream_gives_each_line_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Files are read once they are closed; restarts from the checkpoint neither repeat nor leave out a line."""
+    """Files are read once they are closed; restarts from the checkpoint neither repeat nor omit a line."""
     traces, seen = tmp_path / "traces", tmp_path / "seen"
 
     def run() -> list[int]:
@@ -67,7 +67,7 @@ def test_a_stream_gives_each_line_once(spark: SparkSession, tmp_path: Path) -> N
 
 @pytest.mark.slow  # it imports PySpark
 def test_files_are_split_for_tasks(tmp_path: Path) -> None:
-    """Small files share a task, large ones are cut, and every byte is in just one split."""
+    """Small files share a task, large ones are split, and every byte is in exactly one split."""
     from pulsar_nack.pipeline._read import assign_splits, trace_files
 
     for number in range(5):
@@ -84,7 +84,7 @@ def test_files_are_split_for_tasks(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # it imports PySpark
 def test_late_files_are_read_once(tmp_path: Path) -> None:
-    """S12: A writer's second file comes before its first, and a copy of one comes last: both are read, once."""
+    """S12: a writer's second file comes before its first, and a copy of one comes last: both are read, once."""
     from pulsar_nack.pipeline._source import TraceSource
 
     source = TraceSource({"path": str(tmp_path)})
@@ -111,7 +111,7 @@ def test_late_files_are_read_once(tmp_path: Path) -> None:
 
 
 def test_a_stream_goes_on_after_what_is_broken(spark: SparkSession, tmp_path: Path) -> None:
-    """S10: Half of a surrogate pair, a packed file that is cut off and an invalid Parquet file never end a stream."""
+    """S10: half of a surrogate pair, a truncated packed file and an invalid Parquet file never end a stream."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 BUSY = "Python worker failed to connect back"
-"""Why Spark ends a stream on a busy machine: it gives its worker ten seconds to start, and they cannot be set."""
+"""Why Spark ends a stream on a busy machine: it gives its worker ten seconds to start, which cannot be changed."""
 
 
 def line(event: str, time_ms: int, entry: int, **values: Any) -> str:
@@ -35,12 +35,12 @@ def nack(time_ms: int, entry: int, deadline_ms: int) -> str:
 
 
 def back(time_ms: int, entry: int) -> str:
-    """Return the line of a message that came back."""
+    """Return the line of a redelivered message."""
     return line("arrive", time_ms, entry, actual_ms=time_ms)
 
 
 def finish(start: Callable[[], StreamingQuery], until: Callable[[], Any] = lambda: False) -> StreamingQuery:
-    """Run a query to its end, or until something is so; start it again where the machine was too busy for Spark."""
+    """Run a query to its end, or until a condition holds; start it again if the machine was too busy for Spark."""
     while True:
         query = start()
         try:
@@ -78,18 +78,18 @@ class Folder:
         return reader.json(str(self.root / "traces"))
 
     def run(self, name: str = "alerts", **options: Any) -> None:
-        """Go on from the checkpoint until everything that is there was read."""
+        """Continue from the checkpoint until all files were read."""
         found = pipeline.watch(self.stream(), **{"bound_ms": 100, "lateness_ms": 1_000, **options})
         finish(lambda: pipeline.start_watch(found, self.root / name, self.root / f"{name}.checkpoint", once=True))
 
     def alerts(self, name: str = "alerts") -> DataFrame:
-        """Return what was written."""
+        """Return the written alerts."""
         return self.spark.read.schema(pipeline.ALERTS).parquet(str(self.root / name))
 
 
 @pytest.fixture
 def folder(spark: SparkSession, tmp_path: Path) -> Iterator[Folder]:
-    """Return a folder of traces, and leave the session's state store as it was."""
+    """Return a folder of traces, and restore the session's state store afterwards."""
     before = spark.conf.get(STATE_STORE)
     assert before is not None
     yield Folder(spark, tmp_path)
@@ -97,7 +97,7 @@ def folder(spark: SparkSession, tmp_path: Path) -> Iterator[Folder]:
 
 
 def test_alerts_over_restarts(folder: Folder) -> None:
-    """What does not come back in time raises one alert each, wherever the query was stopped and started again."""
+    """Messages that are not back in time raise one alert each, wherever the query was stopped and restarted."""
     folder.add(nack(1_000, 1, 2_000), nack(1_000, 2, 2_000), nack(1_000, 3, 2_000), nack(1_500, 4, 60_000))
     folder.run()
     assert folder.alerts().count() == 0
@@ -122,7 +122,7 @@ def test_alerts_over_restarts(folder: Folder) -> None:
 
 
 def test_a_function_that_fails(folder: Folder) -> None:
-    """A function that fails gets the same alerts again, under the same number, when the query is started again."""
+    """A function that fails gets the same alerts again, under the same number, when the query is restarted."""
     folder.add(nack(1_000, 1, 2_000), nack(1_000, 2, 2_000))
     folder.add(nack(50_000, 3, 99_000))
     seen: list[tuple[int, list[int]]] = []
@@ -146,7 +146,7 @@ def test_a_function_that_fails(folder: Folder) -> None:
 
 
 def test_wall_clock(folder: Folder) -> None:
-    """By the wall clock an alert is raised although nothing more comes at all."""
+    """By the wall clock an alert is raised although no further event comes."""
     folder.add(nack(1_000, 1, 2_000), back(1_900, 1), nack(1_950, 2, 2_000), nack(1_950, 3, 4_000_000_000_000))
     stream = pipeline.watch(folder.stream(), bound_ms=0, lateness_ms=0, clock="wall")
 
@@ -182,7 +182,7 @@ def test_times_that_cannot_be(folder: Folder) -> None:
 
 
 def test_bad_settings(folder: Folder) -> None:
-    """A setting that cannot be is named, and so is a state store other than that which timers need."""
+    """An invalid setting is named, and so is another state store than the one that timers need."""
     wrong: list[dict[str, Any]] = [
         {"bound_ms": -1}, {"lateness_ms": 1.5}, {"until": "ack"}, {"clock": "sun"}, {"bound_ms": True},
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""``pulsar-nack pipeline watch``: its sinks, what it refuses, and functions as sinks on the data source."""
+"""``pulsar-nack pipeline watch``: its sinks, what it refuses, and functions as sinks of the data source."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ BROKEN = '{"v": 1, "ev'
 
 
 def fill(folder: Folder) -> None:
-    """Write nacks of what comes in time, too late, and never, a broken line, and what moves time on."""
+    """Write nacks of messages that come in time, too late, and never, a broken line, and an event that moves time."""
     folder.add(nack(1_000, 1, 2_000), nack(1_000, 2, 2_000), nack(1_000, 3, 2_000), BROKEN)
     folder.add(back(2_050, 1), back(2_300, 2))
     folder.add(nack(20_000, 6, 90_000))
 
 
 def watched(folder: Folder, *options: str) -> list[str]:
-    """Return the arguments of the command, for all that is there now."""
+    """Return the arguments of the command, for all present files."""
     checkpoint = folder.root / "checkpoint"
     return ["watch", str(folder.root / "traces"), "--checkpoint", str(checkpoint), "--once", *options]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run the command; once more where the machine was too busy for Spark, which then goes on from the checkpoint."""
+    """Run the command; once more if the machine was too busy for Spark, which then continues from the checkpoint."""
     while True:
         try:
             return test_cli.run(capsys, *arguments)
@@ -72,7 +72,7 @@ def test_parquet(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_reach_the_rules(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    """Until arrival, a request for redelivery does not end waiting; with a wide bound nothing is late."""
+    """Until arrival, a request for redelivery does not end waiting; with a wide limit nothing is late."""
     folder.add(nack(1_000, 1, 2_000), line("redeliver", 2_000, 1, deadline_ms=2_000, actual_ms=2_000))
     folder.add(nack(50_000, 6, 90_000))
     for number, (options, expected) in enumerate(
@@ -110,7 +110,7 @@ WRONG = {
 
 
 def test_wrong_options(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong option is one line that names it; a folder that is missing is an error before a query starts."""
+    """A wrong option is one line that names it; a missing folder is an error before a query starts."""
     for options, message in WRONG.items():
         code, out, err = run(capsys, *watched(folder, *options))
         assert (code, out) == (2, "")
@@ -156,7 +156,7 @@ def test_ends_with_what_time_brought(folder: Folder, wrapper: str) -> None:
 
 
 def test_functions_as_sinks(folder: Folder) -> None:
-    """A function gets the alerts of each batch of the data source, and may hand them on to several places."""
+    """A function gets the alerts of each batch of the data source, and may pass them on to several places."""
     fill(folder)
     pipeline.register_source(folder.spark)
     read = pipeline.split_source(folder.spark.readStream.format("pulsar_nack_trace").load(str(folder.root / "traces")))

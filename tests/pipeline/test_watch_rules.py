@@ -17,20 +17,20 @@ PENDING = Pending(1_000, 1_500, 500, 0, "c", "busy")
 
 
 def alerts_of(*events: Event, rules: OverdueRules = RULES) -> list[Alert]:
-    """Return the alerts that events raise, and then time without end."""
+    """Return the alerts that events raise, and then an endless time."""
     pending, alerts = rules.follow(None, events)
     last = rules.expire(pending, 10**15)
     return alerts if last is None else [*alerts, last]
 
 
 def test_a_nack_waits() -> None:
-    """A nack makes a message pending with all that its alert will say."""
+    """A nack makes a message pending, with all that its alert will contain."""
     assert RULES.follow(None, [NACK]) == (PENDING, [])
 
 
 @pytest.mark.parametrize(("now_ms", "is_raised"), [(1_599, False), (1_600, True), (1_601, True)])
 def test_time_raises_an_alert(now_ms: int, is_raised: bool) -> None:
-    """The alert is raised when time has come to the deadline plus the bound, and not a ms earlier."""
+    """The alert is raised at the deadline plus the limit, and not a ms earlier."""
     assert RULES.expire(PENDING, now_ms) == ((PENDING, None) if is_raised else None)
     assert RULES.expire(None, now_ms) is None
 
@@ -38,13 +38,13 @@ def test_time_raises_an_alert(now_ms: int, is_raised: bool) -> None:
 @pytest.mark.parametrize("event", ["redeliver", "arrive"])
 @pytest.mark.parametrize(("actual_ms", "expected"), [(1_600, []), (1_601, [(PENDING, 1_601)])])
 def test_what_comes_back(event: str, actual_ms: int, expected: list[Alert]) -> None:
-    """A message that is back in time raises nothing, one that is back later is late, once."""
+    """A message that is back in time raises nothing, a later one is late, once."""
     back = Event(event, actual_ms, actual_ms=actual_ms)
     assert alerts_of(NACK, back, back) == expected
 
 
 def test_until_it_arrives() -> None:
-    """Where arrivals count, asking for a redelivery is not enough."""
+    """If arrivals count, a request for redelivery is not enough."""
     asked = Event("redeliver", 1_500, actual_ms=1_500)
     rules = OverdueRules(100, "arrive")
     assert alerts_of(NACK, asked) == []
@@ -73,7 +73,7 @@ def test_chains() -> None:
 
 
 def test_nacked_twice() -> None:
-    """Of two nacks of one delivery the earliest deadline counts; one that comes after the first was due is another."""
+    """Of two nacks of one delivery the earliest deadline counts; one after the first was due is another."""
     later = NACK._replace(time_ms=1_100, deadline_ms=9_000)
     assert alerts_of(NACK, later) == [(PENDING, None)]
     earlier = NACK._replace(time_ms=1_100, deadline_ms=1_200)
@@ -91,7 +91,7 @@ def test_nacked_again_by_another_consumer() -> None:
 
 
 def test_what_came_before() -> None:
-    """Events from before the nack do not end it, nor do any without a nack raise anything."""
+    """Events from before the nack do not end it, and events without a nack raise nothing."""
     assert alerts_of(Event("arrive", 999, actual_ms=999), NACK) == [(PENDING, None)]
     assert alerts_of(Event("arrive", 5), Event("ack", 6), Event("hold", 7, reason="x"), Event("odd", 8)) == []
     assert alerts_of(Event("nack", 5)) == []

@@ -25,7 +25,7 @@ DELAYS = (0.2, 0.5, 1.5)
 
 
 async def work(message: Message, dice: random.Random) -> None:
-    """Nack two of three first attempts and one of three later ones; take some nacks back."""
+    """Nack two of three first attempts and one of three later ones; cancel some nacks."""
     if dice.random() < (0.66 if message.attempt == 1 else 0.33):
         await message.nack(delay=dice.choice(DELAYS))
         if dice.random() < 0.1:
