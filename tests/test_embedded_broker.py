@@ -17,7 +17,7 @@ import pytest
 
 from pulsar_nack.errors import BrokerError, MissingExtraError
 from pulsar_nack.testing import EmbeddedBroker, _embedded_broker
-from pulsar_nack.testing._process import free_port
+from pulsar_nack.testing._embedded_broker import free_port
 from tests.patience import patience
 
 REASON = EmbeddedBroker.unavailable_reason()

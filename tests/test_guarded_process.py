@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack.testing._process import GuardedProcess, free_port
+from pulsar_nack.testing._embedded_broker import GuardedProcess, free_port
 from tests.patience import patience
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups are a POSIX thing")

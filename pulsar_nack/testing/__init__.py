@@ -6,8 +6,7 @@ from ..ledger.memory import MemoryFiles
 from ._call_faults import FakeCall
 from ._embedded_broker import EmbeddedBroker
 from ._fake_delivery import FakeEntry, FakeMessage
-from ._fake_port import FakePort
-from ._fake_publisher import FakeLetter, FakePublisher
+from ._fake_port import FakeLetter, FakePort, FakePublisher
 from ._fake_topic import FakeSubscription, FakeTopic
 from ._faulty_port import FaultyPort
 from ._local_broker import LocalBroker

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 from ..consumer import Delivery
 from ..ids import MessageId, Position
@@ -72,12 +71,8 @@ class FakeEntry:
         )
 
 
-class _Arrival(NamedTuple):
-    at: float
-    entry: FakeEntry
-    indexes: Collection[int]
-    redelivery_count: int
-    forced: Collection[int]
+_Arrival = tuple[FakeEntry, Collection[int], int, Collection[int]]
+"""An entry, the indexes that arrive, their redelivery count, and those that arrive even if they are acknowledged."""
 
 
 class FakeInbox:
@@ -108,7 +103,7 @@ class FakeInbox:
         self._on_arrival = on_arrival
         self._queue_size = queue_size
         self._unacked_limit = unacked_limit
-        self._on_the_way: deque[_Arrival] = deque()
+        self._on_the_way: deque[tuple[float, _Arrival]] = deque()
         self._coming = 0
         self._timer: asyncio.TimerHandle | None = None
         self._here: deque[Delivery] = deque()
@@ -122,12 +117,11 @@ class FakeInbox:
 
     def send(self, entry: FakeEntry, indexes: Collection[int], redelivery_count: int, forced: Collection[int]) -> None:
         """Put messages of an entry on the way; those in ``forced`` arrive even if they are acknowledged by then."""
-        at = asyncio.get_running_loop().time() + self._latency if self._latency else 0.0
-        arrival = _Arrival(at, entry, indexes, redelivery_count, forced)
         if not self._latency:
-            self._receive(arrival)
+            self._receive(entry, indexes, redelivery_count, forced)
             return
-        self._on_the_way.append(arrival)
+        at = asyncio.get_running_loop().time() + self._latency
+        self._on_the_way.append((at, (entry, indexes, redelivery_count, forced)))
         self._coming += len(indexes)
         self._set_timer()
 
@@ -155,20 +149,22 @@ class FakeInbox:
 
     def _set_timer(self) -> None:
         if self._timer is None and self._on_the_way:
-            self._timer = asyncio.get_running_loop().call_at(self._on_the_way[0].at, self._on_timer)
+            self._timer = asyncio.get_running_loop().call_at(self._on_the_way[0][0], self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
-        while self._on_the_way and self._on_the_way[0].at <= now:
-            arrival = self._on_the_way.popleft()
-            self._coming -= len(arrival.indexes)
-            self._receive(arrival)
+        while self._on_the_way and self._on_the_way[0][0] <= now:
+            _, (entry, indexes, redelivery_count, forced) = self._on_the_way.popleft()
+            self._coming -= len(indexes)
+            self._receive(entry, indexes, redelivery_count, forced)
         self._set_timer()
 
-    def _receive(self, arrival: _Arrival) -> None:
-        for index in arrival.indexes:
-            if index in arrival.forced or self._is_wanted(arrival.entry, index):
-                self._here.append(arrival.entry.delivery(index, arrival.redelivery_count))
+    def _receive(
+        self, entry: FakeEntry, indexes: Collection[int], redelivery_count: int, forced: Collection[int]
+    ) -> None:
+        for index in indexes:
+            if index in forced or self._is_wanted(entry, index):
+                self._here.append(entry.delivery(index, redelivery_count))
                 self._changed.set()
-        self._on_arrival(arrival.entry)
+        self._on_arrival(entry)

@@ -1,17 +1,20 @@
-"""A port without a broker: :class:`FakePort` over a topic in memory, for tests on virtual time and for demos."""
+"""A port over a topic in memory, and a publisher that keeps what it publishes: for tests on virtual time, and demos."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .._check import check_flag, check_integer, check_name
 from ..consumer import Delivery, PortTraits
 from ..errors import BrokerError, InvalidArgumentError
 from ..ids import MessageId, _is_message_id
-from ._call_faults import CallName, PortWithFaults, seconds
+from ._call_faults import NO_FAULT, CallName, Fault, PortWithFaults, seconds
 from ._fake_delivery import FakeEntry, FakeInbox
-from ._fake_topic import SHARED, FakeSubscription, FakeTopic, OutgoingEntry
+from ._fake_topic import SHARED, FakeSubscription, FakeTopic, Faults
 
 SubscriptionType = Literal["shared", "exclusive", "failover"]
 
@@ -219,24 +222,100 @@ class FakePort(PortWithFaults):
         return len(members) == len(entry.messages)
 
     def _carry_out_redelivery(self, ids: Sequence[MessageId]) -> None:
-        wanted: dict[FakeEntry, OutgoingEntry] = {}
+        wanted: dict[FakeEntry, Faults] = {}
         for message_id in ids:
             entry = self.topic.entry_of(message_id)
             if entry is None or entry in wanted or (entry.chunks and message_id.parts != entry.chunks):
                 continue
-            wanted[entry] = self._outgoing(entry)
+            wanted[entry] = self._faults_of(entry)
         counts_stay_at_one = self._traits.batch_index_ack and not self.topic.batch_index_ack
         self._subscription._redeliver(self._inbox, wanted, 1 if counts_stay_at_one else None)
 
-    def _outgoing(self, entry: FakeEntry) -> OutgoingEntry:
+    def _faults_of(self, entry: FakeEntry) -> Faults:
         copies = (self._duplicates.popleft(),) if self._duplicates else ()
         if not self._forced:
-            return OutgoingEntry(copies)
+            return copies, frozenset()
         self._forced -= 1
-        return OutgoingEntry(copies, self._subscription._open_indexes(entry))
+        return copies, self._subscription._open_indexes(entry)
 
     def _on_arrival(self, entry: FakeEntry) -> None:
         """Count the acknowledged members of a batch from the start: a client begins a new count with each delivery."""
         self._inbox.acked_members[entry] = set(entry.all_indexes() - self._subscription._open_indexes(entry))
         if self._latency:
             self._subscription._dispatch()  # messages that were dropped at the arrival have left room
+
+
+# --- the publisher --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FakeLetter:
+    """A published message; the fields are the arguments of :meth:`pulsar_nack.consumer.Publisher.publish`."""
+
+    topic: str
+    data: bytes | None
+    properties: Mapping[str, str]
+    key: str | bytes | None
+    ordering_key: str | None
+    event_time_ms: int
+    deliver_at_ms: int | None = None
+
+
+class FakePublisher:
+    """A :class:`~pulsar_nack.consumer.Publisher` that keeps what it publishes.
+
+    Pass it as ``DeadLetterPolicy(3, publisher=FakePublisher())``, or to a ``RetryTopicPolicy``.
+
+    :param latency: seconds that publishing takes
+    """
+
+    def __init__(self, latency: float = 0.0) -> None:
+        self.letters: list[FakeLetter] = []
+        """The published messages, in order."""
+        self.attempts = 0
+        """How often publishing was tried."""
+        self._latency = seconds("latency", latency)
+        self._faults: deque[Fault] = deque()
+        self._may_go = asyncio.Event()
+        self._may_go.set()
+
+    def fail_next(self, times: int = 1, *, error: BaseException | None = None, carried_out: bool = False) -> None:
+        """Let the next calls raise.
+
+        :param error: by default a :class:`~pulsar_nack.BrokerError`
+        :param carried_out: the letter is published, and only the answer is lost
+        """
+        fault = Fault(error=error or BrokerError("publish failed, as the test asked"), is_carried_out=carried_out)
+        self._faults.extend([fault] * check_integer("times", times, 1))
+
+    def hold(self) -> None:
+        """Let no call return until :meth:`release`."""
+        self._may_go.clear()
+
+    def release(self) -> None:
+        """Let waiting calls continue."""
+        self._may_go.set()
+
+    async def publish(
+        self,
+        topic: str,
+        data: bytes | None,
+        *,
+        properties: Mapping[str, str],
+        key: str | bytes | None,
+        ordering_key: str | None,
+        event_time_ms: int,
+        deliver_at_ms: int | None = None,
+    ) -> MessageId:
+        """Publish a message."""
+        self.attempts += 1
+        if self._latency:
+            await asyncio.sleep(self._latency)
+        await self._may_go.wait()
+        fault = self._faults.popleft() if self._faults else NO_FAULT
+        if fault.error is None or fault.is_carried_out:
+            about = dict(properties), key, ordering_key, event_time_ms, deliver_at_ms
+            self.letters.append(FakeLetter(topic, data, *about))
+        if fault.error is not None:
+            raise fault.error
+        return MessageId(0, len(self.letters) - 1)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from .._check import check_flag, check_integer, check_name
@@ -22,17 +21,12 @@ from ._fake_delivery import FakeEntry, FakeInbox, FakeMessage
 SHARED: Final = "shared"
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingEntry:
-    """How an entry is sent: once, and again for each of ``copies`` (its count; None: the same count)."""
+Faults = tuple[tuple[int | None, ...], frozenset[int]]
+"""How an entry is sent: again with each of these counts (None: the same count), and with the indexes that are sent
+even if they are acknowledged by then."""
 
-    copies: tuple[int | None, ...] = ()
-    forced: frozenset[int] = frozenset()
-    """Indexes that are sent even if they are acknowledged by then."""
-
-
-_PLAIN: Final = OutgoingEntry()
 _NONE: Final = frozenset[int]()
+_NO_FAULTS: Final[Faults] = ((), _NONE)
 
 
 class FakeTopic:
@@ -191,7 +185,7 @@ class FakeSubscription:
         self._consumers: list[FakeInbox] = []
         self._turn = 0
         self._acked: dict[FakeEntry, frozenset[int]] = {}
-        self._queue: list[tuple[int, FakeEntry, OutgoingEntry]] = []
+        self._queue: list[tuple[int, FakeEntry, Faults]] = []
         """A heap in the order of publishing; an entry is in it once."""
         self._holder: dict[FakeEntry, FakeInbox] = {}
         self._counts: dict[FakeEntry, int] = {}
@@ -277,24 +271,22 @@ class FakeSubscription:
         if holder is not None:
             holder.unacked -= 1
 
-    def _redeliver(
-        self, consumer: FakeInbox, wanted: Mapping[FakeEntry, OutgoingEntry], highest_count: int | None
-    ) -> None:
+    def _redeliver(self, consumer: FakeInbox, wanted: Mapping[FakeEntry, Faults], highest_count: int | None) -> None:
         """Send entries that ``consumer`` holds again; if exclusive or failover, send all held entries again."""
         if self._type != SHARED:
             if consumer is self._consumers[0]:
                 self._rewind(wanted)
             return
-        for entry, how in wanted.items():
+        for entry, faults in wanted.items():
             if self._holder.get(entry) is not consumer:
                 continue
             self._release(entry)
             count = self._counts.get(entry, 0) + 1
             self._counts[entry] = count if highest_count is None else min(count, highest_count)
-            self._put(entry, how)
+            self._put(entry, faults)
         self._dispatch()
 
-    def _rewind(self, how: Mapping[FakeEntry, OutgoingEntry] | None = None) -> None:
+    def _rewind(self, wanted: Mapping[FakeEntry, Faults] | None = None) -> None:
         for consumer in self._consumers:
             consumer.drop()
             consumer.unacked = 0
@@ -302,31 +294,26 @@ class FakeSubscription:
         self._queue.clear()
         for entry in self.topic.entries:
             if self._open_indexes(entry):
-                self._put(entry, (how or {}).get(entry, _PLAIN))
+                self._put(entry, (wanted or {}).get(entry, _NO_FAULTS))
         self._dispatch()
 
-    def _put(self, entry: FakeEntry, how: OutgoingEntry = _PLAIN) -> None:
-        heapq.heappush(self._queue, (entry.number, entry, how))
+    def _put(self, entry: FakeEntry, faults: Faults = _NO_FAULTS) -> None:
+        heapq.heappush(self._queue, (entry.number, entry, faults))
 
     def _dispatch(self) -> None:
         while self._queue:
-            _, entry, how = self._queue[0]
-            indexes = sorted(self._open_indexes(entry) | how.forced)
+            _, entry, (copies, forced) = self._queue[0]
+            indexes = sorted(self._open_indexes(entry) | forced)
             consumer = self._next_consumer() if indexes else None
             if indexes and consumer is None:
                 return
             heapq.heappop(self._queue)
             if consumer is not None:
-                self._send(consumer, entry, indexes, how)
-
-    def _send(self, consumer: FakeInbox, entry: FakeEntry, indexes: Collection[int], how: OutgoingEntry) -> None:
-        if unacked := self._open_indexes(entry):
-            self._holder[entry] = consumer
-            consumer.unacked += len(unacked)
-        count = self._counts.get(entry, 0)
-        consumer.send(entry, indexes, count, how.forced)
-        for copy in how.copies:
-            consumer.send(entry, indexes, count if copy is None else copy, how.forced)
+                if unacked := self._open_indexes(entry):
+                    self._holder[entry] = consumer
+                    consumer.unacked += len(unacked)
+                for count in (None, *copies):
+                    consumer.send(entry, indexes, self._counts.get(entry, 0) if count is None else count, forced)
 
     def _release(self, entry: FakeEntry) -> None:
         holder = self._holder.pop(entry, None)

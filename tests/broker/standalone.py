@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Self
 
-from pulsar_nack.testing._process import GuardedProcess, free_port
+from pulsar_nack.testing._embedded_broker import GuardedProcess, free_port
 from tests.broker._assembly import AssemblyError, assemble, find_java, version
 from tests.broker._settings import HOST, JVM, SETTINGS
 from tests.patience import load, patience

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostError
-from pulsar_nack.testing._process import free_port
+from pulsar_nack.testing._embedded_broker import free_port
 from pulsar_nack.wire._connection._authentication import TlsAuthentication, TokenAuthentication
 from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._options import ClientOptions, TlsOptions

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pulsar_nack import Consumer
-from pulsar_nack.testing._process import GuardedProcess
+from pulsar_nack.testing._embedded_broker import GuardedProcess
 from tests.consumer.official import subscribed, take
 from tests.patience import patience
 

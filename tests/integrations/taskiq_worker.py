@@ -20,7 +20,7 @@ from taskiq import SmartRetryMiddleware
 from taskiq.receiver import Receiver
 
 from pulsar_nack.integrations.taskiq import NackRetryMiddleware, PulsarBroker
-from pulsar_nack.testing._process import GuardedProcess
+from pulsar_nack.testing._embedded_broker import GuardedProcess
 
 ROOT = Path(__file__).parents[2]
 MIDDLEWARES = {"nack": NackRetryMiddleware, "taskiq": SmartRetryMiddleware}
