@@ -45,20 +45,16 @@ _SHORT_RANGE: Final = 8
 
 
 @dataclass(slots=True)
-class _Ledger:
-    topic: str | None
-    ranges: EntryRanges = field(default_factory=EntryRanges)
-
-    @property
-    def bytes(self) -> int:
-        return batch_bytes(self.topic, 0) + ranges_bytes(self.ranges.range_count)
-
-
-@dataclass(slots=True)
 class _Slice:
     first_ms: int
     last_ms: int
-    ledgers: dict[LedgerKey, _Ledger] = field(default_factory=dict)
+    ledgers: dict[LedgerKey, EntryRanges] = field(default_factory=dict)
+    topics: dict[LedgerKey, str | None] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        ranges = sum(ledger.range_count for ledger in self.ledgers.values())
+        return ranges_bytes(ranges) + sum(batch_bytes(topic, 0) for topic in self.topics.values())
 
 
 class AckSlices:
@@ -82,7 +78,7 @@ class AckSlices:
     @property
     def entries(self) -> int:
         """Return the number of entries. O(ledgers)."""
-        return sum(len(ledger.ranges) for each in self._slices for ledger in each.ledgers.values())
+        return sum(len(ranges) for each in self._slices for ranges in each.ledgers.values())
 
     @property
     def last_ms(self) -> int:
@@ -95,77 +91,78 @@ class AckSlices:
         return self._slices[0].last_ms if self._slices else None
 
     def __contains__(self, message_id: MessageId) -> bool:
-        return any(message_id.entry in ledger.ranges for ledger in self._ledgers_of(message_id))
+        return any(message_id.entry in ranges for ranges in self._ranges_of(message_id))
 
-    def _ledgers_of(self, message_id: MessageId) -> list[_Ledger]:
+    def _ranges_of(self, message_id: MessageId) -> list[EntryRanges]:
         """Return what the slices have of a message's ledger."""
         key = message_id.ledger, message_id.partition
         return [each.ledgers[key] for each in self._slices if key in each.ledgers]
 
     def has_higher(self, message_id: MessageId) -> bool:
         """Return whether higher entries of the ledger are acknowledged, so that this one is in a hole."""
-        lasts = (ledger.ranges.last for ledger in self._ledgers_of(message_id))
+        lasts = (ranges.last for ranges in self._ranges_of(message_id))
         return any(last is not None and last > message_id.entry for last in lasts)
 
     def extends_range(self, message_id: MessageId) -> bool:
         """Return whether adding this entry now extends a range instead of making a new one."""
         if not self._slices:
             return False
-        ledger = self._slices[-1].ledgers.get((message_id.ledger, message_id.partition))
+        ranges = self._slices[-1].ledgers.get((message_id.ledger, message_id.partition))
         entry = message_id.entry
-        return ledger is not None and (entry - 1 in ledger.ranges or entry + 1 in ledger.ranges)
+        return ranges is not None and (entry - 1 in ranges or entry + 1 in ranges)
 
     def add(self, message_id: MessageId, at_ms: int) -> None:
         """Add an entry; times must ascend."""
         if not self._memory_ms:
             return
-        ledger = self._newest(message_id, at_ms)
-        before = ledger.ranges.range_count
-        ledger.ranges.add(message_id.entry)
-        self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+        newest = self._newest(message_id, at_ms)
+        before = newest.range_count
+        newest.add(message_id.entry)
+        self.bytes += ranges_bytes(newest.range_count - before)
 
     def load(self, message_id: MessageId, at_ms: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Add ranges of a ledger. O(ranges)."""
         if not self._memory_ms:
             return
-        ledger = self._newest(message_id, at_ms)
-        before = ledger.ranges.range_count
-        ledger.ranges.add_many(
+        newest = self._newest(message_id, at_ms)
+        before = newest.range_count
+        newest.add_many(
             entry for first, last in ranges if last - first < _SHORT_RANGE for entry in range(first, last + 1)
         )
         for first, last in ranges:
             if last - first >= _SHORT_RANGE:
-                ledger.ranges.add_range(first, last)
-        self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+                newest.add_range(first, last)
+        self.bytes += ranges_bytes(newest.range_count - before)
 
-    def _newest(self, message_id: MessageId, at_ms: int) -> _Ledger:
-        """Return the ledger of a message in the current slice."""
+    def _newest(self, message_id: MessageId, at_ms: int) -> EntryRanges:
+        """Return the ranges of a message's ledger in the current slice."""
         if not self._slices or at_ms - self._slices[-1].first_ms >= self.slice_ms:
             self._slices.append(_Slice(at_ms, at_ms))
         newest = self._slices[-1]
         newest.last_ms = max(newest.last_ms, at_ms)
         key = message_id.ledger, message_id.partition
-        ledger = newest.ledgers.get(key)
-        if ledger is None:
-            ledger = newest.ledgers[key] = _Ledger(message_id.topic)
-            self.bytes += ledger.bytes
-        return ledger
+        ranges = newest.ledgers.get(key)
+        if ranges is None:
+            ranges = newest.ledgers[key] = EntryRanges()
+            newest.topics[key] = message_id.topic
+            self.bytes += batch_bytes(message_id.topic, 0)
+        return ranges
 
     def discard(self, message_id: MessageId) -> bool:
         """Remove an entry; return whether it was acknowledged."""
         entry, was_there = message_id.entry, False
-        for ledger in self._ledgers_of(message_id):
-            if entry in ledger.ranges:
-                before = ledger.ranges.range_count
-                ledger.ranges.discard_range(entry, entry)
-                self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+        for ranges in self._ranges_of(message_id):
+            if entry in ranges:
+                before = ranges.range_count
+                ranges.discard_range(entry, entry)
+                self.bytes += ranges_bytes(ranges.range_count - before)
                 was_there = True
         return was_there
 
     def drop_old(self, now_ms: int) -> None:
         """Drop the slices whose newest acknowledgement is older than ``memory_ms``. O(dropped ledgers)."""
         while self._slices and self._slices[0].last_ms < now_ms - self._memory_ms:
-            self.bytes -= sum(ledger.bytes for ledger in self._slices.popleft().ledgers.values())
+            self.bytes -= self._slices.popleft().bytes
 
     def clear(self) -> None:
         """Drop all slices."""
@@ -175,20 +172,21 @@ class AckSlices:
     def records(self, offline_ms: int) -> Iterator[RangeAcks]:
         """Return the records of all entries, with times ``offline_ms`` later; the entries may change meanwhile."""
         for each in list(self._slices):
-            for (number, partition), ledger in list(each.ledgers.items()):
-                message_id = MessageId(number, 0, partition, topic=ledger.topic)
-                ranges = ledger.ranges.copy().ranges()
-                while part := list(islice(ranges, MAX_RANGES)):
+            for (number, partition), ranges in list(each.ledgers.items()):
+                message_id = MessageId(number, 0, partition, topic=each.topics[number, partition])
+                copied = ranges.copy().ranges()
+                while part := list(islice(copied, MAX_RANGES)):
                     yield RangeAcks(message_id, each.last_ms + offline_ms, part)
 
     def _check(self) -> None:
         """Assert every invariant; for tests."""
-        assert self.bytes == sum(ledger.bytes for each in self._slices for ledger in each.ledgers.values())
+        assert self.bytes == sum(each.bytes for each in self._slices)
         times = [each.last_ms for each in self._slices]
         assert times == sorted(times)
         for each in self._slices:
-            for ledger in each.ledgers.values():
-                ledger.ranges._verify()
+            assert each.ledgers.keys() == each.topics.keys()
+            for ranges in each.ledgers.values():
+                ranges._verify()
 
 
 class AckedMessages:

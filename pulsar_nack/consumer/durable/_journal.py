@@ -44,34 +44,10 @@ _Waiting = tuple[Change, bytes, asyncio.Future[Outcome]]
 """A change that is to be written, its bytes, and the future of the call that waits for it."""
 
 
-class MonotonicWallClock:
-    """A wall clock in epoch ms that continues from its last time if it is set back.
-
-    So no deadline moves away: what remains of a delay is at most the delay.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._shift_ms = 0
-        self._last_ms = 0
-
-    def now_ms(self) -> int:
-        """Return the current time, at least that of the last call."""
-        now_ms = self._clock.now_ms() + self._shift_ms
-        if now_ms < self._last_ms:
-            self._shift_ms += self._last_ms - now_ms
-            return self._last_ms
-        self._last_ms = now_ms
-        return now_ms
-
-    def advance_to(self, at_ms: int) -> None:
-        """Return at least this time from now on."""
-        self._last_ms = max(self._last_ms, at_ms)
-
-
 class Journal:
     """The writer of one consumer's state; :meth:`open` it first.
 
+    :param clock: epoch ms; it may be set back
     :param compact_bytes: compact when this much was written since the last base, and at least its size
     """
 
@@ -79,13 +55,15 @@ class Journal:
     _number: int  # of that log
 
     def __init__(
-        self, store: LogStore, state: DurableState, clock: MonotonicWallClock, *, compact_bytes: int = COMPACT_BYTES
+        self, store: LogStore, state: DurableState, clock: Clock, *, compact_bytes: int = COMPACT_BYTES
     ) -> None:
         self.compactions = 0
         self.failures = 0
         self._store = store
         self._state = state
         self._clock = clock
+        self._clock_shift_ms = 0
+        self._last_ms = 0
         self._others: dict[str, int] = {}  # the sizes of the current logs before that one, and of undeleted ones
         self._base: str | None = None
         self._sealed_bytes = 0
@@ -132,10 +110,23 @@ class Journal:
         self._others = {log.name: log.size for log in opened}
         self._base = base_name(base) if base else None
         self._sealed_bytes = sum(size for name, size in self._others.items() if name != self._base)
-        self._clock.advance_to(self._state.last_at_ms)
-        opening = Change(RecordKind.OPENED, NO_ID, self._clock.now_ms(), self._clock.now_ms())
+        self._last_ms = max(self._last_ms, self._state.last_at_ms)
+        now_ms = self.now_ms()
+        opening = Change(RecordKind.OPENED, NO_ID, now_ms, now_ms)
         await self._log.append(opening.encode())
         self._state.apply(opening)
+
+    def now_ms(self) -> int:
+        """Return the time in epoch ms, which continues from the newest record and from the last call.
+
+        So no deadline moves away if the wall clock is set back: what remains of a delay is at most the delay.
+        """
+        now_ms = self._clock.now_ms() + self._clock_shift_ms
+        if now_ms < self._last_ms:
+            self._clock_shift_ms += self._last_ms - now_ms
+            return self._last_ms
+        self._last_ms = now_ms
+        return now_ms
 
     @property
     def bytes(self) -> int:
@@ -303,7 +294,7 @@ class Journal:
         group: list[bytes] = []
         size = 0
         paused_at = time.monotonic()
-        for step, data in enumerate(self._state.snapshot(self._clock.now_ms())):
+        for step, data in enumerate(self._state.snapshot(self.now_ms())):
             if data is not None:
                 group.append(data)
                 size += len(data)

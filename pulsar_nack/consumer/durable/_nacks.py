@@ -21,7 +21,7 @@ from .._message_state import MessageState
 from .._message_table import MessageTable
 from .._port import Delivery
 from ._generations import IN_USE, STATE, acquire_ownership
-from ._journal import COMPACT_BYTES, Journal, MonotonicWallClock, Outcome
+from ._journal import COMPACT_BYTES, Journal, Outcome
 from ._records import NO_ID, Change, RecordKind
 from ._state import DurableState
 
@@ -76,7 +76,7 @@ class DurableNacks:
     ) -> None:
         self.restored = 0
         self.state = state = DurableState(memory_ms, ttl_ms, keeps_members=keeps_members)
-        self._clock = MonotonicWallClock(clock)
+        self._clock = clock
         self._compact_bytes = compact_bytes
         self._half_limit = max_ack_state_bytes // 2
         self._in_flight = in_flight
@@ -126,9 +126,9 @@ class DurableNacks:
         acked = self.state.acked
         while True:
             await self._has_expiring.wait()
-            began_ms, was_connected = self._clock.now_ms(), self._is_connected()
+            began_ms, was_connected = self.journal.now_ms(), self._is_connected()
             await asyncio.sleep(acked.slice_ms / 1000)
-            now_ms = self._clock.now_ms()
+            now_ms = self.journal.now_ms()
             if not (was_connected and self._is_connected()):
                 await self.journal.write(Change(RecordKind.DISCONNECTED, NO_ID, now_ms, began_ms))
             self.state.drop_old(now_ms)
@@ -154,7 +154,7 @@ class DurableNacks:
 
     def was_acked(self, message_id: MessageId) -> bool:
         """Return whether a message was acknowledged and the broker may not know it."""
-        return self.state.acked.is_acked(message_id, self._clock.now_ms())
+        return self.state.acked.is_acked(message_id, self.journal.now_ms())
 
     def admits(self, message_id: MessageId, *, is_redelivered: bool, is_behind: bool) -> bool:
         """Return whether a message may be delivered: there is room for its acknowledgement, or it needs none.
@@ -189,7 +189,7 @@ class DurableNacks:
         if pending is None:
             return False
         deadline_ms, redeliveries = pending
-        remaining_ms = deadline_ms - self._clock.now_ms()
+        remaining_ms = deadline_ms - self.journal.now_ms()
         if remaining_ms <= 0:
             states.requests.remember(delivery.id, redeliveries)
             return False
@@ -220,7 +220,7 @@ class DurableNacks:
 
     def nacked(self, message_id: MessageId, delay_ms: int, count: int) -> asyncio.Future[Outcome]:
         """Write a negative acknowledgement, ``count`` redeliveries after the first delivery."""
-        now_ms = self._clock.now_ms()
+        now_ms = self.journal.now_ms()
         return self.journal.write(Change(RecordKind.NACKED, message_id, now_ms, now_ms + delay_ms, count))
 
     def delivered(self, message_id: MessageId, count: int) -> asyncio.Future[Outcome]:
@@ -245,7 +245,7 @@ class DurableNacks:
         return self._write(RecordKind.CLEARED, NO_ID)
 
     def _write(self, kind: RecordKind, message_id: MessageId, count: int = 0) -> asyncio.Future[Outcome]:
-        now_ms = self._clock.now_ms()
+        now_ms = self.journal.now_ms()
         return self.journal.write(Change(kind, message_id, now_ms, now_ms, count))
 
 
