@@ -159,7 +159,7 @@ class Leases:
             record.late, record.lease = record.lease, None
         payload, letters = self._recent.pop(record.id), state.letters
         is_known = payload is not None and not record.is_doubtful
-        if payload and is_known and letters is not None and letters.is_last_attempt(count):
+        if payload and is_known and letters is not None and letters.rules.is_last(count):
             self._queue.trace.lease_expired(record, None)
             letters.dead_letter(payload, count, LEASE_EXPIRED)  # even if it is full: nobody can wait here
             return

@@ -13,7 +13,6 @@ from ._letter_rules import DeadLetterPolicy, LetterMessage, RetryTopicPolicy, ch
 from ._message_state import DEAD_LETTERING, State
 from ._port import ConsumerPort, OwnPublisher, Publisher, Schema, SupportsPublishing
 
-Rules = TypeVar("Rules")
 Made = TypeVar("Made")
 Result = TypeVar("Result")
 ProducerKey = tuple[str, Schema | None]
@@ -22,19 +21,16 @@ ProducerKey = tuple[str, Schema | None]
 _log = logging.getLogger("pulsar_nack.consumer")
 
 
-class LetterRoute(Generic[Rules]):
-    """The way to one of both topics: its rules, its publisher and its counts.
+class LetterRoute:
+    """The way to one of both topics: its publisher and its counts.
 
     :param state: of the messages that are on the way
     :param port: publishes, unless the policy names a publisher
     :raises InvalidArgumentError: nothing can publish
     """
 
-    def __init__(
-        self, state: State, rules: Rules, policy: DeadLetterPolicy | RetryTopicPolicy, port: ConsumerPort
-    ) -> None:
+    def __init__(self, state: State, policy: DeadLetterPolicy | RetryTopicPolicy, port: ConsumerPort) -> None:
         self.state = state
-        self.rules = rules
         self.what = "dead letter" if state is DEAD_LETTERING else "message for the retry topic"
         self.done = self.failures = self.waiting = 0
         self.has_warned = False

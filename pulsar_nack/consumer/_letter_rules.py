@@ -159,34 +159,79 @@ class LetterMessage(NamedTuple):
     deliver_at_ms: int | None
 
 
-class RetryTopic:
-    """What the retry topic means to one consumer: what came from it, what goes to it, and what is published.
+class LetterRules:
+    """Decides for one consumer which messages go to the dead-letter topic and to the retry topic, and as what.
 
-    :param policy: with its topic
+    :param subscription: its name
+    :param dead: its dead-letter policy, if it has one
+    :param retry: its retry topic, if it has one, with its topic
     """
 
-    def __init__(self, policy: RetryTopicPolicy, subscription: str) -> None:
-        assert policy.topic is not None
-        self.name = policy.topic
+    def __init__(
+        self, subscription: str, dead: DeadLetterPolicy | None = None, retry: RetryTopicPolicy | None = None
+    ) -> None:
         self._subscription = subscription
-        self._topics = tuple(map(base_name, policy.topics)) or (self.name,)
-        self._spill_after_ms = None if policy.spill_after is None else delay_ms(policy.spill_after)
-        self._lead_ms = delay_ms(policy.lead_time)
+        self._dead = dead
+        self._retry_name = ""
+        """The retry topic; empty: there is none."""
+        self._topics: tuple[str, ...] = ()
+        self._spill_after_ms: int | None = None
+        self._lead_ms = 0
+        if retry is not None:
+            assert retry.topic is not None
+            self._retry_name = retry.topic
+            self._topics = tuple(map(base_name, retry.topics)) or (retry.topic,)
+            self._spill_after_ms = None if retry.spill_after is None else delay_ms(retry.spill_after)
+            self._lead_ms = delay_ms(retry.lead_time)
 
-    def has(self, topic: str) -> bool:
+    # --- dead letters ------------------------------------------------------------------------------------------------
+
+    def is_last(self, redelivery_count: int) -> bool:
+        """Return whether a message becomes a dead letter if the attempt with this count fails."""
+        return self._dead is not None and redelivery_count >= self._dead.max_redeliveries
+
+    def dead_letter_reason(self, delivery: Delivery, redelivery_count: int) -> str | None:
+        """Return why a message that has just come is a dead letter, None if it is to be delivered.
+
+        A message that only this process cannot read is delivered, since others may be able to read it.
+        """
+        if self._dead is None:
+            return None
+        if delivery.error is not None and not getattr(delivery.error, "is_local", False):
+            return f"{type(delivery.error).__name__}: {delivery.error}"
+        return attempts_failed(redelivery_count) if redelivery_count > self._dead.max_redeliveries else None
+
+    def dead_letter(self, delivery: Delivery, attempts: int, reason: str, wait: Wait | None = None) -> LetterMessage:
+        """Return the dead letter of a message that was delivered ``attempts`` times.
+
+        :param wait: how long it was to wait in the retry topic, None: it was not to go there
+        """
+        assert self._dead is not None
+        topic, origin = delivery.topic or delivery.id.topic or "", self.origin_of(delivery)
+        named = topic if self._dead.java_names and not self._retry_name else origin
+        real = topic if self._dead.java_names and wait is None else origin
+        properties = with_origin(delivery, real, self._subscription)
+        if wait is not None:
+            properties |= self._retry_properties(attempts, wait)
+        properties |= {ATTEMPTS: str(attempts), REASON: reason}
+        return letter_of(delivery, self._dead.topic or f"{named}-{self._subscription}-DLQ", properties)
+
+    # --- the retry topic ---------------------------------------------------------------------------------------------
+
+    def is_retry_topic(self, topic: str) -> bool:
         """Return whether this topic, or partition, is the retry topic."""
-        return topic.startswith(self.name) and base_name(topic) == self.name
+        return bool(self._retry_name) and topic.startswith(self._retry_name) and base_name(topic) == self._retry_name
 
     def origin_of(self, delivery: Delivery) -> str:
         """Return the subscribed topic that a message was first published to, without a partition."""
         topic = base_name(delivery.topic or delivery.id.topic or "")
-        if topic != self.name:
+        if topic != self._retry_name or not self._topics:
             return topic
         origin = base_name(delivery.properties.get(REAL_TOPIC, ""))
         return origin if origin in self._topics else self._topics[0]
 
     def arrive(self, delivery: Delivery, now_ms: int) -> tuple[Delivery, int]:
-        """Return a delivery with its earlier attempts counted, and how many ms to hold it.
+        """Return a delivery of the retry topic with its earlier attempts counted, and how many ms to hold it.
 
         :param now_ms: the wall clock
         """
@@ -195,6 +240,11 @@ class RetryTopic:
         wait_ms = min(_number(properties.get(DELIVER_AT)) - now_ms, _number(properties.get(DELAY_TIME)))
         wait_ms = wait_ms if 0 <= wait_ms <= MAX_DELAY_MS else 0  # else it is past, or not a possible delay
         return replace(delivery, redelivery_count=delivery.redelivery_count + earlier), wait_ms
+
+    @property
+    def may_spill(self) -> bool:
+        """Return whether nacks may wait in the retry topic."""
+        return self._spill_after_ms is not None
 
     def spills(self, delay_ms: int, unacked: int, near: float, limit: int | None) -> bool:
         """Return whether a nack waits in the retry topic: the longer its delay, the earlier.
@@ -210,68 +260,19 @@ class RetryTopic:
             return False
         return delay_ms > most_ms * (limit - unacked) / (limit - near)
 
-    @property
-    def may_spill(self) -> bool:
-        """Return whether nacks may wait in the retry topic."""
-        return self._spill_after_ms is not None
-
-    def message(self, delivery: Delivery, attempts: int, wait: Wait) -> LetterMessage:
-        """Return a message as it is published to the retry topic.
+    def retry(self, delivery: Delivery, attempts: int, wait: Wait) -> LetterMessage:
+        """Return a message as it is published to the retry topic, with the properties that the Java client writes too.
 
         :param attempts: how many failed
         """
-        properties = {**self.properties(delivery, attempts, wait), DELIVER_AT: str(wait.until_ms)}
+        properties = with_origin(delivery, self.origin_of(delivery), self._subscription)
+        properties |= {**self._retry_properties(attempts, wait), DELIVER_AT: str(wait.until_ms)}
         deliver_at_ms = max(wait.until_ms - self._lead_ms, 0) if wait.delay_ms else None
-        return letter_of(delivery, self.name, properties, deliver_at_ms)
+        return letter_of(delivery, self._retry_name, properties, deliver_at_ms)
 
-    def properties(self, delivery: Delivery, attempts: int, wait: Wait) -> dict[str, str]:
-        """Return the properties of a message for the retry topic, those that the Java client writes too."""
-        found = with_origin(delivery, self.origin_of(delivery), self._subscription)
-        return found | {**wait.properties, RECONSUME_TIMES: str(attempts), DELAY_TIME: str(wait.delay_ms)}
-
-
-class DeadLetterRules:
-    """Decides for one consumer which messages are dead letters.
-
-    :param subscription: its name
-    :param retry: its retry topic
-    """
-
-    def __init__(self, setting: DeadLetterPolicy, subscription: str, retry: RetryTopic | None = None) -> None:
-        self._most = setting.max_redeliveries
-        self._topic = setting.topic
-        self._java_names = setting.java_names
-        self._subscription = subscription
-        self._retry = retry
-
-    def is_last(self, redelivery_count: int) -> bool:
-        """Return whether the attempt with this count is the last one."""
-        return redelivery_count >= self._most
-
-    def reason_for(self, delivery: Delivery, redelivery_count: int) -> str | None:
-        """Return why a message that has just come is a dead letter, None if it is to be delivered.
-
-        A message that only this process cannot read is delivered, since others may be able to read it.
-        """
-        if delivery.error is not None and not getattr(delivery.error, "is_local", False):
-            return f"{type(delivery.error).__name__}: {delivery.error}"
-        return attempts_failed(redelivery_count) if redelivery_count > self._most else None
-
-    def message(self, delivery: Delivery, attempts: int, reason: str, wait: Wait | None = None) -> LetterMessage:
-        """Return the dead letter of a message that was delivered ``attempts`` times.
-
-        :param wait: how long it was to wait in the retry topic, None: it was not to go there
-        """
-        topic, retry = delivery.topic or delivery.id.topic or "", self._retry
-        origin = base_name(topic) if retry is None else retry.origin_of(delivery)
-        named = topic if self._java_names and retry is None else origin
-        real = topic if self._java_names and wait is None else origin
-        if retry is None or wait is None:
-            properties = with_origin(delivery, real, self._subscription)
-        else:
-            properties = retry.properties(delivery, attempts, wait)
-        properties |= {ATTEMPTS: str(attempts), REASON: reason}
-        return letter_of(delivery, self._topic or f"{named}-{self._subscription}-DLQ", properties)
+    @staticmethod
+    def _retry_properties(attempts: int, wait: Wait) -> dict[str, str]:
+        return {**wait.properties, RECONSUME_TIMES: str(attempts), DELAY_TIME: str(wait.delay_ms)}
 
 
 def letter_of(

@@ -10,14 +10,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._events import MessageTrace, names_of
 from ._letter_publishing import LetterRoute
-from ._letter_rules import DeadLetterRules, LetterMessage, RetryTopic, Wait, as_reason, attempts_failed
+from ._letter_rules import LetterMessage, LetterRules, Wait, as_reason, attempts_failed
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import DEAD_LETTERING, RETRYING, MessageState, State
 from ._message_table import MessageTable
@@ -54,20 +54,20 @@ class Letters:
     ) -> None:
         dead, retry = settings.dead_letter, settings.retry_topic
         topic, subscription, _ = names_of(port)
-        self.retry: LetterRoute[RetryTopic] | None = None
-        self.dead: LetterRoute[DeadLetterRules] | None = None
+        self.retry: LetterRoute | None = None
+        self.dead: LetterRoute | None = None
         if retry is not None:
             if retry.topic is None and not (topic and subscription):
                 expected = "a topic: this port has no names to name it by"
                 raise InvalidArgumentError("retry_topic", retry, expected)
             retry = retry.named(retry.topics or ((topic,) if topic else ()), subscription)
-            self.retry = LetterRoute(RETRYING, RetryTopic(retry, subscription), retry, port)
+            self.retry = LetterRoute(RETRYING, retry, port)
         if dead is not None:
             if dead.topic is None and not subscription:
                 expected = "a topic: this port has no subscription to name it by"
                 raise InvalidArgumentError("dead_letter", dead, expected)
-            rules = DeadLetterRules(dead, subscription, None if self.retry is None else self.retry.rules)
-            self.dead = LetterRoute(DEAD_LETTERING, rules, dead, port)
+            self.dead = LetterRoute(DEAD_LETTERING, dead, port)
+        self.rules = LetterRules(subscription, dead, retry)
         self.has_room = asyncio.Event()
         """Clear while it is full."""
         self.has_room.set()
@@ -102,15 +102,6 @@ class Letters:
         return None if letter is None else letter.route.state
 
     @property
-    def may_spill(self) -> bool:
-        """Return whether nacks may wait in the retry topic."""
-        return self.retry is not None and self.retry.rules.may_spill
-
-    def is_last_attempt(self, redelivery_count: int) -> bool:
-        """Return whether a message becomes a dead letter if the attempt with this count fails."""
-        return self.dead is not None and self.dead.rules.is_last(redelivery_count)
-
-    @property
     def is_full(self) -> bool:
         """Return whether no more messages are to be fetched."""
         return not self.has_room.is_set()
@@ -119,7 +110,7 @@ class Letters:
 
     def takes(self, delivery: Delivery, record: MessageState) -> bool:
         """Send a message that has just come, if it is a dead letter; return whether it is."""
-        reason = None if self.dead is None else self.dead.rules.reason_for(delivery, record.redelivery_count)
+        reason = self.rules.dead_letter_reason(delivery, record.redelivery_count)
         if reason is None:
             return False
         if delivery.error is not None:
@@ -166,7 +157,7 @@ class Letters:
             self._trace.deferred(record, wait.delay_ms)
         else:
             self._trace.nack(record, wait.delay_ms if is_spilled else None, reason)
-        message = self.retry.rules.message(delivery, redelivery_count + (not wait.is_deferred), wait)
+        message = self.rules.retry(delivery, redelivery_count + (not wait.is_deferred), wait)
         return self._begin(LetterTask(self.retry, record, delivery, message, wait=wait, is_spilled=is_spilled))
 
     def _dead_letter(
@@ -176,7 +167,7 @@ class Letters:
         if record.state is not DEAD_LETTERING:
             self._table.send_away(record.id, record.redelivery_count, DEAD_LETTERING)
         reason = as_reason(reason)
-        message = self.dead.rules.message(delivery, attempts, reason, wait)
+        message = self.rules.dead_letter(delivery, attempts, reason, wait)
         return self._begin(LetterTask(self.dead, record, delivery, message, reason=reason))
 
     def _begin(self, letter: LetterTask) -> LetterTask:
@@ -350,7 +341,7 @@ class LetterTask:
 
     def __init__(
         self,
-        route: LetterRoute[Any],
+        route: LetterRoute,
         record: MessageState,
         delivery: Delivery,
         message: LetterMessage,

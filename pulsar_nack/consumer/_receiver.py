@@ -18,7 +18,7 @@ from ..ids import MessageId
 from ._id_relations import Place, place_of
 from ._inbox import DurableGateQueue, Inbox
 from ._key_order import KeyOrder
-from ._letter_rules import RetryTopic
+from ._letter_rules import LetterRules
 from ._message import Message
 from ._message_state import ACKING, DELIVERED, REQUESTED, MessageState
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
@@ -54,9 +54,8 @@ class Receiver:
         self._trace = queue.trace
         self._clock = queue.clock
         self._recent = state.recent
-        self._letters = state.letters
-        retry = None if state.letters is None else state.letters.retry
-        self._retry_topic = None if retry is None else retry.rules
+        self._letters = letters = state.letters
+        self._retry_rules = None if letters is None or letters.retry is None else letters.rules
         self._prefetched = port.traits.receiver_queue_size
         self._can_pause = isinstance(port, SupportsPause)
         self.inbox: Inbox[Message] = Inbox(self.is_current)
@@ -236,8 +235,8 @@ class Receiver:
     def _take(self, delivery: Delivery) -> Message | None:
         """Return the message to be delivered, None for a delivery that is not."""
         self.received += 1
-        if self._retry_topic is not None:
-            delivery, wait_ms = self._from_retry_topic(delivery, self._retry_topic)
+        if self._retry_rules is not None:
+            delivery, wait_ms = self._from_retry_topic(delivery, self._retry_rules)
             if wait_ms:
                 return None
         message_id = delivery.id
@@ -254,12 +253,12 @@ class Receiver:
             self.state.warn_if_near()
         return Message(self._settler, delivery, record.redelivery_count)
 
-    def _from_retry_topic(self, delivery: Delivery, retry_topic: RetryTopic) -> tuple[Delivery, int]:
+    def _from_retry_topic(self, delivery: Delivery, rules: LetterRules) -> tuple[Delivery, int]:
         """Return a delivery with the attempts before the retry topic, and for how long it is held now, in ms."""
-        if not retry_topic.has(delivery.topic):
+        if not rules.is_retry_topic(delivery.topic):
             return delivery, 0
         now_ms, message_id, table = self._clock.now_ms(), delivery.id, self._table
-        delivery, wait_ms = retry_topic.arrive(delivery, self.state.wall_clock.now_ms())
+        delivery, wait_ms = rules.arrive(delivery, self.state.wall_clock.now_ms())
         is_known = table.get(message_id) is not None or table.acked.hides(message_id, now_ms)
         if not wait_ms or is_known or (self.state.durable is not None and self.state.durable.was_acked(message_id)):
             return delivery, 0

@@ -206,7 +206,7 @@ class Settler:
         if letters is None or letters.retry is None:
             expected = "a RetryTopicPolicy: without one the consumer cannot let a message be consumed later"
             raise InvalidArgumentError("retry_topic", None, expected)
-        is_last = letters.is_last_attempt(count)
+        is_last = letters.rules.is_last(count)
         await self._until_room(letters, payload.id, count, DEAD_LETTERING if is_last else RETRYING)
         if is_last:
             await letters.wait(letters.dead_letter(payload, count, reason, wait))
@@ -232,19 +232,18 @@ class Settler:
         if letters is None or (record is not None and record.is_doubtful):  # then others may have settled it
             return None
         count = (attempt or 0) if record is None else record.redelivery_count
-        if letters.is_last_attempt(count) and not is_deferred:
+        if letters.rules.is_last(count) and not is_deferred:
             return self._nack_away(letters, payload, count, attempt, None, reason)
         is_new = record is None or record.state is DELIVERED  # else the earlier of both deadlines counts
-        may_spill = letters.may_spill and not letters.is_full and not self.queue.wants_all
+        may_spill = letters.rules.may_spill and not letters.is_full and not self.queue.wants_all
         if is_new and may_spill and self._spills(letters, payload, milliseconds):
             wait = self._wait(milliseconds)._replace(is_deferred=is_deferred)
             return self._nack_away(letters, payload, count, attempt, wait, reason)
         return None
 
     def _spills(self, letters: Letters, payload: Delivery, milliseconds: int) -> bool:
-        state, retry = self.state, letters.retry
-        assert retry is not None
-        if retry.rules.spills(milliseconds, state.count_unacked(), state.near, state.limit):
+        state = self.state
+        if letters.rules.spills(milliseconds, state.count_unacked(), state.near, state.limit):
             return True
         return state.must_wait(payload, milliseconds)
 

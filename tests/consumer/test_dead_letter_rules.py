@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId
-from pulsar_nack.consumer._letter_rules import DeadLetterRules, as_reason, base_name, key_of
+from pulsar_nack.consumer._letter_rules import LetterRules, as_reason, base_name, key_of
 from pulsar_nack.errors import UndecodableMessageError
 from pulsar_nack.ids import _java_text
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
@@ -75,28 +75,28 @@ async def test_a_port_that_cannot_publish_needs_a_publisher() -> None:
 @pytest.mark.parametrize(("count", "is_last", "is_beyond"), [(0, False, False), (1, False, False), (2, True, False)])
 def test_which_attempt_is_the_last(count: int, is_last: bool, is_beyond: bool) -> None:
     """U6: with 2 redeliveries the attempts 1, 2 and 3 are delivered, and the third is the last."""
-    rules = DeadLetterRules(DeadLetterPolicy(2), "billing")
+    rules = LetterRules("billing", DeadLetterPolicy(2))
     assert rules.is_last(count) is is_last
-    assert (rules.reason_for(delivery(), count) is not None) is is_beyond
+    assert (rules.dead_letter_reason(delivery(), count) is not None) is is_beyond
 
 
 def test_what_comes_beyond_the_last_attempt_is_not_delivered() -> None:
     """One delivery too many is dead-lettered undelivered, with the number of deliveries."""
-    assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(delivery(), 3) == "3 attempts failed"
+    assert LetterRules("billing", DeadLetterPolicy(2)).dead_letter_reason(delivery(), 3) == "3 attempts failed"
 
 
 def test_messages_that_others_may_read_are_delivered() -> None:
     """O12: an error of this process alone is no reason."""
     unreadable = delivery(error=UndecodableMessageError("payload: encrypted with the key k", is_local=True))
-    assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0) is None
-    assert DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 3) == "3 attempts failed"
+    assert LetterRules("billing", DeadLetterPolicy(2)).dead_letter_reason(unreadable, 0) is None
+    assert LetterRules("billing", DeadLetterPolicy(2)).dead_letter_reason(unreadable, 3) == "3 attempts failed"
 
 
 def test_unreadable_messages_are_not_delivered() -> None:
     """An error of the payload is the reason, whatever the count."""
     unreadable = delivery(error=UndecodableMessageError("payload: damaged"))
     assert (
-        DeadLetterRules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0)
+        LetterRules("billing", DeadLetterPolicy(2)).dead_letter_reason(unreadable, 0)
         == "UndecodableMessageError: payload: damaged"
     )
 
@@ -111,14 +111,14 @@ def test_unreadable_messages_are_not_delivered() -> None:
 )
 def test_the_topic_is_named_after_topic_and_subscription(topic: str, origin: str) -> None:
     """U15: one dead-letter topic for all partitions, with the Java client's name for it."""
-    letter = DeadLetterRules(DeadLetterPolicy(2), "billing").message(delivery(topic=topic), 3, "why")
+    letter = LetterRules("billing", DeadLetterPolicy(2)).dead_letter(delivery(topic=topic), 3, "why")
     assert letter.topic == f"{origin}-billing-DLQ"
     assert base_name(topic) == origin
 
 
 def test_the_properties_are_those_of_the_java_client_and_ours() -> None:
     """U15: the message's own stay, with topic, subscription and id as the Java client writes them, attempts, reason."""
-    letter = DeadLetterRules(DeadLetterPolicy(2, "dead"), "billing").message(
+    letter = LetterRules("billing", DeadLetterPolicy(2, "dead")).dead_letter(
         delivery(properties={"colour": "red"}, event_time_ms=5, ordering_key="o"), 3, "no such customer"
     )
     assert letter.properties == {
@@ -137,7 +137,7 @@ def test_where_a_message_was_first_stays() -> None:
     """A dead letter of a dead letter has the first topic and id, as with the Java client, and the new reason."""
     first = {"REAL_TOPIC": "first", "ORIGIN_MESSAGE_ID": "1:2:3", "PULSAR_NACK_REASON": "old"}
     found = (
-        DeadLetterRules(DeadLetterPolicy(2, "dead"), "billing").message(delivery(properties=first), 3, "new").properties
+        LetterRules("billing", DeadLetterPolicy(2, "dead")).dead_letter(delivery(properties=first), 3, "new").properties
     )
     assert (found["REAL_TOPIC"], found["ORIGIN_MESSAGE_ID"]) == ("first", "1:2:3")
     assert found["PULSAR_NACK_REASON"] == "new"

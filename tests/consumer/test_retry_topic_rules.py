@@ -9,7 +9,7 @@ import pytest
 
 from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId
 from pulsar_nack.consumer import RetryTopicPolicy
-from pulsar_nack.consumer._letter_rules import DeadLetterRules, RetryTopic, Wait
+from pulsar_nack.consumer._letter_rules import LetterRules, Wait
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 from tests.for_each import for_each
 
@@ -23,9 +23,9 @@ def delivery(topic: str = f"{TOPIC}-partition-3", **fields: Any) -> Delivery:
     return Delivery(**{"id": MessageId(7, 8, 3, topic=topic), "data": b"data", "topic": topic, **fields})
 
 
-def retry_topic(**policy: Any) -> RetryTopic:
+def retry_topic(**policy: Any) -> LetterRules:
     """Return the rules of a policy."""
-    return RetryTopic(RetryTopicPolicy(**policy).named((TOPIC,), "billing"), "billing")
+    return LetterRules("billing", retry=RetryTopicPolicy(**policy).named((TOPIC,), "billing"))
 
 
 class CannotDelay:
@@ -74,13 +74,13 @@ async def test_a_port_without_names_needs_a_topic() -> None:
 @for_each(("topic", "is_retry"), [(RETRY, True), (f"{RETRY}-partition-1", True), (TOPIC, False), (f"{RETRY}2", False)])
 def test_what_comes_from_the_retry_topic(topic: str, is_retry: bool) -> None:
     """U15: the retry topic may have partitions; no other topic is it."""
-    assert retry_topic().has(topic) == is_retry
+    assert retry_topic().is_retry_topic(topic) == is_retry
 
 
 def test_the_properties_are_those_of_the_java_client() -> None:
     """U15: Java's properties, the name without the partition, and the exact time; the user's are added."""
     wait = Wait(3_000, 1_000_003_000, {"colour": "blue", "RECONSUMETIMES": "99"})
-    message = retry_topic().message(delivery(properties={"colour": "red", "size": "1"}), 2, wait)
+    message = retry_topic().retry(delivery(properties={"colour": "red", "size": "1"}), 2, wait)
     assert message.topic == RETRY
     assert message.deliver_at_ms == 1_000_002_000
     assert message.properties == {
@@ -94,8 +94,8 @@ def test_the_properties_are_those_of_the_java_client() -> None:
         "DELAY_TIME": "3000",
         "PULSAR_NACK_DELIVER_AT": "1000003000",
     }
-    assert retry_topic().message(delivery(), 1, Wait(0, 5, {})).deliver_at_ms is None
-    assert retry_topic(lead_time=0).message(delivery(), 1, wait).deliver_at_ms == 1_000_003_000
+    assert retry_topic().retry(delivery(), 1, Wait(0, 5, {})).deliver_at_ms is None
+    assert retry_topic(lead_time=0).retry(delivery(), 1, wait).deliver_at_ms == 1_000_003_000
 
 
 @for_each(
@@ -135,13 +135,13 @@ def test_long_delays_go_first() -> None:
 
 def test_dead_letters_of_what_was_consumed_later() -> None:
     """U15: from the retry topic they go to the topic named after the first one, without their delivery time."""
-    rules = DeadLetterRules(DeadLetterPolicy(2), "billing", RetryTopic(POLICY, "billing"))
+    rules = LetterRules("billing", DeadLetterPolicy(2), POLICY)
     properties = {"REAL_TOPIC": TOPIC, "RECONSUMETIMES": "2", "DELAY_TIME": "5", "PULSAR_NACK_DELIVER_AT": "9"}
-    letter = rules.message(delivery(RETRY, properties=properties), 3, "bad")
+    letter = rules.dead_letter(delivery(RETRY, properties=properties), 3, "bad")
     assert letter.topic == f"{TOPIC}-billing-DLQ"
     assert (letter.properties["REAL_TOPIC"], letter.properties["RECONSUMETIMES"]) == (TOPIC, "2")
     assert "PULSAR_NACK_DELIVER_AT" not in letter.properties
-    later = rules.message(delivery(RETRY, properties=properties), 3, "bad", Wait(7, 8, {}))
+    later = rules.dead_letter(delivery(RETRY, properties=properties), 3, "bad", Wait(7, 8, {}))
     assert (later.properties["RECONSUMETIMES"], later.properties["DELAY_TIME"]) == ("3", "7")
     assert later.deliver_at_ms is None
 
@@ -157,6 +157,6 @@ def test_dead_letters_of_what_was_consumed_later() -> None:
 )
 def test_names_on_partitions(has_retry: bool, java_names: bool, topic: str, real: str) -> None:
     """U46: one dead-letter topic for all partitions, or Java's names: one each, and one with a retry topic."""
-    retry = RetryTopic(POLICY, "billing") if has_retry else None
-    letter = DeadLetterRules(DeadLetterPolicy(1, java_names=java_names), "billing", retry).message(delivery(), 2, "bad")
+    rules = LetterRules("billing", DeadLetterPolicy(1, java_names=java_names), POLICY if has_retry else None)
+    letter = rules.dead_letter(delivery(), 2, "bad")
     assert (letter.topic, letter.properties["REAL_TOPIC"]) == (topic, real)
