@@ -81,7 +81,8 @@ class BucketDelayedDeliveryTracker(LoopBound):
         :param clock: epoch ms, by default the wall clock
         :param on_due: a plain function that is called when messages may be taken; see the in-memory tracker
         :param topic_name: passed to the storage with each snapshot
-        :param cursor_name: passed to the storage with each snapshot
+        :param cursor_name: passed to the storage with each snapshot. On a storage that lists its snapshots each cursor
+            needs its own names: the tracker deletes listed snapshots that its cursor does not name
         :raises InvalidArgumentError: an argument was refused, such as a coroutine function as ``on_due``
         :raises MissingExtraError: protobuf is not installed
         """
