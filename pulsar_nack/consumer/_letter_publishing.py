@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 
 from .._foreign import shown
 from ..errors import ClosedError, InvalidArgumentError
-from ._letter_rules import DeadLetterPolicy, LetterMessage, RetryTopicPolicy, check_delays
+from ._letter_rules import DeadLetterPolicy, Destination, RetryTopicPolicy, base_name, check_delays, key_of
 from ._message_state import DEAD_LETTERING, State
-from ._port import ConsumerPort, OwnPublisher, Publisher, Schema, SupportsPublishing
+from ._port import ConsumerPort, Delivery, OwnPublisher, Publisher, Schema, SupportsPublishing
 
 Made = TypeVar("Made")
 Result = TypeVar("Result")
@@ -41,15 +41,22 @@ class LetterRoute:
         else:
             self._publisher = policy.publisher
 
-    async def publish(self, message: LetterMessage) -> None:
-        """Publish a message once."""
-        fields = message._asdict()
-        topic, data = fields.pop("topic"), fields.pop("data")
-        if self._own is None:
-            del fields["schema"]
-        if message.deliver_at_ms is None:  # a publisher of dead letters need not know it
-            del fields["deliver_at_ms"]
-        await self._publisher.publish(topic, data, **fields)
+    async def publish(self, delivery: Delivery, destination: Destination) -> None:
+        """Publish a delivered message to another topic once, with all that it has."""
+        topic, properties, deliver_at_ms = destination
+        is_readable = delivery.error is None
+        about: dict[str, Any] = {
+            "properties": properties,
+            "key": key_of(delivery),
+            "ordering_key": delivery.ordering_key,
+            "event_time_ms": delivery.event_time_ms,
+        }
+        if self._own is not None:
+            came_from, version = base_name(delivery.topic or delivery.id.topic or ""), delivery.schema_version
+            about["schema"] = (came_from, version) if version and is_readable else None
+        if deliver_at_ms is not None:  # a publisher of dead letters need not know it
+            about["deliver_at_ms"] = deliver_at_ms
+        await self._publisher.publish(topic, None if delivery.is_null and is_readable else delivery.data, **about)
 
     async def aclose(self) -> None:
         """Close the publisher, unless it is the user's."""

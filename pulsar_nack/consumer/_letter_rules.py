@@ -26,7 +26,7 @@ from .._check import check_flag, check_name, check_strings
 from .._delays import MAX_DELAY_MS, Delay, delay_ms
 from ..errors import InvalidArgumentError
 from ..ids import _java_text
-from ._port import Delivery, Publisher, Schema
+from ._port import Delivery, Publisher
 
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
@@ -146,17 +146,8 @@ class Wait(NamedTuple):
     is_deferred: bool = False
 
 
-class LetterMessage(NamedTuple):
-    """A message for another topic, as :meth:`~pulsar_nack.consumer.Publisher.publish` takes it."""
-
-    topic: str
-    data: bytes | None
-    properties: Mapping[str, str]
-    key: str | bytes | None
-    ordering_key: str | None
-    event_time_ms: int
-    schema: Schema | None
-    deliver_at_ms: int | None
+Destination = tuple[str, Mapping[str, str], int | None]
+"""Where a message is published: a topic, its properties there, and its delivery time in epoch ms; None: at once."""
 
 
 class LetterRules:
@@ -201,8 +192,8 @@ class LetterRules:
             return f"{type(delivery.error).__name__}: {delivery.error}"
         return attempts_failed(redelivery_count) if redelivery_count > self._dead.max_redeliveries else None
 
-    def dead_letter(self, delivery: Delivery, attempts: int, reason: str, wait: Wait | None = None) -> LetterMessage:
-        """Return the dead letter of a message that was delivered ``attempts`` times.
+    def dead_letter(self, delivery: Delivery, attempts: int, reason: str, wait: Wait | None = None) -> Destination:
+        """Return where the dead letter goes of a message that was delivered ``attempts`` times.
 
         :param wait: how long it was to wait in the retry topic, None: it was not to go there
         """
@@ -214,7 +205,7 @@ class LetterRules:
         if wait is not None:
             properties |= self._retry_properties(attempts, wait)
         properties |= {ATTEMPTS: str(attempts), REASON: reason}
-        return letter_of(delivery, self._dead.topic or f"{named}-{self._subscription}-DLQ", properties)
+        return self._dead.topic or f"{named}-{self._subscription}-DLQ", properties, None
 
     # --- the retry topic ---------------------------------------------------------------------------------------------
 
@@ -260,37 +251,19 @@ class LetterRules:
             return False
         return delay_ms > most_ms * (limit - unacked) / (limit - near)
 
-    def retry(self, delivery: Delivery, attempts: int, wait: Wait) -> LetterMessage:
-        """Return a message as it is published to the retry topic, with the properties that the Java client writes too.
+    def retry(self, delivery: Delivery, attempts: int, wait: Wait) -> Destination:
+        """Return how a message goes to the retry topic, with the properties that the Java client writes too.
 
         :param attempts: how many failed
         """
         properties = with_origin(delivery, self.origin_of(delivery), self._subscription)
         properties |= {**self._retry_properties(attempts, wait), DELIVER_AT: str(wait.until_ms)}
         deliver_at_ms = max(wait.until_ms - self._lead_ms, 0) if wait.delay_ms else None
-        return letter_of(delivery, self._retry_name, properties, deliver_at_ms)
+        return self._retry_name, properties, deliver_at_ms
 
     @staticmethod
     def _retry_properties(attempts: int, wait: Wait) -> dict[str, str]:
         return {**wait.properties, RECONSUME_TIMES: str(attempts), DELAY_TIME: str(wait.delay_ms)}
-
-
-def letter_of(
-    delivery: Delivery, topic: str, properties: Mapping[str, str], deliver_at_ms: int | None = None
-) -> LetterMessage:
-    """Return a message for another topic, with all that a delivery has."""
-    came_from = base_name(delivery.topic or delivery.id.topic or "")
-    is_readable = delivery.error is None
-    return LetterMessage(
-        topic,
-        None if delivery.is_null and is_readable else delivery.data,
-        properties,
-        key_of(delivery),
-        delivery.ordering_key,
-        delivery.event_time_ms,
-        (came_from, delivery.schema_version) if delivery.schema_version and is_readable else None,
-        deliver_at_ms,
-    )
 
 
 def base_name(topic: str) -> str:

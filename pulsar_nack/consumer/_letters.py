@@ -17,7 +17,7 @@ from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._events import MessageTrace, names_of
 from ._letter_publishing import LetterRoute
-from ._letter_rules import LetterMessage, LetterRules, Wait, as_reason, attempts_failed
+from ._letter_rules import Destination, LetterRules, Wait, as_reason, attempts_failed
 from ._mark_delete import MarkDeleteWatch
 from ._message_state import DEAD_LETTERING, RETRYING, MessageState, State
 from ._message_table import MessageTable
@@ -157,8 +157,8 @@ class Letters:
             self._trace.deferred(record, wait.delay_ms)
         else:
             self._trace.nack(record, wait.delay_ms if is_spilled else None, reason)
-        message = self.rules.retry(delivery, redelivery_count + (not wait.is_deferred), wait)
-        return self._begin(LetterTask(self.retry, record, delivery, message, wait=wait, is_spilled=is_spilled))
+        to = self.rules.retry(delivery, redelivery_count + (not wait.is_deferred), wait)
+        return self._begin(LetterTask(self.retry, record, delivery, to, wait=wait, may_wait_here=is_spilled))
 
     def _dead_letter(
         self, delivery: Delivery, record: MessageState, attempts: int, reason: str, wait: Wait | None = None
@@ -167,8 +167,8 @@ class Letters:
         if record.state is not DEAD_LETTERING:
             self._table.send_away(record.id, record.redelivery_count, DEAD_LETTERING)
         reason = as_reason(reason)
-        message = self.rules.dead_letter(delivery, attempts, reason, wait)
-        return self._begin(LetterTask(self.dead, record, delivery, message, reason=reason))
+        to = self.rules.dead_letter(delivery, attempts, reason, wait)
+        return self._begin(LetterTask(self.dead, record, delivery, to, reason=reason))
 
     def _begin(self, letter: LetterTask) -> LetterTask:
         record = letter.record
@@ -244,8 +244,8 @@ class Letters:
         self.hold_again(letter.delivery, letter.record, letter.wait)
 
     async def _publish(self, letter: LetterTask) -> None:
-        assert letter.message is not None
-        await letter.route.publish(letter.message)
+        assert letter.delivery is not None
+        await letter.route.publish(letter.delivery, letter.destination)
         letter.route.has_warned = False
 
     async def _acknowledge_original(self, letter: LetterTask) -> None:
@@ -272,7 +272,7 @@ class Letters:
             if isinstance(error, ClosedError) and attempt == self._acknowledge_original:
                 raise error  # nothing can be acknowledged any more
             self._failed(letter, what, error)
-            if letter.delivery is not None and attempt == self._publish:
+            if letter.may_wait_here:
                 return False
             await asyncio.sleep(float(self._backoff(failed)))
             failed += 1
@@ -283,7 +283,7 @@ class Letters:
         self._trace.error(letter.id, letter.record.redelivery_count, route.what, error)
         if not route.has_warned:
             route.has_warned = True
-            then = "is tried again" if letter.delivery is None else "it waits in this consumer"
+            then = "it waits in this consumer" if letter.may_wait_here else "is tried again"
             _log.warning(
                 "%r is a %s, %s, but %s failed and %s: %r", letter.id, route.what, letter.topic, what, then, error
             )
@@ -336,7 +336,7 @@ class LetterTask:
 
     :param reason: of a dead letter
     :param wait: how long it waits in the retry topic; None: it is a dead letter
-    :param is_spilled: it is a nack that may wait here too
+    :param may_wait_here: it is a nack that waits here if it cannot be published
     """
 
     def __init__(
@@ -344,20 +344,21 @@ class LetterTask:
         route: LetterRoute,
         record: MessageState,
         delivery: Delivery,
-        message: LetterMessage,
+        destination: Destination,
         *,
         reason: str = "",
         wait: Wait | None = None,
-        is_spilled: bool = False,
+        may_wait_here: bool = False,
     ) -> None:
         self.route = route
         self.record = record
         self.id = record.id
-        self.topic = message.topic
+        self.topic = destination[0]
         self.reason = reason
-        self.message: LetterMessage | None = message
+        self.destination = destination
         self.wait = wait
-        self.delivery = delivery if is_spilled else None
+        self.may_wait_here = may_wait_here
+        self.delivery: Delivery | None = delivery
         self.bytes = kept_bytes(delivery)
         self.task: asyncio.Task[None] | None = None
         self.error: Exception | None = None
@@ -365,8 +366,8 @@ class LetterTask:
         """The user called for it and waits: it is published although others may have settled the message."""
 
     def release(self) -> int:
-        """Drop the payload; return its size, 0 if it is gone already."""
-        size, self.bytes, self.message, self.delivery = self.bytes, 0, None, None
+        """Drop the payload once it is published or given up; return its size, 0 if it is gone already."""
+        size, self.bytes, self.delivery, self.may_wait_here = self.bytes, 0, None, False
         return size
 
 

@@ -265,6 +265,18 @@ async def test_at_once_with_a_reason(ports: Ports) -> None:
 
 
 @virtual_time
+async def test_a_dead_letter_has_all_that_its_message_had() -> None:
+    """U15: keys, event time and properties are published with the data; a message without a value has none."""
+    async with consuming(FakePort()) as (port, consumer, publisher):
+        for data in (b"bad", None):
+            port.topic.publish(data, key="k", properties={"colour": "red"}, ordering_key="o", event_time_ms=5)
+            await (await consumer.receive(timeout=1)).dead_letter("why")
+        for letter, data in zip(publisher.letters, (b"bad", None), strict=True):
+            assert (letter.topic, letter.data, letter.key, letter.ordering_key) == ("dead", data, "k", "o")
+            assert (letter.event_time_ms, letter.properties["colour"]) == (5, "red")
+
+
+@virtual_time
 async def test_without_the_setting_there_is_no_such_way() -> None:
     """Without the setting the call says what is missing, and the message stays as it is."""
     port = FakePort()
