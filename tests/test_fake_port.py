@@ -114,26 +114,22 @@ async def test_older_messages_come_first() -> None:
 
 
 @pytest.mark.parametrize(("topic_allows", "again"), [(False, [b"0", b"1", b"2"]), (True, [b"0", b"2"])])
-def test_redelivery_brings_the_whole_entry(topic_allows: bool, again: list[bytes]) -> None:
+@virtual_time
+async def test_redelivery_brings_the_whole_entry(topic_allows: bool, again: list[bytes]) -> None:
     """A request for one member redelivers the whole batch, except members acknowledged at the broker."""
-
-    @virtual_time
-    async def check() -> None:
-        topic = FakeTopic(batch_index_ack=topic_allows)
-        port = FakePort(topic, batch_index_ack=topic_allows)
-        ids = topic.publish_batch([b"0", b"1", b"2"])
-        await take(port, 3)
-        await port.acknowledge([ids[1]])
-        assert port.subscription.is_acked(ids[1]) is topic_allows
-        await port.redeliver([ids[0]])
-        got = await take(port, len(again))
-        assert data_of(got) == again
-        assert {each.redelivery_count for each in got} == {1}
-        await port.acknowledge([each.id for each in got])
-        assert port.subscription.backlog == 0
-        assert await is_quiet(port)
-
-    check()
+    topic = FakeTopic(batch_index_ack=topic_allows)
+    port = FakePort(topic, batch_index_ack=topic_allows)
+    ids = topic.publish_batch([b"0", b"1", b"2"])
+    await take(port, 3)
+    await port.acknowledge([ids[1]])
+    assert port.subscription.is_acked(ids[1]) is topic_allows
+    await port.redeliver([ids[0]])
+    got = await take(port, len(again))
+    assert data_of(got) == again
+    assert {each.redelivery_count for each in got} == {1}
+    await port.acknowledge([each.id for each in got])
+    assert port.subscription.backlog == 0
+    assert await is_quiet(port)
 
 
 @virtual_time
@@ -252,22 +248,18 @@ async def test_closed_port_says_so() -> None:
 
 
 @pytest.mark.parametrize("subscription_type", ["exclusive", "failover"])
-def test_exclusive_rewinds_everything(subscription_type: Any) -> None:
+@virtual_time
+async def test_exclusive_rewinds_everything(subscription_type: Any) -> None:
     """N20: a request on Exclusive and Failover brings back all unacknowledged messages, in order, with count 0."""
-
-    @virtual_time
-    async def check() -> None:
-        port = FakePort(subscription_type=subscription_type)
-        assert not port.traits.honours_ids
-        ids = [port.topic.publish(bytes([number])) for number in range(4)]
-        await take(port, 3)
-        await port.acknowledge([ids[0]])
-        await port.redeliver([ids[2]])
-        got = await take(port, 3)
-        assert [(each.id, each.redelivery_count) for each in got] == [(each, 0) for each in ids[1:]]
-        assert await is_quiet(port)
-
-    check()
+    port = FakePort(subscription_type=subscription_type)
+    assert not port.traits.honours_ids
+    ids = [port.topic.publish(bytes([number])) for number in range(4)]
+    await take(port, 3)
+    await port.acknowledge([ids[0]])
+    await port.redeliver([ids[2]])
+    got = await take(port, 3)
+    assert [(each.id, each.redelivery_count) for each in got] == [(each, 0) for each in ids[1:]]
+    assert await is_quiet(port)
 
 
 @virtual_time
@@ -331,22 +323,18 @@ async def test_acknowledged_on_the_way() -> None:
 
 
 @pytest.mark.parametrize(("second_count", "counts"), [(None, [1, 1]), (0, [1, 0])])
-def test_duplicates(second_count: int | None, counts: list[int]) -> None:
+@virtual_time
+async def test_duplicates(second_count: int | None, counts: list[int]) -> None:
     """U23: a redelivered message arrives twice, with counts 1 and 1, or 1 and 0, and then once again."""
-
-    @virtual_time
-    async def check() -> None:
-        port = FakePort()
-        sent = port.topic.publish(b"x")
-        await take(port, 1)
-        port.duplicate_next(second_count=second_count)
-        await port.redeliver([sent])
-        assert [each.redelivery_count for each in await take(port, 2)] == counts
-        await port.redeliver([sent])
-        assert [each.redelivery_count for each in await take(port, 1)] == [2]
-        assert await is_quiet(port)
-
-    check()
+    port = FakePort()
+    sent = port.topic.publish(b"x")
+    await take(port, 1)
+    port.duplicate_next(second_count=second_count)
+    await port.redeliver([sent])
+    assert [each.redelivery_count for each in await take(port, 2)] == counts
+    await port.redeliver([sent])
+    assert [each.redelivery_count for each in await take(port, 1)] == [2]
+    assert await is_quiet(port)
 
 
 @virtual_time

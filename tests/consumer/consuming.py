@@ -33,6 +33,16 @@ async def consuming(
         yield port, consumer, publisher
 
 
+@asynccontextmanager
+async def received(
+    port: FakePort, data: bytes = b"bad", **options: Any
+) -> AsyncIterator[tuple[FakePort, Consumer, FakePublisher, Message]]:
+    """The same, with a message that was published and received."""
+    async with consuming(port, **options) as (_, consumer, publisher):
+        port.topic.publish(data)
+        yield port, consumer, publisher, await consumer.receive(timeout=1)
+
+
 async def is_quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
     """Return whether nothing more is delivered."""
     try:

@@ -18,7 +18,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.errors import NoDeadLetterError, UndecodableMessageError
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
-from tests.consumer.consuming import EXACT, backlog, consuming, is_quiet, settle, take
+from tests.consumer.consuming import EXACT, backlog, consuming, is_quiet, received, settle, take
 from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 
@@ -229,9 +229,7 @@ async def test_a_crash_in_the_last_attempt(ports: Ports, *, killed: bool) -> Non
 async def test_the_reason_of_the_last_nack(ports: Ports) -> None:
     """The reason of the last nack is written with the dead letter, and each nack's reason is traced."""
     trace = Trace()
-    async with consuming(ports.port(), most=1, trace=trace) as (port, consumer, publisher):
-        port.topic.publish(b"poison")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port(), most=1, trace=trace) as (_, consumer, publisher, message):
         with pytest.raises(InvalidArgumentError, match="reason"):
             await message.nack(0.1, reason=5)  # type: ignore[arg-type]
         await message.nack(0.1, reason="TimeoutError")
@@ -246,34 +244,17 @@ async def test_the_reason_of_the_last_nack(ports: Ports) -> None:
 
 
 @virtual_time
-async def test_at_once_with_a_reason(ports: Ports) -> None:
-    """A message can be dead-lettered at any attempt; the call returns when it is stored and acknowledged."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
-        await message.dead_letter("no such customer")
-        (letter,) = publisher.letters
-        assert letter.properties["PULSAR_NACK_REASON"] == "no such customer"
-        assert letter.properties["PULSAR_NACK_ATTEMPTS"] == "1"
-        assert backlog(port) == 0
-        assert consumer.statistics().dead_lettered == 1
-        for other in (message.ack, message.nack):
-            with pytest.raises(AlreadySettledError, match="dead-letter"):
-                await other()
-        with pytest.raises(AlreadySettledError, match="dead-letter"):
-            message.ack_soon()
-
-
-@virtual_time
 async def test_a_dead_letter_has_all_that_its_message_had() -> None:
-    """U15: keys, event time and properties are published with the data; a message without a value has none."""
+    """U15: at any attempt, keys, event time, properties and reason are published; no value stays no value."""
     async with consuming(FakePort()) as (port, consumer, publisher):
         for data in (b"bad", None):
             port.topic.publish(data, key="k", properties={"colour": "red"}, ordering_key="o", event_time_ms=5)
-            await (await consumer.receive(timeout=1)).dead_letter("why")
-        for letter, data in zip(publisher.letters, (b"bad", None), strict=True):
+            await (await consumer.receive(timeout=1)).dead_letter("no such customer")
+            letter = publisher.letters.pop()
             assert (letter.topic, letter.data, letter.key, letter.ordering_key) == ("dead", data, "k", "o")
             assert (letter.event_time_ms, letter.properties["colour"]) == (5, "red")
+            assert letter.properties["PULSAR_NACK_REASON"] == "no such customer"
+            assert letter.properties["PULSAR_NACK_ATTEMPTS"] == "1"
 
 
 @virtual_time
@@ -291,9 +272,7 @@ async def test_without_the_setting_there_is_no_such_way() -> None:
 @virtual_time
 async def test_a_reason_is_a_text() -> None:
     """Other types than text are refused as a reason, and the message stays as it is."""
-    async with consuming(FakePort()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(FakePort()) as (_, _, publisher, message):
         with pytest.raises(InvalidArgumentError, match="reason"):
             await message.dead_letter(ValueError("bad"))  # type: ignore[arg-type]
         await message.ack()

@@ -12,7 +12,7 @@ import pytest
 from pulsar_nack import AlreadySettledError, ClosedError, Consumer, Message, NackConfig
 from pulsar_nack.consumer import _letters
 from pulsar_nack.testing import virtual_time
-from tests.consumer.consuming import EXACT, backlog, consuming, is_quiet, settle
+from tests.consumer.consuming import EXACT, backlog, consuming, is_quiet, received, settle
 from tests.consumer.ports import Ports
 
 SENT: Final = {"dead_letter": "sent to the dead-letter topic", "reconsume_later": "sent to the retry topic"}
@@ -36,9 +36,7 @@ def figures(consumer: Consumer, verb: str) -> tuple[int, int, int]:
 @virtual_time
 async def test_after_a_nack(ports: Ports, verb: str, redelivery: Any) -> None:
     """U20: it cancels a nack that waits for its deadline, as an acknowledgement does; and it is final."""
-    async with consuming(ports.port(), redelivery=redelivery) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port(), redelivery=redelivery) as (_, consumer, publisher, message):
         await message.nack(5)
         await send(message, verb)
         assert await is_quiet(consumer)
@@ -71,9 +69,7 @@ async def test_not_after_it_is_redelivered_or_acknowledged(ports: Ports, verb: s
 @virtual_time
 async def test_twice_is_once(ports: Ports, verb: str) -> None:
     """Two calls, and a nack meanwhile, publish once; an acknowledgement meanwhile raises: it is too late."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port()) as (_, consumer, publisher, message):
         publisher.hold()
         calls = [asyncio.create_task(send(message, verb, number)) for number in (1, 2)]
         await settle()
@@ -93,9 +89,7 @@ async def test_publishing_is_tried_again_until_it_succeeds(
     ports: Ports, verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """U15: a failed publish is retried with backoff; meanwhile the message is neither acknowledged nor delivered."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port()) as (port, consumer, publisher, message):
         publisher.fail_next(20)
         with caplog.at_level(logging.WARNING):
             call = asyncio.create_task(send(message, verb))
@@ -114,9 +108,7 @@ async def test_publishing_is_tried_again_until_it_succeeds(
 @virtual_time
 async def test_whatever_publishing_raises(ports: Ports, verb: str, error: BaseException) -> None:
     """Whatever a publisher raises, also an unrequested cancellation, publishing is retried."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port()) as (port, _, publisher, message):
         publisher.fail_next(3, error=error)
         await send(message, verb)
         assert publisher.attempts == 4
@@ -171,9 +163,7 @@ async def test_a_lost_answer_makes_a_second_letter_never_none(ports: Ports, verb
 @virtual_time
 async def test_the_order_is_publish_then_acknowledge(ports: Ports, verb: str) -> None:
     """U15: nothing is acknowledged before it is published; a duplicate meanwhile is not delivered."""
-    async with consuming(ports.port(), redelivery="broker") as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port(), redelivery="broker") as (port, consumer, publisher, message):
         publisher.hold()
         call = asyncio.create_task(send(message, verb))
         await settle()
@@ -188,9 +178,7 @@ async def test_the_order_is_publish_then_acknowledge(ports: Ports, verb: str) ->
 @virtual_time
 async def test_cancelled_it_goes_on(ports: Ports, verb: str) -> None:
     """A cancelled or timed-out call leaves the message on its way; calling again waits for the same."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port()) as (port, _, publisher, message):
         publisher.hold()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
@@ -252,9 +240,7 @@ async def test_close_gives_back_what_does_not_get_there(ports: Ports, verb: str)
 @virtual_time
 async def test_closed_in_the_turn_in_which_it_began(ports: Ports, verb: str) -> None:
     """A message whose task has not begun when the consumer closes leaves no call that waits for ever."""
-    async with consuming(ports.port(), config=NackConfig(close_timeout=0)) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port(), config=NackConfig(close_timeout=0)) as (_, consumer, publisher, message):
         publisher.hold()
         call = asyncio.create_task(send(message, verb))
         closing = asyncio.create_task(consumer.aclose())
@@ -334,9 +320,7 @@ async def test_a_call_that_waits_for_room_and_is_cancelled_has_done_nothing(
 @virtual_time
 async def test_acknowledging_is_tried_again_and_nothing_is_published_twice(ports: Ports, verb: str) -> None:
     """U15: once published, only the acknowledgement is retried; nothing is delivered meanwhile."""
-    async with consuming(ports.port()) as (port, consumer, publisher):
-        port.topic.publish(b"bad")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port()) as (port, consumer, publisher, message):
         port.fail_next("acknowledge", 3)
         call = asyncio.create_task(send(message, verb))
         await settle(0.05)

@@ -10,7 +10,7 @@ import pytest
 
 from pulsar_nack.consumer import _letters
 from pulsar_nack.testing import virtual_time
-from tests.consumer.consuming import backlog, consuming, is_quiet
+from tests.consumer.consuming import backlog, consuming, is_quiet, received
 from tests.consumer.ports import Ports
 
 
@@ -35,9 +35,7 @@ async def test_what_is_published(ports: Ports) -> None:
 @virtual_time
 async def test_a_lease_does_not_end_it(ports: Ports, verb: str) -> None:
     """U44, U45: while a message is on its way to the retry topic its lease does not end."""
-    async with consuming(ports.port(), lease=1.0) as (port, consumer, publisher):
-        port.topic.publish(b"order")
-        message = await consumer.receive(timeout=1)
+    async with received(ports.port(), lease=1.0) as (_, consumer, publisher, message):
         publisher.hold()
         call = asyncio.create_task(getattr(message, verb)(3600))
         assert await is_quiet(consumer, 20)
