@@ -33,6 +33,12 @@ class Machine:
         """Return a port of the subscription."""
         return self._ports.port(self.topic, **{**self._port, **options})
 
+    def publish(self, *payloads: bytes) -> Machine:
+        """Publish messages, and return the machine."""
+        for payload in payloads:
+            self.topic.publish(payload)
+        return self
+
     @asynccontextmanager
     async def consuming(self, *, killed: bool = False, **options: Any) -> AsyncIterator[Consumer]:
         """Open a consumer on the disk; if killed, the disk stays as it was then, and the broker takes messages back."""

@@ -66,8 +66,7 @@ async def test_it_stays_in_memory(ports: Ports) -> None:
 @virtual_time
 async def test_over_restarts(ports: Ports, attempts: int, seconds: int) -> None:
     """U12: a durable consumer is closed or killed while a message is deferred, before and after it was due."""
-    machine = Machine(ports)
-    machine.topic.publish(b"a")
+    machine = Machine(ports).publish(b"a")
     async with machine.consuming() as consumer:
         message = await consumer.receive(timeout=1)
         for _ in range(attempts - 1):

@@ -170,8 +170,7 @@ async def test_acks_without_a_connection_are_given_again() -> None:
 @virtual_time
 async def test_acks_without_a_connection_outlive_a_kill() -> None:
     """U10: killed after an hour without a connection: messages acknowledged at its beginning are not redelivered."""
-    machine = Machine()
-    machine.topic.publish(b"x")
+    machine = Machine().publish(b"x")
     port = LonelyPort(machine.topic)
     async with machine.consuming(killed=True, port=port) as consumer:
         (message,) = await take(consumer, 1)
@@ -315,9 +314,7 @@ async def test_what_comes_again_passes_the_gate() -> None:
 @virtual_time
 async def test_much_that_comes_again_at_the_edge_of_the_limit() -> None:
     """K42: half of the messages that pass are nacked: each is redelivered, also one that does not fit at first."""
-    machine = Machine()
-    for number in range(80):
-        machine.topic.publish(b"%d" % number)
+    machine = Machine().publish(*(b"%d" % number for number in range(80)))
     async with machine.consuming(max_ack_state_bytes=1_024) as consumer:
         kept: list[Message] = []
         for _ in range(3):

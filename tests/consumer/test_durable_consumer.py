@@ -27,8 +27,7 @@ KILLED_OR_NOT = pytest.mark.parametrize("killed", [False, True], ids=["closed", 
 
 async def killed_after_a_nack(ports: Ports, delay: float) -> Machine:
     """A machine whose consumer has nacked the only message ``x``, and was killed."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await (await consumer.receive()).nack(delay)
     return machine
@@ -45,8 +44,7 @@ async def test_a_deadline_outlives_the_consumer(
     ports: Ports, subscription_type: Any, redelivery: Any, *, killed: bool
 ) -> None:
     """U9: nacked for 60 s, closed or killed, the message comes back at once and is delivered at its old deadline."""
-    machine = Machine(ports, subscription_type=subscription_type, latency=0.01)
-    machine.topic.publish(b"later")
+    machine = Machine(ports, subscription_type=subscription_type, latency=0.01).publish(b"later")
     async with machine.consuming(killed=killed, redelivery=redelivery) as consumer:
         await (await consumer.receive()).nack(delay=60)
         due_at = now() + 60
@@ -110,8 +108,7 @@ async def test_a_second_restart_keeps_the_deadline(ports: Ports) -> None:
 @virtual_time
 async def test_the_earlier_deadline_is_the_durable_one(ports: Ports) -> None:
     """U9: nacked twice before its deadline, the earlier deadline counts after a restart too."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         message = await consumer.receive()
         await message.nack(delay=50)
@@ -176,8 +173,7 @@ async def test_held_messages_are_not_delivered_early(ports: Ports) -> None:
 @virtual_time
 async def test_attempts_that_ended_the_process_count(ports: Ports, *, killed: bool) -> None:
     """U8: the process ends inside the handler three times: the next one sees the fourth attempt."""
-    machine = Machine(ports)
-    machine.topic.publish(b"poison")
+    machine = Machine(ports).publish(b"poison")
     for attempt in (1, 2, 3, 4):
         async with machine.consuming(killed=killed) as consumer:
             message = await consumer.receive(timeout=1)
@@ -189,8 +185,7 @@ async def test_attempts_that_ended_the_process_count(ports: Ports, *, killed: bo
 @virtual_time
 async def test_attempts_go_on_counting(ports: Ports, *, killed: bool) -> None:
     """U27: the last consumer leaves and returns, and the broker restarts: attempts continue, with nacks or without."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     attempts = []
     for _ in range(3):
         async with machine.consuming(killed=killed) as consumer:
@@ -205,8 +200,7 @@ async def test_attempts_go_on_counting(ports: Ports, *, killed: bool) -> None:
 @virtual_time
 async def test_the_brokers_count_counts_where_it_is_higher(ports: Ports) -> None:
     """U27: redeliveries to another consumer count too."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await consumer.receive()
     keeper = machine.port()
@@ -239,9 +233,7 @@ async def test_what_was_held_back_is_no_attempt(ports: Ports, redelivery: Any) -
 @virtual_time
 async def test_what_was_not_received_is_no_attempt(ports: Ports) -> None:
     """U8: messages that were ready, or whose receive was cancelled, come as first attempts."""
-    machine = Machine(ports)
-    for number in range(3):
-        machine.topic.publish(bytes([number]))
+    machine = Machine(ports).publish(*(bytes([number]) for number in range(3)))
     async with machine.consuming(killed=True) as consumer:
         assert (await consumer.receive()).data == b"\0"
         receiving = asyncio.create_task(consumer.receive())
@@ -254,9 +246,7 @@ async def test_what_was_not_received_is_no_attempt(ports: Ports) -> None:
 @virtual_time
 async def test_a_cancelled_receive_loses_nothing(ports: Ports) -> None:
     """U2: a receive that is cancelled while an attempt is recorded gives the message to the next one."""
-    machine = Machine(ports)
-    for number in range(100):
-        machine.topic.publish(bytes([number]))
+    machine = Machine(ports).publish(*(bytes([number]) for number in range(100)))
     seen = []
     async with machine.consuming() as consumer:
         for turn in range(1000):
@@ -279,9 +269,7 @@ async def test_a_cancelled_receive_loses_nothing(ports: Ports) -> None:
 @virtual_time
 async def test_an_ack_that_the_broker_did_not_get_is_given_again(ports: Ports) -> None:
     """U10: acked, killed before the client sent it: after the restart it is acked again, not delivered."""
-    machine = Machine(ports)
-    machine.topic.publish(b"done")
-    machine.topic.publish(b"nacked and done")
+    machine = Machine(ports).publish(b"done", b"nacked and done")
     port = ports.forgetful(machine.topic)
     async with machine.consuming(killed=True, port=port) as consumer:
         for message in await take(consumer, 2):
@@ -343,9 +331,7 @@ async def test_a_message_that_is_replayed_later_is_delivered(ports: Ports) -> No
 @virtual_time
 async def test_cumulative_acks_are_remembered(ports: Ports) -> None:
     """U35: acked up to a held message, killed before the broker got it: no message is redelivered."""
-    machine = Machine(ports, subscription_type="exclusive")
-    for number in range(4):
-        machine.topic.publish(bytes([number]))
+    machine = Machine(ports, subscription_type="exclusive").publish(*(bytes([number]) for number in range(4)))
     port = ports.forgetful(machine.topic, subscription_type="exclusive")
     async with machine.consuming(killed=True, port=port) as consumer:
         messages = await take(consumer, 4)
@@ -401,9 +387,7 @@ async def test_nacks_by_id_are_durable(ports: Ports) -> None:
 @virtual_time
 async def test_a_full_disk(ports: Ports) -> None:
     """U22: a nack that cannot be made durable says so and holds in memory; all else continues, and is written later."""
-    machine = Machine(ports)
-    for number in range(3):
-        machine.topic.publish(bytes([number]))
+    machine = Machine(ports).publish(*(bytes([number]) for number in range(3)))
     async with machine.consuming(killed=True) as consumer:
         first, second = await take(consumer, 2)
         machine.files.fail(errno.ENOSPC, "write", times=math.inf)
@@ -432,9 +416,7 @@ async def test_a_full_disk(ports: Ports) -> None:
 @virtual_time
 async def test_a_failed_nack_can_be_settled_or_nacked_again(ports: Ports) -> None:
     """U20: after a nack that is not durable, an ack cancels it, and another nack tries again."""
-    machine = Machine(ports)
-    machine.topic.publish(b"a")
-    machine.topic.publish(b"b")
+    machine = Machine(ports).publish(b"a", b"b")
     async with machine.consuming() as consumer:
         a, b = await take(consumer, 2)
         machine.files.fail(errno.EIO, "sync", times=2)
@@ -451,8 +433,7 @@ async def test_a_failed_nack_can_be_settled_or_nacked_again(ports: Ports) -> Non
 @virtual_time
 async def test_a_cancelled_nack_is_in_effect_and_durable(ports: Ports) -> None:
     """N23: a nack that is cancelled while it is written is carried out, in memory and on storage."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     async with machine.consuming() as consumer:
         message = await consumer.receive()
         nacking = asyncio.create_task(message.nack(delay=30))
@@ -470,8 +451,7 @@ async def test_a_cancelled_nack_is_in_effect_and_durable(ports: Ports) -> None:
 @virtual_time
 async def test_a_nack_that_is_in_effect_ends_its_attempt(ports: Ports, how: str) -> None:
     """U20: cancelled or failed while it was written, a nack ends its attempt: then its ack is refused."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     async with machine.consuming() as consumer:
         message = await consumer.receive()
         if how == "failed":
@@ -491,9 +471,7 @@ async def test_a_nack_that_is_in_effect_ends_its_attempt(ports: Ports, how: str)
 @virtual_time
 async def test_closing_writes_what_was_called_for(ports: Ports) -> None:
     """U18: nacks and acks that were being written when the consumer closed are durable, and their calls say so."""
-    machine = Machine(ports)
-    for number in range(20):
-        machine.topic.publish(bytes([number]))
+    machine = Machine(ports).publish(*(bytes([number]) for number in range(20)))
     async with machine.consuming() as consumer:
         messages = await take(consumer, 20)
         calls = [
@@ -511,8 +489,7 @@ async def test_closing_writes_what_was_called_for(ports: Ports) -> None:
 @virtual_time
 async def test_ack_while_a_nack_is_written(ports: Ports) -> None:
     """U20: an ack from another task while a nack is being made durable raises."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     async with machine.consuming() as consumer:
         message = await consumer.receive()
         nacking = asyncio.create_task(message.nack(delay=30))

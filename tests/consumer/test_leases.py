@@ -653,8 +653,7 @@ async def test_a_hung_handler_does_not_keep_a_consumer_open_that_cannot_go_on(po
 @virtual_time
 async def test_a_hung_handler_is_killed(ports: Ports) -> None:
     """U8, U44: killed while the lease runs, the message is attempt 2; killed after its end, it keeps its deadline."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     async with machine.consuming(killed=True, lease=5, backoff=10) as consumer:
         message = await consumer.receive()
     async with machine.consuming(killed=True, lease=5, backoff=10) as consumer:
@@ -676,8 +675,7 @@ async def test_a_hung_handler_is_killed(ports: Ports) -> None:
 @virtual_time
 async def test_taken_back_and_killed(ports: Ports) -> None:
     """U8, U44: a message that was taken back is being handled: it is attempt 2 at once after a kill."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     async with machine.consuming(killed=True, lease=5, backoff=1_000) as consumer:
         message = await consumer.receive()
         await asyncio.sleep(6)

@@ -394,33 +394,10 @@ def test_the_client_is_not_imported_before_it_is_needed() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-class LastId:
-    """The binding's id of a message."""
-
-    def __init__(self, *numbers: int) -> None:
-        self._numbers = numbers
-
-    def ledger_id(self) -> int:
-        """Return the ledger."""
-        return self._numbers[0]
-
-    def entry_id(self) -> int:
-        """Return the entry."""
-        return self._numbers[1]
-
-    def partition(self) -> int:
-        """Return the partition, -1 for none."""
-        return -1
-
-    def batch_index(self) -> int:
-        """Return the index, -1 for none."""
-        return self._numbers[2]
-
-
 class AskedNative(FakeNative):
     """The parts of the binding's consumer that a port needs for its topic's end; it answers from another thread."""
 
-    result, last = pulsar._pulsar.Result.Ok, LastId(7, 3, -1)
+    result, last = pulsar._pulsar.Result.Ok, pulsar.MessageId(-1, 7, 3, -1)
 
     def get_last_message_id_async(self, callback: Any) -> None:
         """Answer soon."""
@@ -433,9 +410,9 @@ async def test_the_end_of_the_topic_over_the_official_client() -> None:
     port = OfficialPort(pulsar.asyncio.Consumer(native, pulsar.schema.BytesSchema()), traits_of(honours_ids=True))
     (last,) = await port.last_message_ids()
     assert (last, last.topic) == (MessageId(7, 3), "persistent://public/default/t")
-    native.last = LastId(7, 3, 4)
+    native.last = pulsar.MessageId(-1, 7, 3, 4)
     assert await port.last_message_ids() == [MessageId(7, 3, batch_index=4)]
-    native.last = LastId(-1, -1, -1)
+    native.last = pulsar.MessageId(-1, -1, -1, -1)
     assert [each.entry for each in await port.last_message_ids()] == [-1]
     native.result = pulsar._pulsar.Result.OperationNotSupported
     with pytest.raises(BrokerError, match="get_last_message_id: OperationNotSupported"):

@@ -147,8 +147,7 @@ async def test_an_acknowledgement_hides_for_ten_seconds(
     ports: Ports, seconds: float, is_hidden: bool, is_durable: bool
 ) -> None:
     """O1, O2, O3, O58: without session events, a message acknowledged longer ago is delivered again."""
-    machine = Machine(ports)
-    machine.topic.publish(b"0")
+    machine = Machine(ports).publish(b"0")
     machine.topic.publish_batch([b"1", b"2"])
     settings: dict[str, Any] = {} if is_durable else {"durable": None}
     async with machine.consuming(**settings) as consumer:
@@ -193,8 +192,7 @@ async def test_a_seek_overtakes_acknowledgements(ports: Ports, way: str) -> None
 @virtual_time
 async def test_an_ack_that_was_not_sent_when_a_seek_came_is_not_sent(ports: Ports) -> None:
     """O49: an acknowledgement that had not left the consumer does not settle the message after the seek."""
-    machine = Machine(ports)
-    machine.topic.publish(b"x")
+    machine = Machine(ports).publish(b"x")
     port: Any = machine.port()
     async with machine.consuming(port=port) as consumer:
         message = await consumer.receive()

@@ -81,8 +81,7 @@ async def test_paused(tmp_path: Path) -> None:
 @virtual_time
 async def test_not_due(tmp_path: Path) -> None:
     """A message that the broker sends after a restart and early is held, and arrives at its old deadline."""
-    machine = Machine()
-    machine.topic.publish(b"later")
+    machine = Machine().publish(b"later")
     async with machine.consuming() as consumer:
         await (await consumer.receive()).nack(delay=60)
     await asyncio.sleep(20)
