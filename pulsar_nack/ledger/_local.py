@@ -324,9 +324,10 @@ class LocalLogStore(AsyncLogStore[LogFiles, LocalLog]):
     """A :class:`~pulsar_nack.ledger.LogStore` in a folder; made by :meth:`open`, and used with ``async with``."""
 
     _directory: LogDirectory
+    _log_type: Callable[[LogDirectory, LogFiles, ThreadPoolExecutor], LocalLog] = LocalLog
 
     def _make_log(self, opened: LogFiles) -> LocalLog:
-        return LocalLog(self._directory, opened, self._executor)
+        return self._log_type(self._directory, opened, self._executor)
 
     async def open_damaged(self, name: str) -> LocalLog:
         """Open a damaged log as its only owner, to read its whole records.

@@ -78,7 +78,7 @@ class LocalBroker(ClosesOnExit):
         """How many entries were read from storage."""
         self._read_delay = 0.0
         self._failing = {"read": 0, "append": 0}
-        self._stores: list[_FaultyStore] = []
+        self._stores: list[LocalLogStore] = []
         self._topics: dict[str, LocalTopic] = {}
         self._changing = asyncio.Lock()
         self._is_closed = False
@@ -94,8 +94,8 @@ class LocalBroker(ClosesOnExit):
 
     async def _open(self, name: str, first_ledger: int = 1) -> LocalTopic:
         folder = f"/{name.encode().hex()}"
-        store = await _FaultyStore.open(folder, files=self.files, threads=2)
-        store.broker = self
+        store = await LocalLogStore.open(folder, files=self.files, threads=2)
+        store._log_type = partial(_FaultyLog, self)
         self._stores.append(store)
         about: dict[str, Any] = {"delayed": self._delayed, "clock": self._clock, "first_ledger": first_ledger}
         opened = await LocalTopic.open(store, self._config, name=name, **about)
@@ -219,26 +219,20 @@ class LocalBroker(ClosesOnExit):
 # --- storage whose entries fail -------------------------------------------------------------------------------------
 
 
-class _FaultyStore(LocalLogStore):
-    """A store in a folder whose ledgers have the faults that are ordered from a broker."""
-
-    broker: LocalBroker
-
-    def _make_log(self, opened: Any) -> LocalLog:
-        if not opened.name.startswith(_LEDGER):
-            return super()._make_log(opened)
-        log = _FaultyLog(self._directory, opened, self._executor)
-        log.broker = self.broker
-        return log
-
-
 class _FaultyLog(LocalLog):
-    broker: LocalBroker
+    """A log of a topic; if it is a ledger, it has the faults that are ordered from a broker."""
+
+    def __init__(self, broker: LocalBroker, *opened: Any) -> None:
+        super().__init__(*opened)
+        self._broker = broker
+        self._is_ledger = self.name.startswith(_LEDGER)
 
     async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
-        self.broker._fail_if_ordered(self.name, "append")
+        if self._is_ledger:
+            self._broker._fail_if_ordered(self.name, "append")
         return await super().append_many(records)
 
     async def read(self, first: int, last: int) -> list[bytes]:
-        await self.broker._before_read(self.name, last - first + 1)
+        if self._is_ledger:
+            await self._broker._before_read(self.name, last - first + 1)
         return await super().read(first, last)
