@@ -31,6 +31,14 @@ async def take(port: FakePort, count: int) -> list[Delivery]:
     return [await asyncio.wait_for(port.receive(), 1) for _ in range(count)]
 
 
+async def holding_one() -> tuple[FakePort, MessageId]:
+    """Return a port that has received a message, and its id."""
+    port = FakePort()
+    sent = port.topic.publish(b"x")
+    await take(port, 1)
+    return port, sent
+
+
 async def is_quiet(port: FakePort, seconds: float = 10.0) -> bool:
     """Return whether nothing more arrives."""
     try:
@@ -76,9 +84,7 @@ async def test_batches_and_ledgers() -> None:
 @virtual_time
 async def test_acknowledged_messages_do_not_come_back() -> None:
     """An acknowledged entry is done; a redelivery request for it brings nothing."""
-    port = FakePort()
-    sent = port.topic.publish(b"x")
-    await take(port, 1)
+    port, sent = await holding_one()
     await port.acknowledge([sent])
     assert port.subscription.is_acked(sent)
     assert port.subscription.backlog == 0
@@ -326,9 +332,7 @@ async def test_acknowledged_on_the_way() -> None:
 @virtual_time
 async def test_duplicates(second_count: int | None, counts: list[int]) -> None:
     """U23: a redelivered message arrives twice, with counts 1 and 1, or 1 and 0, and then once again."""
-    port = FakePort()
-    sent = port.topic.publish(b"x")
-    await take(port, 1)
+    port, sent = await holding_one()
     port.duplicate_next(second_count=second_count)
     await port.redeliver([sent])
     assert [each.redelivery_count for each in await take(port, 2)] == counts
@@ -361,9 +365,7 @@ async def test_failing_calls() -> None:
 @virtual_time
 async def test_lost_answers() -> None:
     """A call may take effect although it raises, as if only the answer was lost; never a receive."""
-    port = FakePort()
-    sent = port.topic.publish(b"x")
-    await take(port, 1)
+    port, sent = await holding_one()
     port.fail_next("acknowledge", carried_out=True)
     with pytest.raises(BrokerError):
         await port.acknowledge([sent])
@@ -375,9 +377,7 @@ async def test_lost_answers() -> None:
 @virtual_time
 async def test_lost_requests() -> None:
     """Calls that are set to be lost are accepted and change nothing; a receive cannot be lost."""
-    port = FakePort()
-    sent = port.topic.publish(b"x")
-    await take(port, 1)
+    port, sent = await holding_one()
     port.lose_next("acknowledge")
     port.lose_next("redeliver")
     await port.acknowledge([sent])
@@ -411,9 +411,7 @@ async def test_delayed_calls() -> None:
 @virtual_time
 async def test_close_during_a_delayed_call() -> None:
     """An open call raises the closed error when the port is closed, and does nothing."""
-    port = FakePort()
-    sent = port.topic.publish(b"x")
-    await take(port, 1)
+    port, sent = await holding_one()
     port.delay_next("acknowledge", 1)
     task = asyncio.create_task(port.acknowledge([sent]))
     await asyncio.sleep(0.5)
@@ -630,33 +628,30 @@ async def test_unknown_ids_are_ignored() -> None:
 
 
 @for_each(
-    "setting",
+    ("make", "setting"),
     [
-        {"subscription_type": "key_shared"},
-        {"subscription": ""},
-        {"latency": -1},
-        {"latency": float("nan")},
-        {"latency": True},
-        {"latency": 10**400},
-        {"min_redelivery_delay": "1"},
-        {"batch_index_ack": 1},
-        {"max_ids_per_request": 0},
-        {"receiver_queue_size": 1.5},
-        {"unacked_limit": 0},
-        {"topic": "persistent://a/b/c"},
+        (FakePort, {"subscription_type": "key_shared"}),
+        (FakePort, {"subscription": ""}),
+        (FakePort, {"latency": -1}),
+        (FakePort, {"latency": float("nan")}),
+        (FakePort, {"latency": True}),
+        (FakePort, {"latency": 10**400}),
+        (FakePort, {"min_redelivery_delay": "1"}),
+        (FakePort, {"batch_index_ack": 1}),
+        (FakePort, {"max_ids_per_request": 0}),
+        (FakePort, {"receiver_queue_size": 1.5}),
+        (FakePort, {"unacked_limit": 0}),
+        (FakePort, {"topic": "persistent://a/b/c"}),
+        (FakeTopic, {"name": ""}),
+        (FakeTopic, {"partitions": -1}),
+        (FakeTopic, {"ledger": None}),
+        (FakeTopic, {"entries_per_ledger": 0}),
     ],
 )
-def test_settings_are_checked(setting: dict[str, Any]) -> None:
-    """A wrong setting is refused with its name."""
+def test_settings_are_checked(make: Callable[..., object], setting: dict[str, Any]) -> None:
+    """A wrong setting of a port, or of a topic, is refused with its name."""
     with pytest.raises(InvalidArgumentError, match=next(iter(setting))):
-        FakePort(**setting)
-
-
-@for_each("setting", [{"name": ""}, {"partitions": -1}, {"ledger": None}, {"entries_per_ledger": 0}])
-def test_topic_settings_are_checked(setting: dict[str, Any]) -> None:
-    """A wrong setting of a topic is refused with its name."""
-    with pytest.raises(InvalidArgumentError, match=next(iter(setting))):
-        FakeTopic(**setting)
+        make(**setting)
 
 
 def test_publishing_is_checked() -> None:
