@@ -193,7 +193,7 @@ class LetterRules:
         return attempts_failed(redelivery_count) if redelivery_count > self._dead.max_redeliveries else None
 
     def dead_letter(self, delivery: Delivery, attempts: int, reason: str, wait: Wait | None = None) -> Destination:
-        """Return where the dead letter goes of a message that was delivered ``attempts`` times.
+        """Return the destination of the dead letter for a message that was delivered ``attempts`` times.
 
         :param wait: how long it was to wait in the retry topic, None: it was not to go there
         """
@@ -252,7 +252,7 @@ class LetterRules:
         return delay_ms > most_ms * (limit - unacked) / (limit - near)
 
     def retry(self, delivery: Delivery, attempts: int, wait: Wait) -> Destination:
-        """Return how a message goes to the retry topic, with the properties that the Java client writes too.
+        """Return the destination of a message in the retry topic, with the properties that the Java client writes too.
 
         :param attempts: how many failed
         """
