@@ -140,11 +140,11 @@ class RedeliveryQueue:
             record.lease = None
             self.tracker.ack(record.id)
         now_ms = self.clock.now_ms() if now_ms is None else now_ms
-        if self._mark_delete is not None:
-            self._mark_delete.note(record, delay_ms, now_ms)
         may_be_early = is_local is None
         if is_local is None:
             is_local = self.is_local(delay_ms)
+        if self._mark_delete is not None:
+            self._mark_delete.note(record, delay_ms, now_ms)
         due_at_ms = now_ms + delay_ms
         is_sooner = not record.is_held or due_at_ms < record.due_at_ms
         record.is_held = True
