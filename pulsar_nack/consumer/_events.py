@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from .._foreign import quoted
 from ..clock import Clock
 from ..ids import MessageId
 from ..nack import Hooks, NackEvent
@@ -267,7 +268,7 @@ class MessageTrace:
     def error(self, message_id: MessageId, count: int | None, what: str, error: BaseException) -> None:
         """Note that a request for a message failed."""
         if self._note is not _drop:  # an error's own repr is only called for a trace
-            self._note("error", message_id, count, reason=f"{what}: {error!r}")
+            self._note("error", message_id, count, reason=f"{what}: {quoted(error)}")
 
     # --- the ends of messages ----------------------------------------------------------------------------------------
 

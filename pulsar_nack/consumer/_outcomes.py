@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from .._delays import Delay, delay_ms
-from .._foreign import error_text
+from .._foreign import error_text, quoted
 from ..errors import InvalidArgumentError
 from ._letter_rules import as_reason
 
@@ -159,7 +159,7 @@ async def settle_failed(message: Message, error: Exception, rules: Rules) -> Ver
             await verb._settle(message, cause)
     except Exception as fault:
         if not message.is_settled:
-            await message.nack(reason=cause or f"{error!r}, and then {fault!r}")
+            await message.nack(reason=cause or f"{quoted(error)}, and then {quoted(fault)}")
         raise
     if verb is None:
         await message.nack(reason=cause)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
+from .._foreign import quoted
 from ..backoff import Exponential
 from ..errors import RedeliveryError
 from ..ids import MessageId, _merge_ids
@@ -85,11 +86,11 @@ class RedeliveryCall:
 
     def named_by(self, error: BaseException) -> Sequence[MessageId]:
         """Return the ids that the callback failed for: all, or those that the error names, as far as it names ids."""
-        if isinstance(error, RedeliveryError) and error.failed is not None:
-            named = frozenset(error.failed)
-            if all(isinstance(each, MessageId) for each in named):
-                return [message_id for message_id in self.ids if message_id in named]
-        return self.ids
+        named = error.failed if isinstance(error, RedeliveryError) else None
+        if named is None or not all(isinstance(each, MessageId) for each in named):
+            return self.ids
+        failed = frozenset(named)
+        return [message_id for message_id in self.ids if message_id in failed]
 
     def wanted(self, ids: Sequence[MessageId], buckets: TimeBuckets) -> Sequence[MessageId]:
         """Return the ``ids`` that still have to be redelivered: neither acknowledged nor nacked again meanwhile."""
@@ -179,7 +180,7 @@ class CallsInFlight:
         self.sent += call.count - len(call.failed)
         if error is not None:
             self.failed += 1
-            self.last_error = repr(error)
+            self.last_error = quoted(error)
         self._retries -= call.is_retry
         self.is_full = False
         self.may_retry = self._retries < self._max_retries

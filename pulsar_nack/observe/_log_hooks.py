@@ -11,6 +11,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from .._foreign import quoted
 from ..consumer import (
     ConsumerConnected,
     ConsumerDisconnected,
@@ -125,7 +126,7 @@ def _fields(event: ConsumerEvent | NackEvent) -> dict[str, Any]:
         case Redelivered(ids=ids, attempt=attempt):
             return {**_ids(ids), "attempt": attempt}
         case RedeliveryFailed(ids=ids, attempt=attempt, error=error, retry_at_ms=retry_at_ms):
-            return {**_ids(ids), "attempt": attempt, "error": repr(error), "retry_at_ms": retry_at_ms}
+            return {**_ids(ids), "attempt": attempt, "error": quoted(error), "retry_at_ms": retry_at_ms}
         case Cancelled(id=message_id):
             return _ids([message_id])
         case Cleared(count=count) | Closed(pending=count):

@@ -33,6 +33,7 @@ from typing import Final, Self
 
 import anyio
 
+from .._foreign import quoted
 from .._lifetime import ClosesOnExit
 from ..clock import Clock, WallClock
 from ..config import TraceConfig
@@ -181,7 +182,7 @@ def _tracker_hook(note: TraceNote) -> NackHook:
                     deadlines.pop(each, None)
             case RedeliveryFailed(ids=ids, error=error):
                 for each in ids:
-                    note("error", each, reason=f"redeliver: {error!r}")
+                    note("error", each, reason=f"redeliver: {quoted(error)}")
             case Cancelled(id=message_id):
                 note("cancel", message_id, reason="ack")
                 deadlines.pop(message_id, None)
@@ -253,10 +254,10 @@ class TraceWorker:
 
     def _note_failure(self, error: Exception) -> None:
         self.failures += 1
-        self.last_error = repr(error)
+        self.last_error = quoted(error)
         if not self._has_logged:
             self._has_logged = True
-            _log.error("the trace cannot be written, events are lost (logged once): %r", error)
+            _log.error("the trace cannot be written, events are lost (logged once): %s", self.last_error)
 
 
 def _line(row: Row) -> str:

@@ -168,6 +168,37 @@ class Unprintable(Exception):  # noqa: N818
 @pytest.mark.parametrize("error", [RedeliveryError("no", failed=[[1]]), Unprintable()])
 @pytest.mark.parametrize("is_plain", [True, False])
 @virtual_time
+async def test_an_error_that_cannot_be_printed_or_names_no_ids_is_retried(error: Exception, is_plain: bool) -> None:
+    """The statistics name its type, and all ids of the call come again."""
+    calls: list[list[MessageId]] = []
+
+    def plain(ids: Sequence[MessageId]) -> None:
+        calls.append(list(ids))
+        if len(calls) == 1:
+            raise error
+
+    async def coroutine(ids: Sequence[MessageId]) -> None:
+        plain(ids)
+
+    async with NegativeAcksTracker(plain if is_plain else coroutine, EXACT) as tracker:
+        tracker.nack_nowait(mid(1), 1.0)
+        await asyncio.sleep(5)
+        assert calls == [[mid(1)], [mid(1)]]
+        assert type(error).__name__ in (tracker.statistics().last_error or "")
+
+
+class UnreadableError(RedeliveryError):
+    """Its ids cannot be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "failed":
+            raise ValueError("no ids")
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("error", [UnreadableError("no", failed=[mid(1)])])
+@pytest.mark.parametrize("is_plain", [True, False])
+@virtual_time
 async def test_what_cannot_be_noted_ends_the_tracker_too(error: Exception, is_plain: bool) -> None:
     """A tracker that cannot continue says so, and returns all ids; it does not hang."""
 

@@ -25,6 +25,15 @@ from tests.for_each import for_each
 
 ID = MessageId(3, 7, 2, 1)
 SHOWN = "MessageId(3, 7, partition=2, batch_index=1)"
+
+
+class Unprintable(Exception):  # noqa: N818
+    """Cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no name")
+
+
 CASES: list[tuple[ConsumerEvent | NackEvent, str, str, dict[str, Any]]] = [
     (
         Nacked([ID], at_ms=1, delay_ms=500, deadline_ms=501),
@@ -55,6 +64,18 @@ CASES: list[tuple[ConsumerEvent | NackEvent, str, str, dict[str, Any]]] = [
         "pulsar_nack.error",
         "warning",
         {"count": 1, "first_id": SHOWN, "attempt": 1, "error": "OSError('gone')", "retry_at_ms": 102},
+    ),
+    (
+        RedeliveryFailed([ID], at_ms=2, attempt=1, error=Unprintable(), retry_at_ms=102),
+        "pulsar_nack.error",
+        "warning",
+        {
+            "count": 1,
+            "first_id": SHOWN,
+            "attempt": 1,
+            "error": "Unprintable that cannot be shown",
+            "retry_at_ms": 102,
+        },
     ),
     (Cancelled(ID, at_ms=3), "pulsar_nack.cancel", "debug", {"count": 1, "first_id": SHOWN}),
     (Cleared(9, at_ms=4), "pulsar_nack.clear", "info", {"count": 9}),

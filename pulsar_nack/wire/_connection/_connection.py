@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, Self, cast
 
-from ..._foreign import shown
+from ..._foreign import quoted
 from ...errors import BrokerError, ConnectionLostError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import PING, PONG, Frame, FrameDecoder, MessageCommand, encode_command
@@ -194,9 +194,7 @@ class Connection(asyncio.BufferedProtocol):
         if error is None:
             self._shut(ConnectionLostError(f"{self.address}: the connection was closed here"), is_on_purpose=True)
             return
-        reason = (
-            error if isinstance(error, BrokerError) else ConnectionLostError(f"{self.address}: {shown(repr(error))}")
-        )
+        reason = error if isinstance(error, BrokerError) else ConnectionLostError(f"{self.address}: {quoted(error)}")
         if reason is not error:
             reason.__cause__ = error
         self._shut(reason, is_on_purpose=False)
@@ -333,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
             where = f"frame {number}, a command {kind}: "
         if isinstance(error, BrokerError):
             return with_text(error, f"{self.address}: {where}{error}")
-        lost = ConnectionLostError(f"{self.address}: {where}{shown(repr(error))}")
+        lost = ConnectionLostError(f"{self.address}: {where}{quoted(error)}")
         lost.__cause__ = error
         return lost
 

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ..._foreign import shown
+from ..._foreign import quoted
 from ..._tasks import own_copy
 from ...errors import (
     BrokerError,
@@ -218,7 +218,7 @@ def is_unknown_consumer(error: BrokerRefusedError) -> bool:
 
 def as_text(error: BaseException) -> str:
     """Return an error as text for a log line; foreign errors with their type, because their text may be empty."""
-    return str(error) if isinstance(error, PulsarNackError) else shown(repr(error))
+    return str(error) if isinstance(error, PulsarNackError) else quoted(error)
 
 
 def with_text(error: BrokerError, text: str) -> BrokerError:

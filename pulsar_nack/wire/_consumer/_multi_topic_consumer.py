@@ -160,8 +160,8 @@ class MultiTopicConsumer:
             except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
                 if self._context.pool.is_closed:
                     return
-                if last_error != (last_error := repr(error)):
-                    _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, as_text(error))
+                if last_error != (last_error := as_text(error)):
+                    _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, last_error)
 
     async def refresh(self) -> None:
         """Open consumers of new topics and close those of deleted ones; errors of one are logged, and it is retried.

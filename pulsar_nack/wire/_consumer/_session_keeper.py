@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from ..._check import INT64_MAX
+from ..._foreign import quoted
 from ...consumer import SessionEvent
 from ...errors import BrokerRefusedError, ClosedError, ConnectionLostError, TopicNotFoundError
 from ...ids import MessageId, _is_message_id
@@ -292,7 +293,7 @@ class SessionKeeper:
 
     def _note_failure(self, error: Exception) -> None:
         self.failed_attempts += 1
-        if repr(error) != repr(self.last_error):
+        if quoted(error) != quoted(self.last_error):
             _LOG.warning("%s: cannot subscribe again yet: %s", self._topic, as_text(error))
         self.last_error = error
         if isinstance(error, TopicNotFoundError):

@@ -245,8 +245,8 @@ class Producer(ClosesWhenDropped):
                 self._producers += await self._opened(names)
                 last_error = ""
             except Exception as error:  # noqa: BLE001 - also those of the user's authentication
-                if last_error != (last_error := repr(error)):
-                    _LOG.warning("cannot look for new partitions of %s: %s", self.topic, as_text(error))
+                if last_error != (last_error := as_text(error)):
+                    _LOG.warning("cannot look for new partitions of %s: %s", self.topic, last_error)
 
     # --- closing ---------------------------------------------------------------------------------------------------
 

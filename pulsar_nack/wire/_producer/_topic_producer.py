@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ..._foreign import quoted
 from ...errors import BrokerRefusedError, ClosedError
 from .._connection._context import ClientContext
 from .._connection._requests import as_text, broker_error, is_busy, is_transient
@@ -249,7 +250,7 @@ class TopicProducer:
 
     def _on_failed_attempt(self, error: Exception) -> None:
         self.failed_attempts += 1
-        if repr(error) != repr(self.queue.session_error):
+        if quoted(error) != quoted(self.queue.session_error):
             _LOG.warning("%s: cannot produce again yet: %s", self.topic, as_text(error))
         self.queue.session_error = error
         if not isinstance(error, BrokerRefusedError):
